@@ -35,7 +35,7 @@ class BambaConfig(HybridConfig):
         return cls.common(
             c,
             rotary_share=0.5,
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=c.bool("mlp_bias", False),
@@ -49,7 +49,7 @@ class BambaConfig(HybridConfig):
                 limits=read_limits(c),
                 norm_groups=sizes.key_heads,
             ),
-            eps=c.float("rms_norm_eps", 1e-5),
+            eps=c.positive_float("rms_norm_eps", 1e-5),
         )
 
 

@@ -30,7 +30,7 @@ class Cohere2Config(DecoderConfig):
             c,
             interleaved=True,
             norm=partial(LayerNorm, bias=False),
-            norm_eps=c.float("layer_norm_eps", 1e-5),
+            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
             qkv_bias=bias,
             out_bias=bias,

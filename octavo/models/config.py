@@ -120,7 +120,7 @@ class DecoderConfig:
             "heads": Heads(num_heads, num_kv_heads, dim),
             "vocab_size": c.positive("vocab_size"),
             "max_positions": c.max_model_len(),
-            "norm_eps": c.float("rms_norm_eps", 1e-6),
+            "norm_eps": c.positive_float("rms_norm_eps", 1e-6),
             "tied": c.bool("tie_word_embeddings", False),
         }
         if "rope" not in own:

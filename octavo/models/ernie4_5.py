@@ -22,7 +22,7 @@ class Ernie4_5Config(DecoderConfig):  # noqa: N801
             c,
             head_dim=c.positive("head_dim", 128),
             interleaved=True,
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
             qkv_bias=bias,
             out_bias=bias,

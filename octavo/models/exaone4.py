@@ -27,7 +27,7 @@ class Exaone4Config(DecoderConfig):
         if c.values.get("layer_types") is None and isinstance(c.values.get("sliding_window_pattern"), str):
             raise c.error("layer_types", "the kind of each layer, where sliding_window_pattern is a string")
         windows = read_windows(c, is_windowed=is_windowed, default=4096, pattern=4 if is_windowed else None)
-        config = cls.common(c, norm_eps=c.float("rms_norm_eps", 1e-5), qk_norm=True, windows=windows)
+        config = cls.common(c, norm_eps=c.positive_float("rms_norm_eps", 1e-5), qk_norm=True, windows=windows)
         if not is_windowed:
             return config
         full = windows or (None,) * config.num_layers

@@ -22,7 +22,7 @@ class GlmConfig(DecoderConfig):
             head_dim=c.positive("head_dim", 128),
             rotary_share=0.5,
             interleaved=True,
-            norm_eps=c.float("rms_norm_eps", 1.5625e-07),
+            norm_eps=c.positive_float("rms_norm_eps", 1.5625e-07),
             qkv_bias=c.bool("attention_bias", True),
             gate_up_reads=(),
         )

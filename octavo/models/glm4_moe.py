@@ -30,7 +30,7 @@ class Glm4MoeConfig(DecoderConfig):
         return cls.common(
             c,
             rotary_share=0.5,
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             qk_norm=c.bool("use_qk_norm", False),
             qkv_bias=c.bool("attention_bias", False),
             mixture=corrected(c, groups=(1, 1), factor=1.0),

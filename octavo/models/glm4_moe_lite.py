@@ -22,7 +22,7 @@ class Glm4MoeLiteConfig(SparseLatentConfig):
                 raise c.error("mlp_layer_types", f'"dense" or "sparse" for each of {len(sparse)} layers')
             sparse = tuple(kind == "sparse" for kind in kinds)
         mixture = corrected(c, groups=(1, 1), factor=1.8)
-        return cls.common_latent(c, norm_eps=c.float("rms_norm_eps", 1e-5), mixture=mixture, sparse=sparse)
+        return cls.common_latent(c, norm_eps=c.positive_float("rms_norm_eps", 1e-5), mixture=mixture, sparse=sparse)
 
 
 class Glm4MoeLiteForCausalLM(SparseLatentDecoder):

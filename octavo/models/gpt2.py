@@ -40,7 +40,7 @@ class GPT2Config(DecoderConfig):
             heads=Heads(num_heads, num_heads, even_share(c, "n_embd", hidden_size, num_heads)),
             vocab_size=c.positive("vocab_size"),
             max_positions=c.max_model_len(),
-            norm_eps=c.float("layer_norm_epsilon", 1e-5),
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
             norm=LayerNorm,
             qkv_bias=True,

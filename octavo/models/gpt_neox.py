@@ -35,7 +35,7 @@ class GPTNeoXConfig(DecoderConfig):
             c,
             rotary_share=0.25,
             norm=LayerNorm,
-            norm_eps=c.float("layer_norm_eps", 1e-5),
+            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=True,

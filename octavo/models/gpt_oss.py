@@ -45,7 +45,7 @@ class GptOssConfig(DecoderConfig):
         return cls.common(
             c,
             head_dim=c.positive("head_dim", 64),
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=read_windows(c, is_windowed=True),
             qkv_bias=bias,
             out_bias=bias,

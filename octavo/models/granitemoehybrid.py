@@ -58,7 +58,7 @@ class GraniteMoeHybridConfig(HybridConfig):
             windows=(),
             kinds=read_kinds(c),
             sizes=sizes,
-            eps=c.float("rms_norm_eps", 1e-6),
+            eps=c.positive_float("rms_norm_eps", 1e-6),
             options=options,
             **own,
         )

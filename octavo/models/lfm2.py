@@ -44,7 +44,7 @@ class Lfm2Config(HybridConfig):
         return cls.common(
             c,
             qk_norm=True,
-            norm_eps=c.float("norm_eps", 1e-5),
+            norm_eps=c.positive_float("norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", c.bool("tie_embedding", True)),
             gate_up_reads=("w1", "w3"),
             windows=(),

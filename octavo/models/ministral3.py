@@ -22,7 +22,7 @@ class Ministral3Config(DecoderConfig):
         config = cls.common(
             c,
             head_dim=c.positive("head_dim", 128),
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
         )
         rope = c.rope()

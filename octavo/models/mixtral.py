@@ -40,7 +40,7 @@ class MixtralConfig(DecoderConfig):
         is_windowed = c.optional_positive("sliding_window") is not None
         return cls.common(
             c,
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=read_windows(c, is_windowed=is_windowed),
             mixture=mixture,
             path="mlp" if stored.is_stacked else "block_sparse_moe",

@@ -28,7 +28,7 @@ class NemotronConfig(DecoderConfig):
             c,
             rotary_share=0.5,
             norm=partial(LayerNorm, offset=1.0),
-            norm_eps=c.float("norm_eps", 1e-5),
+            norm_eps=c.positive_float("norm_eps", 1e-5),
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=c.bool("mlp_bias", False),

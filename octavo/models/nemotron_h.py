@@ -54,7 +54,7 @@ class NemotronHConfig(HybridConfig):
             limits=(c.float("time_step_min", 0.001), float("inf")),
             norm_groups=groups,
         )
-        eps = c.float("layer_norm_epsilon", 1e-5)
+        eps = c.positive_float("layer_norm_epsilon", 1e-5)
         return cls.common(
             c,
             num_layers=len(kinds),

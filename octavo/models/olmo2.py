@@ -23,7 +23,7 @@ class Olmo2Config(DecoderConfig):
     def read(cls, c: Checkpoint) -> Self:
         c.expect("hidden_act", "silu")
         bias = c.bool("attention_bias", False)
-        return cls.common(c, norm_eps=c.float("rms_norm_eps", 1e-5), qkv_bias=bias, out_bias=bias)
+        return cls.common(c, norm_eps=c.positive_float("rms_norm_eps", 1e-5), qkv_bias=bias, out_bias=bias)
 
 
 class Olmo2ForCausalLM(GatedDecoder):

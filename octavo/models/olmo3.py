@@ -25,7 +25,9 @@ class Olmo3Config(DecoderConfig):
         c.expect("hidden_act", "silu")
         bias = c.bool("attention_bias", False)
         windows = read_windows(c, is_windowed=True, default=4096, pattern=4)
-        config = cls.common(c, norm_eps=c.float("rms_norm_eps", 1e-5), qkv_bias=bias, out_bias=bias, windows=windows)
+        config = cls.common(
+            c, norm_eps=c.positive_float("rms_norm_eps", 1e-5), qkv_bias=bias, out_bias=bias, windows=windows
+        )
         if config.rope is None or config.ropes or not windows:
             return config
         plain = replace(config.rope, scaling=None)

@@ -31,7 +31,7 @@ class PhiConfig(DecoderConfig):
             c,
             rotary_share=0.5,
             norm=LayerNorm,
-            norm_eps=c.float("layer_norm_eps", 1e-5),
+            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,

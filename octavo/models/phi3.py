@@ -20,7 +20,7 @@ class Phi3Config(DecoderConfig):
         return cls.common(
             c,
             rotary_share=1.0,
-            norm_eps=c.float("rms_norm_eps", 1e-5),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             qkv_reads=(),
             gate_up_reads=(),
             windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),

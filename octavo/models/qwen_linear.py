@@ -60,7 +60,7 @@ class QwenLinearConfig(HybridConfig):
             windows=(),
             kinds=read_kinds(c, kinds),
             sizes=sizes,
-            eps=c.float("rms_norm_eps", 1e-6),
+            eps=c.positive_float("rms_norm_eps", 1e-6),
             **own,
         )
 

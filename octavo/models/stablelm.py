@@ -32,7 +32,7 @@ class StableLmConfig(DecoderConfig):
             c,
             rotary_share=0.25,
             norm=LayerNorm,
-            norm_eps=c.float("layer_norm_eps", 1e-5),
+            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
             qkv_bias=c.bool("use_qkv_bias", False),
             has_head_norms=c.bool("qk_layernorm", False),
             is_parallel=c.bool("use_parallel_residual", False),

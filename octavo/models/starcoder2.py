@@ -24,7 +24,7 @@ class Starcoder2Config(DecoderConfig):
         return cls.common(
             c,
             norm=LayerNorm,
-            norm_eps=c.float("norm_epsilon", 1e-5),
+            norm_eps=c.positive_float("norm_epsilon", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
             qkv_bias=bias,
             out_bias=bias,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tests.fakes.checkpoints import ALWAYS, make_checkpoint
+from tests.fakes.strangers import make_stranger
 from tests.worker.engine_config import make_config
 
 _RUN = """
@@ -29,6 +30,21 @@ for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfi
 import torch._meta_registrations
 assert torch._meta_registrations.meta_index_Tensor
 """
+_STRANGER = """
+import sys
+from pathlib import Path
+from octavo.executor.light_torch import without_meta_registrations
+with without_meta_registrations():
+    import octavo.worker.worker
+from octavo.config.checkpoint import Checkpoint
+from octavo.models.fallback.library import open_library
+open_library(Checkpoint.open(Path(sys.argv[1])))
+"""
+
+
+def test_a_class_of_transformers_is_imported_after_all(tmp_path: Path) -> None:
+    stranger = make_stranger("helium", tmp_path, with_weights=False)
+    assert subprocess.run([sys.executable, "-c", _STRANGER, str(stranger)], check=False).returncode == 0
 
 
 def test_every_family_and_weight_format_runs_without_the_part_that_is_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ def find_class(checkpoint: Checkpoint) -> str | None:
 def open_library(checkpoint: Checkpoint) -> Library:
     """Return the class and the config of the checkpoint. Raises CheckpointError for a config that transformers refuses,
     and UnsupportedModel."""
+    import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
