@@ -31,6 +31,9 @@ BACK_OFF_S: Final = 1.0
 MOST_BACK_OFF_S: Final = 30.0
 SOON_S: Final = 60.0
 
+LOOK_S: Final = 5.0
+"""How often a server is looked at; one that a signal has stopped is killed at the second look."""
+
 EXIT_ENGINE_DEAD: Final = 1
 
 _log = logging.getLogger(__name__)
@@ -117,7 +120,9 @@ class ApiServers:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if hub.done() and not ended.done():
                     self._is_served = True
+                    watching = asyncio.create_task(kill_if_stopped(process))
                     await hub.result().serve(reader, writer)
+                    watching.cancel()
                 code = await ended
             finally:
                 writer.close()
@@ -160,3 +165,17 @@ class ApiServers:
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(number)
+
+
+async def kill_if_stopped(process: processes.Process) -> None:
+    """Kill a process that a signal or a debugger has stopped: its share of the connections would wait for it."""
+    was_stopped = False
+    while True:
+        await asyncio.sleep(LOOK_S)
+        state = processes.ProcessState.of(process.pid)
+        is_stopped = state is not None and state.is_stopped
+        if is_stopped and was_stopped:
+            _log.error("API server process %d is stopped; it is killed", process.pid)
+            process.kill()
+            return
+        was_stopped = is_stopped

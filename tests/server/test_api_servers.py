@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from octavo.server import api_servers
 from tests.server.raw import ask, connect, eventually
 from tests.server.test_serve_process import START_TIMEOUT_S, _children, command_of
 
@@ -121,3 +123,18 @@ def test_servers_share_a_unix_socket(tmp_path: Path) -> None:
         servers.process.send_signal(signal.SIGTERM)
         assert servers.wait() == 0, "".join(servers.lines)
     assert not path.exists()
+
+
+@pytest.mark.anyio
+async def test_a_stopped_server_is_killed_and_one_that_goes_on_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_servers, "LOOK_S", 0.05)
+    with subprocess.Popen(["sleep", "60"]) as stopped, subprocess.Popen(["sleep", "60"]) as other:
+        tasks = [asyncio.create_task(api_servers.kill_if_stopped(each)) for each in (stopped, other)]
+        stopped.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            await tasks[0]
+        await asyncio.sleep(0.2)
+        assert stopped.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+        tasks[1].cancel()
+        other.kill()
