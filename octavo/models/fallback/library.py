@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -16,6 +16,9 @@ from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.config import refuse_quantization
 
 INSTALL = "pip install 'octavo[transformers]'"
+
+
+_NUMBERS: Final = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
 
 
 class Library(NamedTuple):
@@ -33,6 +36,10 @@ class Library(NamedTuple):
         transformers' tables, which compute attention and experts. Raises UnsupportedModel for a buffer without one."""
         with torch.device("meta"):
             made = self._made(name)
+        # the innermost model that a module is in sets its buffers
+        owners = {
+            part: model for model in made.modules() if hasattr(model, "_init_weights") for part in model.modules()
+        }
         for module in made.modules():
             temporary = [name for name in module._buffers if name in module._non_persistent_buffers_set]
             for name in temporary:
@@ -40,7 +47,7 @@ class Library(NamedTuple):
                     module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
             if temporary:
                 with torch.device("cpu"):
-                    made._init_weights(module)
+                    owners[module]._init_weights(module)
             for name in temporary:
                 buffer = module._buffers[name]
                 if buffer is not None and (buffer != buffer).any():
@@ -90,6 +97,12 @@ def open_library(checkpoint: Checkpoint) -> Library:
         raise CheckpointError(
             f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
         ) from error
+    for number in _NUMBERS:
+        if not isinstance(getattr(config, number, None), int):
+            raise UnsupportedModel(
+                f"{checkpoint.where}: {number} is {shown(getattr(config, number, None))}, expected an integer, as in "
+                "the config of one text model"
+            )
     return Library(getattr(transformers, name), config)
 
 

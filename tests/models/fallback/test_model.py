@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.cli.main import main
 from octavo.core.outputs import CompletionOutput
 from octavo.errors import ConfigError, UnsupportedModel
 from octavo.models.fallback import proof
@@ -62,6 +64,11 @@ def test_prefix_hits_and_preemption_give_the_same_bits(stranger: Path) -> None:
     with load(stranger, num_gpu_blocks_override=10, max_num_seqs=4) as llm:
         assert answers(llm, PROMPTS) == expected
         assert answers(llm, PROMPTS) == expected
+
+
+def test_explain_says_that_the_class_is_proved(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(stranger), "--max-model-len", "64", "--num-gpu-blocks-override", "16"]) == 0
+    assert re.search(r"model +fallback +proved: at most \d\.\de-\d\d from eager", capsys.readouterr().out)
 
 
 def test_quantised_weights_load_and_answer(stranger: Path) -> None:
