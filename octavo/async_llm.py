@@ -104,7 +104,8 @@ class AsyncLLM:
                 await started.shutdown()
             raise
         client = await starting
-        _log.info("%s", client.ready.plan)
+        if client.ready.plan:
+            _log.info("%s", client.ready.plan)
         return cls(config, client, tokenizer, chat_template)
 
     @property

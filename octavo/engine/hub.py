@@ -185,7 +185,10 @@ class Hub:
         """Serve one API server until it closes its connection; its requests end then."""
         link = _Link(writer)
         decoder = msgspec.msgpack.Decoder(ToHub)
-        link.send(Attached(ready=self._replicas.ready, can_grow=self._replicas.can_grow, states=self._replicas.states))
+        ready = self._replicas.ready
+        if self._links:
+            ready = msgspec.structs.replace(ready, plan="")  # the first server has logged it
+        link.send(Attached(ready=ready, can_grow=self._replicas.can_grow, states=self._replicas.states))
         self._links.append(link)
         try:
             while (body := await frames.read_async(reader)) is not None:

@@ -40,6 +40,7 @@ class Served:
         self.cores = cores
         self.replicas = replicas
         self.client = Replicas(replicas)
+        self.client.ready.plan = "memory plan"
         self.hub = Hub(self.client)
         self.servers: list[AsyncLLM] = []
         self._serving: list[asyncio.Task[None]] = []
@@ -132,6 +133,7 @@ async def test_the_requests_of_a_server_that_goes_end_and_free_their_blocks(tmp_
 async def test_calls_reach_the_cores_and_their_errors_come_back(tmp_path: Path) -> None:
     async with served(tmp_path, real_core(), 2) as made:
         first, second = made.servers
+        assert (first.ready.plan, second.ready.plan) == ("memory plan", "")
         await first.check_health()
         assert await first.reset_prefix_cache()
         assert [(each.number, each.state) for each in second.replicas] == [(0, "ready"), (1, "ready")]
