@@ -99,7 +99,7 @@ def test_ranks_that_make_different_calls_raise(processes: RankProcesses) -> None
 
 @pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
 def test_closed_groups_leave_neither_descriptors_nor_memory() -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors, mapped = len(os.listdir("/proc/self/fd")), _num_mapped()
     meshes = memory_meshes(2, 2)
     assert run_on(meshes, works.gathers) == [None] * 4
     for mesh in meshes:
@@ -107,7 +107,11 @@ def test_closed_groups_leave_neither_descriptors_nor_memory() -> None:
     with pytest.raises(EngineDeadError, match="closed"):
         works.gathers(meshes[0])
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert "memfd:octavo-test" not in Path("/proc/self/maps").read_text()
+    assert _num_mapped() <= mapped  # other tests of this process may not have ended with theirs
+
+
+def _num_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:octavo-test")
 
 
 @pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")

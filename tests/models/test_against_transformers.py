@@ -223,13 +223,13 @@ def make_streams() -> list[Stream]:
     return [Stream([choose.randrange(3, 130) for _ in range(length)]) for length in PROMPT_LENGTHS]
 
 
-def assert_same_as_oracle(oracle: Any, stream: Stream) -> None:
+def assert_same_as_oracle(oracle: Any, stream: Stream, share: float = 1e-5) -> None:
     """Logits of every token, and each generated token is the oracle's likeliest (or as likely)."""
     with torch.inference_mode():
         expected = oracle(torch.tensor([stream.token_ids[: stream.computed]])).logits[0]
     found = torch.stack(stream.logits)
     # float32 sums in another order; the size of the logits is that of the spread weights
-    tolerance = 1e-5 * float(expected.abs().max())
+    tolerance = share * float(expected.abs().max())
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     behind = expected.max(dim=-1).values - expected.gather(1, found.argmax(-1, keepdim=True)).squeeze(1)
     assert behind.max() < 2 * tolerance
@@ -242,8 +242,10 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     run.step([(stream, len(stream.token_ids)) for stream in streams])
     run.decode(streams, 24)
     oracle = load_oracle(path)
+    # its random states amplify roundings: transformers in float32 is 6e-5 off itself in float64
+    share = 1e-4 if family == "granitemoehybrid" else 1e-5
     for stream in streams:
-        assert_same_as_oracle(oracle, stream)
+        assert_same_as_oracle(oracle, stream, share)
 
 
 def test_short_factors_of_longrope_agree_where_no_sequence_is_longer(tmp_path: Path) -> None:

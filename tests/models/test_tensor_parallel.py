@@ -215,7 +215,7 @@ def test_a_rank_reads_its_share_of_every_tensor_alone(
             kept = (each for each in layer.parameters(recurse=False) if not each.is_meta)
             assert not any(each.isnan().any() for each in kept)
     # norms, positions and projections of narrow embeddings are whole on every rank
-    assert read[4] < read[1] * (0.35 if family not in ("gpt_oss", "opt", "gpt2") else 0.7)
+    assert read[4] < read[1] * (0.35 if family not in ("gpt_oss", "opt", "gpt2") else 0.75)
 
 
 def test_every_family_is_shared_by_ranks() -> None:
