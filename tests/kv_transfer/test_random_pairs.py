@@ -133,6 +133,7 @@ class Chaos:
             engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_random_handovers_lose_no_block_and_change_no_bit(seed: int) -> None:
     chaos = Chaos(seed)
