@@ -1,8 +1,12 @@
-"""Cohere's Command R: attention and MLP beside each other, behind one LayerNorm. Source: Cohere's releases."""
+"""Cohere's Command R, R7B and A: attention and MLP beside each other, behind one LayerNorm.
+
+R7B and A have windows in three of four layers, and no rotation in the others.
+Sources: Cohere's releases, https://arxiv.org/abs/2504.00698.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -10,9 +14,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, RotaryAttention, head_layer_norms
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, read_windows
 
-ARCHITECTURES = ("CohereForCausalLM",)
+ARCHITECTURES = ("Cohere2ForCausalLM", "CohereForCausalLM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,9 @@ class CohereConfig(DecoderConfig):
     def read(cls, c: Checkpoint) -> Self:
         c.expect("hidden_act", "silu")
         bias = c.bool("attention_bias", False)
-        return cls.common(
+        has_windows = c.architecture.lower().startswith("cohere2")
+        windows = read_windows(c, is_windowed=True, default=4096, pattern=4) if has_windows else ()
+        config = cls.common(
             c,
             interleaved=True,
             norm=partial(LayerNorm, bias=False),
@@ -34,8 +40,13 @@ class CohereConfig(DecoderConfig):
             qkv_bias=bias,
             out_bias=bias,
             logit_multiplier=c.float("logit_scale", 0.0625),
-            has_head_norms=c.bool("use_qk_norm", False),
+            windows=windows,
+            has_head_norms=not has_windows and c.bool("use_qk_norm", False),
         )
+        if not has_windows:
+            return config
+        full = windows or (None,) * config.num_layers
+        return replace(config, ropes=tuple(None if window is None else config.rope for window in full))
 
 
 class CohereForCausalLM(GatedDecoder):

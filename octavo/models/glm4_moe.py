@@ -5,24 +5,16 @@ Source: https://arxiv.org/abs/2508.06471.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, GatedMLP
-from octavo.models.config import DecoderConfig
-from octavo.models.sparse import Mixture, SparseMLP, corrected, dense_first
+from octavo.models.sparse import SparseConfig, SparseDecoder, corrected, dense_first
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Glm4MoeConfig(DecoderConfig):
-    """`sparse[layer]` says which layers have the mixture."""
-
-    mixture: Mixture
-    sparse: tuple[bool, ...]
+class Glm4MoeConfig(SparseConfig):
+    """Has dense layers first."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
@@ -38,15 +30,10 @@ class Glm4MoeConfig(DecoderConfig):
         )
 
 
-class Glm4MoeForCausalLM(GatedDecoder):
+class Glm4MoeForCausalLM(SparseDecoder):
     """The whole model."""
 
     Config = Glm4MoeConfig
-
-    def __init__(self, c: Glm4MoeConfig, mesh: Mesh) -> None:
-        super().__init__(
-            c, mesh, mlp=lambda layer: SparseMLP(c, c.mixture, mesh) if c.sparse[layer] else GatedMLP(c, mesh)
-        )
 
 
 MODEL = Glm4MoeForCausalLM

@@ -1,4 +1,7 @@
-"""Mistral: Llama's block with attention over a sliding window. Source: https://arxiv.org/abs/2310.06825."""
+"""Mistral and Ministral: Llama's block with attention over a sliding window, in the layers that layer_types names.
+
+Source: https://arxiv.org/abs/2310.06825.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig, read_windows
 
-ARCHITECTURES = ("MistralForCausalLM",)
+ARCHITECTURES = ("MinistralForCausalLM", "MistralForCausalLM")
 
 
 class MistralConfig(DecoderConfig):

@@ -6,25 +6,18 @@ Source: https://qwenlm.github.io/blog/qwen-moe/.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, GatedMLP
-from octavo.models.config import DecoderConfig, read_windows
-from octavo.models.sparse import Mixture, SparseMLP, read_stored, sparse_layers
+from octavo.models.config import read_windows
+from octavo.models.sparse import Mixture, SparseConfig, SparseDecoder, read_stored, sparse_layers
 from octavo.ops.experts import RouterRule
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Qwen2MoeConfig(DecoderConfig):
-    """`sparse[layer]` says which layers have the mixture."""
-
-    mixture: Mixture
-    sparse: tuple[bool, ...]
+class Qwen2MoeConfig(SparseConfig):
+    """Has a gated expert that all tokens take."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
@@ -44,16 +37,11 @@ class Qwen2MoeConfig(DecoderConfig):
         )
 
 
-class Qwen2MoeForCausalLM(GatedDecoder):
+class Qwen2MoeForCausalLM(SparseDecoder):
     """The whole model."""
 
     Config = Qwen2MoeConfig
     RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
-
-    def __init__(self, c: Qwen2MoeConfig, mesh: Mesh) -> None:
-        super().__init__(
-            c, mesh, mlp=lambda layer: SparseMLP(c, c.mixture, mesh) if c.sparse[layer] else GatedMLP(c, mesh)
-        )
 
 
 MODEL = Qwen2MoeForCausalLM

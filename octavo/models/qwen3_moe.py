@@ -5,25 +5,18 @@ Source: https://arxiv.org/abs/2505.09388.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, GatedMLP
-from octavo.models.config import DecoderConfig, read_windows
-from octavo.models.sparse import Mixture, SparseMLP, read_stored, sparse_layers
+from octavo.models.config import read_windows
+from octavo.models.sparse import Mixture, SparseConfig, SparseDecoder, read_stored, sparse_layers
 from octavo.ops.experts import RouterRule
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Qwen3MoeConfig(DecoderConfig):
-    """`sparse[layer]` says which layers have the mixture."""
-
-    mixture: Mixture
-    sparse: tuple[bool, ...]
+class Qwen3MoeConfig(SparseConfig):
+    """Normalises queries and keys head by head."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
@@ -45,15 +38,10 @@ class Qwen3MoeConfig(DecoderConfig):
         )
 
 
-class Qwen3MoeForCausalLM(GatedDecoder):
+class Qwen3MoeForCausalLM(SparseDecoder):
     """The whole model."""
 
     Config = Qwen3MoeConfig
-
-    def __init__(self, c: Qwen3MoeConfig, mesh: Mesh) -> None:
-        super().__init__(
-            c, mesh, mlp=lambda layer: SparseMLP(c, c.mixture, mesh) if c.sparse[layer] else GatedMLP(c, mesh)
-        )
 
 
 MODEL = Qwen3MoeForCausalLM

@@ -14,9 +14,9 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.linear import Pick
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes
-from octavo.models.blocks import GatedMLP, RotaryAttention
+from octavo.models.blocks import RotaryAttention
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds
-from octavo.models.sparse import Mixture, SparseMLP, read_stored, sparse_layers
+from octavo.models.sparse import Mixture, read_stored, sparse_layers, sparse_mlps
 from octavo.ops.experts import RouterRule
 
 
@@ -95,11 +95,7 @@ class QwenLinearDecoder(HybridDecoder):
                 return RotaryAttention(c, mesh, layer)
             return GatedDeltaNet(c.sizes, c.hidden_size, c.eps, mesh, (picks or picks_apart)(c.sizes, mesh))
 
-        def mlp(layer: int) -> nn.Module:
-            if c.mixture is None or not c.sparse[layer]:
-                return GatedMLP(c, mesh)
-            return SparseMLP(c, c.mixture, mesh)
-
+        mlp = None if c.mixture is None else sparse_mlps(c, c.mixture, c.sparse, mesh)
         super().__init__(c, mesh, attention=mixer, mlp=mlp)
 
 

@@ -31,8 +31,12 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
+    "cohere2": "cohere",
+    "glm4": "glm",
     "kimi_k2": "deepseek_v3",
     "lfm2_moe": "lfm2",
+    "ministral": "mistral",
+    "olmo3": "olmo2",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_5_moe": "qwen3_5",

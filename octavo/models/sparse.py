@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.experts import ExactLinear, Experts, Router, StoredExperts
-from octavo.models.blocks import GatedMLP, PlainMLP
+from octavo.models.blocks import GatedDecoder, GatedMLP, PlainMLP
 from octavo.models.config import DecoderConfig
 from octavo.ops.experts import RouterRule
 
@@ -143,3 +144,23 @@ class SparseMLP(nn.Module):
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
         out: Tensor = self.experts(x, self.gate(x), shared, gate)
         return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseConfig(DecoderConfig):
+    """`sparse[layer]` says which layers have the mixture."""
+
+    mixture: Mixture
+    sparse: tuple[bool, ...]
+
+
+def sparse_mlps(c: DecoderConfig, mixture: Mixture, sparse: tuple[bool, ...], mesh: Mesh) -> Callable[[int], nn.Module]:
+    """Return what makes a layer's MLP: the mixture where `sparse[layer]`, a gated MLP elsewhere."""
+    return lambda layer: SparseMLP(c, mixture, mesh) if sparse[layer] else GatedMLP(c, mesh)
+
+
+class SparseDecoder(GatedDecoder):
+    """A stack with mixtures of experts where the config says so, gated MLPs elsewhere."""
+
+    def __init__(self, c: SparseConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, mlp=sparse_mlps(c, c.mixture, c.sparse, mesh))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedMLP
 from octavo.models.latent import LatentConfig, LatentDecoder
-from octavo.models.sparse import Mixture, SparseMLP
+from octavo.models.sparse import Mixture, sparse_mlps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,4 +21,4 @@ class SparseLatentDecoder(LatentDecoder):
     """Mixtures of experts where the config says so, gated MLPs elsewhere."""
 
     def __init__(self, c: SparseLatentConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: SparseMLP(c, c.mixture, mesh) if c.sparse[layer] else GatedMLP(c, mesh))
+        super().__init__(c, mesh, sparse_mlps(c, c.mixture, c.sparse, mesh))

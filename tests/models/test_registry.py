@@ -46,7 +46,10 @@ def test_without_an_architecture_the_type_of_model_leads_there(
 
 @pytest.mark.parametrize(
     ("model_type", "file"),
-    [("gemma3_text", "gemma3"), ("kimi_k2", "deepseek_v3"), ("lfm2_moe", "lfm2"), ("qwen3_5_moe_text", "qwen3_5")],
+    [
+        *(("cohere2", "cohere"), ("gemma3_text", "gemma3"), ("glm4", "glm"), ("kimi_k2", "deepseek_v3")),
+        *(("lfm2_moe", "lfm2"), ("ministral", "mistral"), ("olmo3", "olmo2"), ("qwen3_5_moe_text", "qwen3_5")),
+    ],
 )
 def test_a_type_of_model_of_another_name_leads_to_the_file_of_its_family(
     model_type: str, file: str, tmp_path: Path
