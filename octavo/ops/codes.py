@@ -54,8 +54,8 @@ def divide(numerator: float, denominator: Tensor) -> Tensor:
     return torch.full_like(denominator, numerator) / denominator
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [rows, inputs] → codes [rows, inputs], whole numbers from -127 to 127 in float32, and scales float32 [rows, 1].
+def quantize_rows(x: Tensor, most: float = 127.0) -> tuple[Tensor, Tensor]:
+    """x [rows, inputs] → codes [rows, inputs], whole numbers from -most to most, and scales [rows, 1], in float32.
 
     Symmetric, by the largest magnitude of each row. The scale of a row that is not finite is NaN.
     """
@@ -63,9 +63,9 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(1, keepdim=True)
     is_finite = largest.isfinite()
     is_used = is_finite & (largest >= SMALLEST)
-    codes = torch.round(x * divide(127.0, largest))
+    codes = torch.round(x * divide(most, largest))
     codes = torch.where(is_used, codes, torch.zeros_like(codes))
-    scales = torch.where(is_used, largest / 127.0, torch.zeros_like(largest))
+    scales = torch.where(is_used, largest / most, torch.zeros_like(largest))
     return codes, torch.where(is_finite, scales, torch.full_like(largest, float("nan")))
 
 

@@ -179,14 +179,19 @@ class ReferenceFormat(ABC):
             state[name].copy_(tensor)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return linear_stack(self, shape, state, first)
+        return linear_stack(self.restore, shape, state, first)
 
 
-def linear_stack(kept: LinearFormat, shape: LinearShape, state: Mapping[str, Tensor], first: int) -> PreparedStack:
+def linear_stack(
+    restore: Callable[[LinearShape, Mapping[str, Tensor]], PreparedLinear],
+    shape: LinearShape,
+    state: Mapping[str, Tensor],
+    first: int,
+) -> PreparedStack:
     """Make a stack whose weights are restored one by one."""
     experts = range(len(next(iter(state.values()))))
     return LinearStack(
-        [kept.restore(shape, {name: tensor[each] for name, tensor in state.items()}) for each in experts],
+        [restore(shape, {name: tensor[each] for name, tensor in state.items()}) for each in experts],
         state,
         first,
     )
