@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo.config.args import AsyncEngineArgs as AsyncEngineArgs
     from octavo.config.args import EngineArgs as EngineArgs
     from octavo.config.server_args import ServerArgs as ServerArgs
+    from octavo.core.adapter import LoRARequest as LoRARequest
     from octavo.core.outputs import CompletionOutput as CompletionOutput
     from octavo.core.outputs import PinnedPrefix as PinnedPrefix
     from octavo.core.outputs import RequestOutput as RequestOutput
@@ -37,6 +38,7 @@ _NAMES = {
     "octavo.async_llm_engine": "AsyncLLMEngine",
     "octavo.config.args": "AsyncEngineArgs EngineArgs",
     "octavo.config.server_args": "ServerArgs",
+    "octavo.core.adapter": "LoRARequest",
     "octavo.core.outputs": "CompletionOutput PinnedPrefix RequestOutput",
     "octavo.core.prompt": "Prompt",
     "octavo.core.sampling_params": "OutputKind SamplingParams",

@@ -17,5 +17,4 @@ def families() -> int:
         rows.append((name, *(", ".join(row[key]) for key in ("caches", "quantization", "parallel", "architectures"))))
     rows.append(("any other", "as its class", "int8, int4, int4-g128", "", "by transformers' class, proved at start"))
     say("\n".join(line[2:] for line in render_table(rows).split("\n")))
-    say("\nNo family has adapters (LoRA) yet.")
     return 0

@@ -36,6 +36,7 @@ _GROUPS = (
     "Engines",
     "Server",
     "Model",
+    "Adapters (LoRA)",
     "Memory and cache",
     "Scheduling",
     "Device",

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
+from octavo.config.lora_args import LoRAArgs
 from octavo.config.transfer_args import TransferArgs
 
 BUILTIN_MODEL = "octavo-tiny"
@@ -362,7 +363,9 @@ class ReplicaArgs:
 
 @names_its_arguments
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs(TransferArgs, ReplicaArgs, ObservabilityArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs):
+class EngineArgs(
+    TransferArgs, ReplicaArgs, ObservabilityArgs, LoRAArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs
+):
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
 
     Raises ConfigError naming the argument, its value, its limit and what to do.

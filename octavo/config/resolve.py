@@ -19,6 +19,7 @@ from octavo.config.args import (
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
 from octavo.config.device_args import DeviceArgs
 from octavo.config.effects import without_effect
+from octavo.config.lora_args import LoRAArgs
 from octavo.config.schema import (
     CacheConfig,
     CacheDType,
@@ -26,6 +27,7 @@ from octavo.config.schema import (
     DType,
     EngineConfig,
     GenerationDefault,
+    LoRAConfig,
     ModelConfig,
     ObservabilityConfig,
     ReplicaConfig,
@@ -131,7 +133,20 @@ def resolve(
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
         replicas=ReplicaConfig(**_values(args, ReplicaArgs)),
         transfer=transfer_config(args),
+        lora=_lora_config(args, dtype),
     )
+
+
+def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:
+    """Return the section of adapters for a model in `dtype`. Raises ConfigError."""
+    num_host = args.max_cpu_loras or args.max_loras
+    if num_host < args.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras is {num_host}, must be at least max_loras, which is {args.max_loras}: every adapter that "
+            "runs is in host memory, too; raise the one or lower the other"
+        )
+    lora_dtype = dtype if args.lora_dtype == "auto" else args.lora_dtype
+    return LoRAConfig(**_values(args, LoRAArgs) | {"lora_dtype": lora_dtype, "max_cpu_loras": num_host})
 
 
 def _check_ranks(args: EngineArgs) -> None:
@@ -204,7 +219,8 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
     for message in without_effect(args).values():
         raise ConfigError(message)
     depth = args.max_steps_in_flight or args.pipeline_parallel_size
-    return SchedulerConfig(**_values(args, SchedulerArgs) | {"max_steps_in_flight": depth}, max_model_len=max_model_len)
+    given = _values(args, SchedulerArgs) | {"max_steps_in_flight": depth}
+    return SchedulerConfig(**given, max_model_len=max_model_len, max_loras=args.max_loras * args.enable_lora)
 
 
 def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:

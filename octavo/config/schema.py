@@ -16,6 +16,7 @@ import msgspec
 from octavo.config.args import CacheArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
+from octavo.config.lora_args import LoRAArgs
 from octavo.config.transfer_args import TransferArgs
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -72,7 +73,7 @@ class SchedulerConfig(SchedulerArgs):
     max_model_len: int
     max_steps_in_flight: int = 1
     max_loras: int = 0
-    """Different adapters that run at once; 0 is no limit."""
+    """Different adapters that run at once; 0 where adapters are off."""
 
     @property
     def target_step_s(self) -> float | None:
@@ -110,6 +111,9 @@ class DeviceConfig(DeviceArgs):
 
 
 ObservabilityConfig = ObservabilityArgs
+
+LoRAConfig = LoRAArgs
+"""Its `lora_dtype` and `max_cpu_loras` are resolved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +164,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     observability: ObservabilityConfig = ObservabilityConfig()
     replicas: ReplicaConfig = ReplicaConfig()
     transfer: TransferConfig = TransferConfig()
+    lora: LoRAConfig = LoRAConfig()
 
     @property
     def num_engines(self) -> int:
@@ -174,6 +179,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "dtype": self.model.dtype,
             "quantization": str(self.model.quantization),
             "kv_cache_dtype": self.cache.dtype,
+            "lora_dtype": self.lora.lora_dtype if self.lora.enable_lora else "none",
             "tensor_parallel_reduce": self.device.tensor_parallel_reduce,
         }
 

@@ -13,8 +13,8 @@ from typing import Final
 from octavo.errors import suggestion
 
 _NOT_YET: Final = {
-    "LoRA adapters are": "enable_lora lora_modules max_loras max_lora_rank max_cpu_loras lora_dtype "
-    "lora_extra_vocab_size fully_sharded_loras default_mm_loras enable_lora_bias lora_request",
+    "this about LoRA adapters is": "lora_modules lora_extra_vocab_size fully_sharded_loras default_mm_loras "
+    "enable_lora_bias",
     "prompt adapters are": "enable_prompt_adapter prompt_adapters max_prompt_adapters max_prompt_adapter_token",
     "speculative decoding is": "speculative_config speculative_model num_speculative_tokens",
     "this about tools is": "tool_parser_plugin tool_server exclude_tools_when_tool_choice_none",

@@ -29,7 +29,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     bad_words_token_ids: the token sequences that `params.bad_words` stand for.
     arrival_time: seconds on the monotonic clock. waited_s: seconds after it in which no core was ready.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
-    cache_namespace, adapter: as in `CacheKey`.
+    cache_namespace, adapter: as in `CacheKey`; adapter is the key of `lora_request`.
     resumed: all its sequences in order, when tokens of it were drawn before: the core goes on as if it had drawn them,
         and its outputs hold only what is new. The log-probabilities of its prompt are not computed again.
     metrics: of a request that another core has accepted before: this one does not refuse it for its load.

@@ -11,6 +11,7 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
+from octavo.core.adapter import LoRARequest
 from octavo.core.prompt import checked_cache_salt, checked_text
 from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest
@@ -26,12 +27,14 @@ class RequestOptions(msgspec.Struct, kw_only=True):
     first_token_deadline_s: seconds from the arrival until the first token is due.
     tenant: the name under which its service is counted for fair shares.
     cache_salt: only requests with the same salt share cached prefixes.
+    lora_request: the adapter that it uses.
     """
 
     priority: int = 0
     first_token_deadline_s: float | None = None
     tenant: str | None = None
     cache_salt: str | None = None
+    lora_request: LoRARequest | None = None
 
     def __post_init__(self) -> None:
         _check_priority(self.priority)
@@ -42,6 +45,11 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             check_field("tenant", self.tenant)
             checked_text(self.tenant, "tenant")
         checked_cache_salt(self.cache_salt)
+        if self.lora_request is not None and not isinstance(self.lora_request, LoRARequest):
+            raise InvalidRequest(
+                f"lora_request is {self.lora_request!r}, expected LoRARequest(lora_name, lora_int_id, lora_path)",
+                field="lora_request",
+            )
 
     @classmethod
     def of_fields(cls, source: object, **others: Any) -> RequestOptions:
@@ -57,6 +65,7 @@ class RequestKeywords(TypedDict, total=False):
     first_token_deadline_s: float | None
     tenant: str | None
     cache_salt: str | None
+    lora_request: LoRARequest | None
 
 
 class BatchKeywords(TypedDict, total=False):
@@ -66,6 +75,7 @@ class BatchKeywords(TypedDict, total=False):
     first_token_deadline_s: float | Sequence[float | None] | None
     tenant: str | Sequence[str | None] | None
     cache_salt: str | Sequence[str | None] | None
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
 
 
 def options_of_each(num_prompts: int, given: BatchKeywords) -> list[RequestOptions]:

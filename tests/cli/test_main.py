@@ -107,7 +107,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "x", "--top-k", "1.5"], "'1.5' is not a whole number"),
         (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
         (["bench", "latency", "--input-len", "1.5"], "'1.5' is not a whole number"),
-        (["serve", "--enable-lora"], "--enable-lora: LoRA adapters are not there yet"),
+        (["serve", "--enable-sleep-mode"], "--enable-sleep-mode: sleeping without weights is not there yet"),
         (["serve", "--speculative-config", "{}"], "--speculative-config: speculative decoding is not there yet"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
         (["serve", "-c", "2048"], "-c: octavo calls it --max-model-len"),

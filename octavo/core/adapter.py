@@ -1,0 +1,53 @@
+"""Adapters (LoRA) as requests name them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from octavo.errors import InvalidRequest
+
+MAX_NAME_CHARS: Final = 256
+_NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff@]+")
+_MAX_ID: Final = 2**63 - 1
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """An adapter that a request uses. Raises InvalidRequest for a wrong value.
+
+    lora_name: what models, responses and metrics call it. lora_int_id: a number above 0, as vLLM has it; octavo
+    identifies adapters by their contents. lora_path: the folder with adapter_config.json and the weights.
+    digest: SHA-256 of these files in hexadecimal digits; empty where they have not been read yet.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        checked_adapter_name(self.lora_name, "lora_name")
+        number = self.lora_int_id
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MAX_ID:
+            raise InvalidRequest(f"lora_int_id is {number!r}, must be a whole number above 0", field="lora_int_id")
+        if not isinstance(self.lora_path, str) or not self.lora_path or "\0" in self.lora_path:
+            raise InvalidRequest(f"lora_path is {self.lora_path!r}, must be a folder", field="lora_path")
+
+    @property
+    def key(self) -> str:
+        """Return what identifies the adapter in prefix caches and slots: its name and the content of its files."""
+        return f"{self.lora_name}@{self.digest}"
+
+
+def checked_adapter_name(name: Any, field: str) -> str:
+    """Return a name without spaces, control characters and @. Raises InvalidRequest."""
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or _NAME.fullmatch(name) is None:
+        shown = repr(name[:80] if isinstance(name, str) else name)
+        raise InvalidRequest(
+            f"{field} is {shown}, must be a name of 1 to {MAX_NAME_CHARS} characters without spaces, control "
+            "characters and @",
+            field=field,
+        )
+    return name
