@@ -214,9 +214,10 @@ class BlockManager:
             if first_changed < len(blocks):
                 changes.append(TableChange(cache.index, first_changed, blocks[first_changed:]))
             copies += copied
-        table.writable_end = min(
+        ends = [
             size * len(blocks) - cache.num_lookahead for cache, blocks in zip(self.groups, table.blocks, strict=True)
-        )
+        ]
+        table.writable_end = min(ends)
         return SlotGrowth(changes, copies)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -54,15 +54,12 @@ class BlockPool:
         # the first `_num_fresh` are fresh; the last one is given out next
         self._empty = list(range(num_blocks, 0, -1))
         self._num_fresh = num_blocks
-        self._cached = SpareFirst(LeastRecentlyUsed() if eviction is None else eviction)
+        self._cached: Eviction = LeastRecentlyUsed() if eviction is None else eviction
+        self.num_free_blocks = num_blocks
+        """Blocks that `allocate` can give out: empty and cached ones."""
         self._index: dict[bytes, int] = {}
         self._after: dict[bytes, list[int]] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that `allocate` can give out: empty and cached ones."""
-        return len(self._empty) + len(self._cached)
 
     @property
     def num_used_blocks(self) -> int:
@@ -73,7 +70,7 @@ class BlockPool:
         num_empty = len(self._empty)
         if num_empty > self._num_fresh:
             block = self._empty.pop()
-        elif num_empty and len(self._cached) <= self._max_cached:
+        elif num_empty and self.num_free_blocks - num_empty <= self._max_cached:
             block = self._empty.pop()
             self._num_fresh = num_empty - 1
         else:
@@ -83,6 +80,7 @@ class BlockPool:
             if self.on_evicted is not None:
                 self.on_evicted(digest)
         self._counts[block] = 1
+        self.num_free_blocks -= 1
         return block
 
     def empty_blocks(self) -> list[int]:
@@ -93,6 +91,7 @@ class BlockPool:
         """Add a user to a block that is used or cached."""
         if self._counts[block] == 0:
             self._cached.remove(block)
+            self.num_free_blocks -= 1
         self._counts[block] += 1
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -111,10 +110,11 @@ class BlockPool:
         self._counts[block] = count
         if count > 0:
             return
+        self.num_free_blocks += 1
         if self._contents[block] is None:
             self._empty.append(block)
         elif is_spare and not self._hits[block]:
-            self._cached.add_spare(block)
+            self._add_spare(block)
         else:
             self._cached.add(block, self._hits[block])
 
@@ -123,7 +123,12 @@ class BlockPool:
         block = self._index.get(digest)
         if block is not None and self._counts[block] == 0:
             self._cached.remove(block)
-            self._cached.add_spare(block)
+            self._add_spare(block)
+
+    def _add_spare(self, block: int) -> None:
+        if not isinstance(self._cached, SpareFirst):
+            self._cached = SpareFirst(self._cached)
+        self._cached.add_spare(block)
 
     def num_users(self, block: int) -> int:
         """Return how many users the block has."""
@@ -203,7 +208,7 @@ class BlockPool:
         """Empty the prefix index. Returns False, with nothing changed, while a block is used."""
         if self.num_used_blocks:
             return False
-        while len(self._cached):
+        while len(self._empty) < self.num_blocks:
             block = self._cached.pop()
             self._forget(block)
             self._empty.append(block)
@@ -236,9 +241,10 @@ class BlockPool:
         assert self._counts[0] == 0, "the null block is in use"
         assert 0 not in expected_counts, "a table holds the null block"
         cached = {block for block in range(1, self.num_blocks + 1) if block in self._cached}
-        assert len(cached) == len(self._cached)
         free = set(self._empty) | cached
-        assert len(free) == len(self._empty) + len(cached), "a block is free twice"
+        assert len(free) == len(self._empty) + len(cached) == self.num_free_blocks, (
+            "a block is free twice, or not counted"
+        )
         assert free == {b for b in range(1, self.num_blocks + 1) if self._counts[b] == 0}, (
             "free lists and counts differ"
         )

@@ -10,8 +10,6 @@ from typing import Protocol
 class Eviction(Protocol):
     """The cached blocks without users, in the order in which they are evicted."""
 
-    def __len__(self) -> int: ...
-
     def __contains__(self, block: object) -> bool: ...
 
     def add(self, block: int, num_hits: int) -> None:
@@ -33,9 +31,6 @@ class SpareFirst:
     def __init__(self, others: Eviction) -> None:
         self._others = others
         self._spare: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._others) + len(self._spare)
 
     def __contains__(self, block: object) -> bool:
         return block in self._spare or block in self._others
@@ -62,9 +57,6 @@ class LeastRecentlyUsed:
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._blocks)
 
     def __contains__(self, block: object) -> bool:
         return block in self._blocks
@@ -93,9 +85,6 @@ class GreedyDual:
         self._count = 0
         self._heap: list[tuple[int, int, int]] = []
         self._entries: dict[int, tuple[int, int, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __contains__(self, block: object) -> bool:
         return block in self._entries

@@ -20,17 +20,18 @@ def find_hit(
     """
     size = caches[0].block_size
     keeps, finds = [cache.keeps for cache in caches], [cache.pool.find for cache in caches]
+    dense = [cache for cache in caches if not cache.keeps.is_sparse]
     blocks, alone = longest_common(keeps, finds, digests[: num_usable // size])
     num_blocks = len(blocks[0])
     start = num_blocks * size
     missing = digests[num_blocks] if num_blocks < num_usable // size else None
-    num_parted = min((alone[cache.index] for cache in caches if not cache.keeps.is_sparse), default=0)
+    num_parted = min([alone[cache.index] for cache in dense], default=0)
     sources, num_copied = list[int](), 0
-    if not any(cache.keeps.is_sparse for cache in caches):
+    if len(dense) == len(caches):
         parent = digests[num_blocks - 1] if num_blocks else root_digest(key)
         rest = token_keys(token_ids, start, min(num_usable, start + size), key.placeholders)
         beginnings = [cache.pool.find_beginning(parent, rest) for cache in caches]
-        num_copied = min(num_same for _, num_same in beginnings)
+        num_copied = min([num_same for _, num_same in beginnings])
         sources = [block for block, _ in beginnings] if num_copied else []
     if missing is None:
         because = "the rest fills no block" if start + num_copied < num_usable else ""

@@ -96,7 +96,7 @@ class CpuBackend:
         assert q.dtype is k.dtype is v.dtype
         self._kernel(
             q.data_ptr(),
-            k.data_ptr() if len(k) else 0,
+            k.data_ptr(),  # 0 where it is empty
             v.data_ptr(),
             out.data_ptr(),
             cache.data_ptr(),
