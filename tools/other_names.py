@@ -82,7 +82,7 @@ VLLM_NOTES: Final = {
     "kv_cache_dtype": "int8 too; scales are made per token and head, none have to be calibrated",
     "swap_space": "4 GiB by default; blocks of sequences that are preempted go there",
     "preemption_mode": "`auto` takes what costs less time",
-    "num_lookahead_slots": "slots are reserved; nothing speculates yet",
+    "num_lookahead_slots": "slots are reserved; speculation needs none",
     "scheduling_policy": "five policies",
     "device": "the CPU; CUDA is not there yet",
     "host": "127.0.0.1 by default, where vLLM listens on all addresses",

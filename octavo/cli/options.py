@@ -39,6 +39,7 @@ _GROUPS = (
     "Adapters (LoRA)",
     "Memory and cache",
     "Scheduling",
+    "Speculative decoding",
     "Device",
     "Ranks",
     "Replicas",

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
 from octavo.config.lora_args import LoRAArgs
+from octavo.config.speculative_args import SpeculativeArgs
 from octavo.config.transfer_args import TransferArgs
 
 BUILTIN_MODEL = "octavo-tiny"
@@ -364,7 +365,15 @@ class ReplicaArgs:
 @names_its_arguments
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs(
-    TransferArgs, ReplicaArgs, ObservabilityArgs, LoRAArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs
+    TransferArgs,
+    SpeculativeArgs,
+    ReplicaArgs,
+    ObservabilityArgs,
+    LoRAArgs,
+    DeviceArgs,
+    SchedulerArgs,
+    CacheArgs,
+    ModelArgs,
 ):
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
 

@@ -63,7 +63,8 @@ class Arg(msgspec.Struct, frozen=True):
 class Argument(msgspec.Struct, frozen=True):
     """One field of an argument class.
 
-    kind: bool, int, float, str, tuple (of str) or dict (of str to `of`). group: heading in help and reference page.
+    kind: bool, int, float, str, tuple (of str) or dict (of str to `of`; Any stands for an object of JSON). group:
+    heading in help and reference page.
     """
 
     name: str
@@ -196,7 +197,12 @@ def _json_list(text: str) -> Any:
 def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
     """Return the pairs of a mapping, of a text such as "rms_norm=reference,linear=torch", or of a list of texts."""
     name = argument.name
+    text = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    if isinstance(text, str) and text.lstrip().startswith("{"):
+        value = _json_object(name, text)
     if isinstance(value, Mapping):
+        if argument.of is Any:
+            return dict(value)
         pairs = list(value.items())
     elif isinstance(value, str | list | tuple):
         texts = value.split(",") if isinstance(value, str) else value
@@ -204,11 +210,21 @@ def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
         pairs = [(key.strip(), item.strip()) for key, _, item in split]
     else:
         pairs = [("", "")]
+    if argument.of is Any:
+        raise ConfigError(f"{name} is {value!r}, expected an object of JSON")
     if not all(isinstance(key, str) and isinstance(item, str | int | float) and key and item for key, item in pairs):
         raise ConfigError(f"{name} is {value!r}, expected pairs such as rms_norm=reference, separated by commas")
     if argument.of is str:
         return {key: str(item) for key, item in pairs}
     return {key: _weight(f"{name} of {key}", item) for key, item in pairs}
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}, which is no JSON: {error}") from error
+    return found
 
 
 def _weight(what: str, text: str | float) -> float:

@@ -33,6 +33,7 @@ from octavo.config.schema import (
     ReplicaConfig,
     SchedulerConfig,
 )
+from octavo.config.speculative_args import speculative_config
 from octavo.config.transfer import transfer_config
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
@@ -99,6 +100,12 @@ def resolve(
             "leave it out"
         )
     _check_ranks(args)
+    speculative = speculative_config(args)
+    if speculative is not None and args.record_trace is not None:
+        raise ConfigError(
+            "record_trace is set, and speculative_config too: how many tokens are guessed follows from measured times, "
+            "which a replay does not have; leave out one of them"
+        )
     _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)
     return EngineConfig(
@@ -134,6 +141,7 @@ def resolve(
         replicas=ReplicaConfig(**_values(args, ReplicaArgs)),
         transfer=transfer_config(args),
         lora=_lora_config(args, dtype),
+        speculative=speculative,
     )
 
 

@@ -17,6 +17,7 @@ from octavo.config.args import CacheArgs, ModelArgs, ObservabilityArgs, ReplicaA
 from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
 from octavo.config.lora_args import LoRAArgs
+from octavo.config.speculative_args import SpeculativeConfig as SpeculativeConfig
 from octavo.config.transfer_args import TransferArgs
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -165,6 +166,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     replicas: ReplicaConfig = ReplicaConfig()
     transfer: TransferConfig = TransferConfig()
     lora: LoRAConfig = LoRAConfig()
+    speculative: SpeculativeConfig | None = None
 
     @property
     def num_engines(self) -> int:

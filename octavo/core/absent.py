@@ -16,7 +16,6 @@ _NOT_YET: Final = {
     "this about LoRA adapters is": "lora_modules lora_extra_vocab_size fully_sharded_loras default_mm_loras "
     "enable_lora_bias",
     "prompt adapters are": "enable_prompt_adapter prompt_adapters max_prompt_adapters max_prompt_adapter_token",
-    "speculative decoding is": "speculative_config speculative_model num_speculative_tokens",
     "this about tools is": "tool_parser_plugin tool_server exclude_tools_when_tool_choice_none",
     "this about reasoning is": "reasoning_parser_plugin",
     "input of images, audio and video is": "limit_mm_per_prompt mm_processor_kwargs mm_processor_cache_gb "
@@ -72,6 +71,7 @@ _WITHOUT: Final = {
     "give structured_outputs": "guided_json guided_regex guided_choice guided_grammar",
     "octavo rank runs the ranks of machines that serve nothing": "headless",
     "give prefill and decode, or role on each machine and octavo proxy": "kv_transfer_config",
+    "give speculative_config": "speculative_model num_speculative_tokens",
     "kv_host_size keeps KV blocks in host memory, kv_disk on a disk": "kv_offloading_backend",
     "engines of other machines are started with role, and octavo proxy routes to them": "data_parallel_rank "
     "data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "

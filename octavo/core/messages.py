@@ -6,6 +6,7 @@ omit fields with default values: half the bytes, and a fifth less time.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -144,6 +145,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_ready: cores that work; the front counts them. num_restarts: times that a core was started again after its
     death, num_resumed: requests that went on after one, num_handovers: prompts that prefill cores began to compute for
     decode cores, and num_handover_mismatches: those whose first tokens differed; the front counts these too.
+    num_drafts: rows that verified guesses, num_draft_tokens: those guesses, num_accepted_tokens: the right ones among
+    them, and accepted_per_position: how many of these were the first of their row, the second, and so on.
     """
 
     num_ready: int = 1
@@ -166,6 +169,10 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
     num_recomputed_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
     num_restarts: int = 0
     num_resumed: int = 0
     num_handovers: int = 0
@@ -179,7 +186,18 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
         )
 
     def __add__(self, other: SchedulerStats) -> SchedulerStats:
-        return SchedulerStats(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        both = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return SchedulerStats(**sums, accepted_per_position=tuple(map(sum, both)))
+
+    def note_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Count guesses that a row has verified, of which the first `num_accepted` were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        if num_accepted:
+            pairs = zip_longest(self.accepted_per_position, (1,) * num_accepted, fillvalue=0)
+            self.accepted_per_position = tuple(map(sum, pairs))
 
     @property
     def num_preemptions_by_recompute(self) -> int:
@@ -197,6 +215,9 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     @property
     def host_cache_usage(self) -> float:
         return self.num_used_host_blocks / self.num_host_blocks if self.num_host_blocks else 0.0
+
+
+_NUMBERS: Final = tuple(name for name in SchedulerStats.__struct_fields__ if name != "accepted_per_position")
 
 
 class Decision(msgspec.Struct, kw_only=True):

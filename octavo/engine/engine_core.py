@@ -32,6 +32,7 @@ from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig, ModelConfig
@@ -108,7 +109,8 @@ class EngineCore:
                 sends_tokens=executor.sends_tokens,
             )
             connect = partial(_connect, config, executor.call, wake) if moves_blocks else None
-            scheduler = build_scheduler(settings, connect=connect)
+            proposer = None if config.speculative is None else Speculation(config.speculative)
+            scheduler = build_scheduler(settings, proposer, connect=connect)
             connector = scheduler.connector
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -73,6 +73,9 @@ _COUNTERS: Final = {
         "direction",
     ),
     "recomputed_tokens": _plain("Tokens computed once more after a preemption.", "num_recomputed_tokens"),
+    "spec_decode_num_drafts": _plain("Rows that have verified guesses of tokens.", "num_drafts"),
+    "spec_decode_num_draft_tokens": _plain("Guesses of tokens that steps have verified.", "num_draft_tokens"),
+    "spec_decode_num_accepted_tokens": _plain("Guesses that were right.", "num_accepted_tokens"),
     "engine_steps": _plain("Steps of the engine.", "num_steps"),
     "core_restarts": _plain("Times that an engine core was started again after its death.", "num_restarts"),
     "requests_resumed": _plain("Requests that went on after the death or the drain of their core.", "num_resumed"),
@@ -82,6 +85,8 @@ _COUNTERS: Final = {
     ),
 }
 """Totals since the start. Names are vLLM's where it has the same metric."""
+
+_PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos"
 
 _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 """Refusals that are counted from 0; others appear with the first one."""
@@ -93,6 +98,7 @@ class _Replica:
 
     gauges: dict[str, Gauge]
     counters: dict[str, Counter]
+    labels: dict[str, str]
     last: SchedulerStats = field(default_factory=SchedulerStats)
 
 
@@ -144,6 +150,8 @@ class Metrics:
         self._has_roles = can_grow or any(self._roles.values())
         self._gauges = self._collectors(Gauge, _GAUGES)
         self._counters = self._collectors(Counter, _COUNTERS)
+        positions = _Family("Guesses that were right, by their place among those of their row.", {}, "position")
+        ((self._accepted, _),) = self._collectors(Counter, {_PER_POSITION: positions})
         self._replicas: dict[int, _Replica] = {}
         for number in self._roles:
             self._replica(number)
@@ -196,6 +204,9 @@ class Metrics:
         for attribute, counter in known.counters.items():
             # stats of a core are totals; Prometheus counts differences
             counter.inc(max(0, getattr(stats, attribute) - getattr(known.last, attribute)))
+        accepted = zip_longest(stats.accepted_per_position, known.last.accepted_per_position, fillvalue=0)
+        for position, (count, before) in enumerate(accepted):
+            self._accepted.labels(**known.labels, position=str(position)).inc(max(0, count - before))
         known.last = stats
 
     def observe_refusal(self, code: str) -> None:
@@ -249,7 +260,7 @@ class Metrics:
 
     def counts(self) -> Counts:
         """Return the samples of requests, without those of the cores, which all servers of the same cores have."""
-        of_cores = {f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS)}
+        of_cores = {f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS, _PER_POSITION)}
         return [
             (sample.name, sample.labels, sample.value)
             for metric in self.registry.collect()
@@ -272,7 +283,9 @@ class Metrics:
             engine = {"engine": str(number)} if self._has_engines else {}
             role = {"role": str(self._roles[number])} if self._has_roles else {}
             labels = self._labels | engine | role
-            self._replicas[number] = _Replica(_children(self._gauges, labels), _children(self._counters, labels))
+            self._replicas[number] = _Replica(
+                _children(self._gauges, labels), _children(self._counters, labels), labels
+            )
         return self._replicas[number]
 
     def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> _Histogram:

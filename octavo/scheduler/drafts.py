@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from typing import NamedTuple, Protocol
 
 from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.scheduler.registry import Registry
 
 
 class Proposer(Protocol):
@@ -14,6 +17,51 @@ class Proposer(Protocol):
     A recording holds no drafts, so a run with a proposer cannot be replayed.
     """
 
+    def begin_step(self, num_rows: int) -> bool:
+        """Begin to plan a step in which `num_rows` sequences decode and no prompt is computed, as far as is known.
+        Returns False where no draft is wanted: then nothing is proposed in it."""
+        ...
+
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         """Return at most `max_drafts` (at least 1) ids of the vocabulary that may follow the known tokens; or none."""
         ...
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Note the time of a step that has computed `num_tokens` tokens, drafts among them, and no prompt."""
+        ...
+
+
+class _DraftedStep(NamedTuple):
+    """A step that was planned. num_tokens: 0 where it computes prompts. num_drafts: by sequence."""
+
+    num_tokens: int
+    num_drafts: dict[int, int]
+
+
+class DraftLog:
+    """Counts what becomes of drafts, and measures the steps that have them and those that could have."""
+
+    def __init__(self, proposer: Proposer, registry: Registry) -> None:
+        self._proposer, self._registry = proposer, registry
+        self._planned: deque[_DraftedStep] = deque()
+
+    def note_planned(self, step: SchedulerOutput, num_prompt_tokens: int) -> None:
+        """Count a step that is submitted now."""
+        drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
+        self._planned.append(_DraftedStep(0 if num_prompt_tokens else step.num_tokens, drafts))
+
+    def note_done(self, output: ModelRunnerOutput, seconds: float) -> None:
+        """Count the results of the oldest step, which took `seconds`; before they are applied."""
+        step = self._planned.popleft()
+        if step.num_tokens:
+            self._proposer.note_step(step.num_tokens, seconds)
+        if not step.num_drafts:
+            return
+        for row in output.rows:
+            group, sequence = self._registry.find(row.seq_id)
+            num_drafts = step.num_drafts.get(row.seq_id, 0)
+            if num_drafts and row.tokens and group is not None and sequence is not None and sequence.epoch == row.epoch:
+                num_accepted = len(row.tokens) - 1
+                self._registry.stats.note_drafts(num_drafts, num_accepted)
+                group.metrics.num_draft_tokens += num_drafts
+                group.metrics.num_accepted_tokens += num_accepted

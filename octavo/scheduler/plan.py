@@ -34,6 +34,7 @@ class StepPlan:
     num_prompt_tokens: tokens in rows that compute more than one.
     num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
     connector: what KV transfers send to the ranks.
+    may_draft: whether rows may carry guesses.
     """
 
     def __init__(self, tokens: TokenBudget, *others: Budget) -> None:
@@ -51,6 +52,7 @@ class StepPlan:
         self.connector: bytes | None = None
         self.num_prompt_tokens = 0
         self.num_turns_left = sys.maxsize
+        self.may_draft = False
 
     # ---- budgets ----
 

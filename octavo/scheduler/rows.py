@@ -40,6 +40,8 @@ class RowPlanner:
         running, tokens = self._registry.running, plan.tokens
         if self.num_turns > 1:
             plan.num_turns_left = self._fair_share()
+        if self._proposer is not None and not any(group.is_computing_prompt for group in running):
+            plan.may_draft = self._proposer.begin_step(self._registry.num_running_sequences)
         unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
@@ -84,7 +86,7 @@ class RowPlanner:
         Returns False, with nothing changed, where more is to be sent, or drafts or candidates are wanted.
         """
         known = sequence.token_ids
-        is_usual = sequence.num_sent_tokens + 1 == len(known) and self._proposer is None and group.beams is None
+        is_usual = sequence.num_sent_tokens + 1 == len(known) and group.beams is None
         if not is_usual or not self._plan_next_token(group, sequence, plan, (known[-1],)):
             return False
         sequence.num_sent_tokens = len(known)
@@ -100,6 +102,7 @@ class RowPlanner:
                 return
             self._refork(group)
         waits, tokens = group.waits_for_results, plan.tokens
+        drafts: tuple[int, ...] = ()
         for sequence in group.live:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
@@ -110,17 +113,21 @@ class RowPlanner:
                     if plan.num_turns_left <= 0:
                         continue  # the next step has its row
                     plan.num_turns_left -= 1
-                is_planned = tokens.remaining > 0 and self._plan_sent_token(group, sequence, plan)
+                drafts = self._drafts(group, sequence, plan) if plan.may_draft else ()
+                is_planned = not drafts and tokens.remaining > 0 and self._plan_sent_token(group, sequence, plan)
             else:
                 is_planned = tokens.remaining > 0 and self._plan_next_token(group, sequence, plan)
             if is_planned:
                 tokens.remaining -= 1
                 continue
-            if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan):
+            if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, drafts):
                 return
 
-    def _plan_sequence(self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan) -> bool:
-        """Plan a row towards `target` computed tokens. Returns False when the group itself was preempted."""
+    def _plan_sequence(
+        self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan, drafts: tuple[int, ...] = ()
+    ) -> bool:
+        """Plan a row towards `target` computed tokens, and drafts behind them. Returns False when the group itself was
+        preempted."""
         pending = sequence.num_pending
         if pending and sequence.num_output_tokens + pending >= group.max_tokens:
             return True  # its last token is on its way
@@ -130,9 +137,6 @@ class RowPlanner:
         if num_tokens <= 0:
             return True
         end = start + num_tokens
-        drafts: tuple[int, ...] = ()
-        if self._proposer is not None and end == len(sequence.token_ids):
-            drafts = self._drafts(group, sequence, len(plan.rows), plan.tokens.remaining - num_tokens)
         append_slots = self._block_manager.append_slots
         growth = append_slots(sequence, start, end + len(drafts))
         while growth is None:
@@ -157,15 +161,16 @@ class RowPlanner:
             sequence.num_pending = pending + 1
         return True
 
-    def _drafts(self, group: SequenceGroup, sequence: Sequence, num_rows: int, num_left: int) -> tuple[int, ...]:
+    def _drafts(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> tuple[int, ...]:
         """Return guesses that the next row of the sequence verifies.
 
-        Of the step's `num_left` tokens one is kept for each sequence that may still get a row.
+        Of the tokens left of the step one is kept for each sequence that may still get a row.
         """
         assert self._proposer is not None
-        if not group.is_forked or group.beams is not None:
+        if not group.is_forked or group.beams is not None or not _is_decoding(sequence):
             return ()
-        num_spare = num_left - max(0, self._registry.num_running_sequences - num_rows - 1)
+        num_others = max(0, self._registry.num_running_sequences - len(plan.rows) - 1)
+        num_spare = plan.tokens.remaining - 1 - num_others
         max_drafts = min(num_spare, group.max_tokens - sequence.num_output_tokens - 1)
         return tuple(self._proposer.propose(group, sequence, max_drafts)[:max_drafts]) if max_drafts > 0 else ()
 

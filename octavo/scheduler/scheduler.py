@@ -26,7 +26,7 @@ from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
-from octavo.scheduler.drafts import Proposer
+from octavo.scheduler.drafts import DraftLog, Proposer
 from octavo.scheduler.fetching import Fetching
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
@@ -64,8 +64,8 @@ class Scheduler:
         """
         if proposer is not None and block_manager.keeps_states:
             raise ConfigError(
-                f"{type(proposer).__name__} proposes drafts, but the model has recurrent layers, whose states cannot "
-                "go back behind a wrong draft; leave the proposer out, or take a model without such layers"
+                "speculative_config is set, but the model has recurrent layers, whose states cannot go back behind a "
+                "wrong guess; leave it out, or take a model without such layers"
             )
         self.block_manager = block_manager
         self.config = config
@@ -79,6 +79,7 @@ class Scheduler:
         self.running, self.swapped = registry.running, registry.swapped
         self._admission_control = AdmissionControl(config, registry, rates)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
+        self._drafts = None if proposer is None else DraftLog(proposer, registry)
         self._results = Results(registry, self._preemption)
         self._rows = RowPlanner(
             registry, self._preemption, policy, proposer, config.max_steps_in_flight if sends_tokens else 1
@@ -182,6 +183,8 @@ class Scheduler:
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
+        if self._drafts is not None:
+            self._drafts.note_done(output, self.rates.last_step_s)
         return self._results.apply(output, now)
 
     def reset_prefix_cache(self) -> bool:
@@ -228,6 +231,8 @@ class Scheduler:
         moves = step.block_ops.swap_outs + step.block_ops.swap_ins
         num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
         self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)
+        if self._drafts is not None:
+            self._drafts.note_planned(step, plan.num_prompt_tokens)
         return step
 
     # ---- state ----

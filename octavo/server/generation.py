@@ -66,11 +66,12 @@ def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
 class UsageCounts:
     """Adds up the token counts of one request over the outputs of its prompts, each at the same cost."""
 
-    def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
+    def __init__(self, num_prompts: int, asked: GenerationRequest, *, speculates: bool = False) -> None:
         self._last: list[RequestOutput | None] = [None] * num_prompts
         self._counts = [(0, 0, 0, 0)] * num_prompts
         self._sums = [0, 0, 0, 0]
         """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
+        self._speculates = speculates
         self._with_cache_info = bool(asked.return_cache_info)
         self._with_timings = bool(asked.return_timings)
 
@@ -84,6 +85,15 @@ class UsageCounts:
         self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
         self._last[index], self._counts[index] = output, counts
         return counts[0] + counts[3] - before[0] - before[3]
+
+    def draft_tokens(self) -> dict[str, int]:
+        """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
+        if not self._speculates:
+            return {}
+        metrics = [output.metrics for output in self._last if output is not None and output.metrics is not None]
+        num_accepted = sum(each.num_accepted_tokens for each in metrics)
+        num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
+        return {"accepted_prediction_tokens": num_accepted, "rejected_prediction_tokens": num_rejected}
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
@@ -141,7 +151,7 @@ class Generation(ABC):
             "system_fingerprint": f"octavo-{__version__}",
         }
         self.field_names: dict[str, str] = {}
-        self._counts = UsageCounts(len(prompts), asked)
+        self._counts = UsageCounts(len(prompts), asked, speculates=context.llm.config.speculative is not None)
         self._receive = request.receive
         self._meter: Meter | None = request.scope["state"].get("meter")
         self._fields: Fields = request.scope["state"]["fields"]
@@ -177,10 +187,13 @@ class Generation(ABC):
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the token counts so far, without those of the outputs where that is asked for."""
-        usage = self._counts.usage(without_completion=without_completion)
-        if (num_reasoning := self.reasoning_tokens()) is None:
+        usage, num_reasoning = self._counts.usage(without_completion=without_completion), self.reasoning_tokens()
+        details = self._counts.draft_tokens()
+        if num_reasoning is not None:
+            details["reasoning_tokens"] = num_reasoning
+        if not details:
             return usage
-        return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(num_reasoning))
+        return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(**details))
 
     def usage_of_chunk(self) -> Usage | UnsetType | None:
         """Return the usage field of a chunk: null in streams that end with the usage, unless each chunk has it."""

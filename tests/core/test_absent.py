@@ -34,8 +34,8 @@ def test_a_feature_that_is_not_there_yet_is_named_and_no_other_option_suggested(
         engine_args({"enable_sleep_mode": True}, environ={})
     with pytest.raises(ConfigError, match=r"OCTAVO_ENABLE_SLEEP_MODE, .*: sleeping without weights is not there yet$"):
         read_environment({"OCTAVO_ENABLE_SLEEP_MODE": "1"})
-    with pytest.raises(ConfigError, match=r"of EngineArgs: speculative decoding is not there yet$"):
-        EngineArgs(speculative_config={})
+    with pytest.raises(ConfigError, match=r"of EngineArgs: give speculative_config$"):
+        EngineArgs(speculative_model="small")
     with pytest.raises(ConfigError, match=r"of ServerArgs: octavo calls it allowed_origins$"):
         ServerArgs(allow_origins=["*"])
     with pytest.raises(InvalidRequest, match="guided_json is not a sampling parameter: give structured_outputs"):

@@ -54,3 +54,21 @@ def test_drafts_change_no_bit(device: str, tmp_path: Path) -> None:
             assert answers(llm) == expected
             assert proposer.num_proposed > 0
         assert core.scheduler.stats().num_steps < 0.5 * num_steps
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_speculation_changes_no_bit(method: str, tmp_path: Path) -> None:
+    if not LEVELS:
+        pytest.skip("the compiled kernels cannot run on this machine")
+    make_checkpoint("llama", tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128)
+    write_byte_tokenizer(tmp_path)
+    options = {"dtype": "bfloat16", "num_gpu_blocks_override": 64, "max_model_len": 128}
+    with LLM(str(tmp_path), **options) as llm:  # type: ignore[arg-type]
+        expected = answers(llm)
+    config = {"method": method, "prompt_lookup_min": 1, "num_speculative_tokens": 5}
+    with LLM(str(tmp_path), speculative_config=config, **options) as llm:  # type: ignore[arg-type]
+        for _ in range(2):  # the second time there are outputs of others
+            assert answers(llm) == expected
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        assert core.stats().num_drafts > 0

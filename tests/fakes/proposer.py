@@ -22,6 +22,12 @@ class ToyProposer:
         self._random = random.Random(seed)
         self.num_proposed = 0
 
+    def begin_step(self, num_rows: int) -> bool:
+        return True
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        assert num_tokens > 0
+
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert max_drafts > 0
         done = sequence.num_output_tokens

@@ -85,5 +85,5 @@ def test_a_token_whose_form_was_not_ready_is_drawn_behind_a_snapshot() -> None:
 
 
 def test_drafts_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"ToyProposer proposes drafts, but the model has recurrent layers"):
+    with pytest.raises(ConfigError, match=r"speculative_config is set, but the model has recurrent layers"):
         state_core(proposer=ToyProposer(lambda group: {}, 1.0))

@@ -59,9 +59,12 @@ def _ms(start: float | None, end: float | None) -> float | None:
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """How many of the output tokens are reasoning, where it is read."""
+    """How many of the output tokens are reasoning, where it is read, and what became of guesses of the next tokens,
+    where any was verified."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, frozen=True):

@@ -1,0 +1,139 @@
+"""How many guesses pay: the measured time of steps by their tokens, and how often guesses were right."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_TOKENS: Final = 256
+"""Steps with more tokens carry no guesses: arithmetic takes their time, and a guess costs as much as a token."""
+_FREE_TOKENS: Final = 12
+"""Tokens of a step that take as long as one, until it is measured: their time is that of reading the weights."""
+_MEMORY: Final = 0.8
+_OUTLIER: Final = 2.0
+"""A step counts as at most this many times as long as expected."""
+_VALID_NOTES: Final = 1024
+"""Steps after which a measurement is forgotten, so that what seemed not to pay is tried again."""
+_LEAST_GAIN: Final = 1.03
+"""How much faster a step has to be with guesses than without: within less, a measurement says nothing."""
+_FORGETTING: Final = 0.95
+_PRIOR_TRIED, _PRIOR_RIGHT = 2.0, 1.2
+"""What is believed of guesses of a kind before any was compared."""
+_SHARED_WEIGHT: Final = 4.0
+"""Guesses that count for a sequence before its own: those of others of the same kind."""
+
+
+class StepCosts:
+    """Seconds of a step without prompts by its tokens: measured, and between measurements interpolated."""
+
+    def __init__(self) -> None:
+        self._counts = np.arange(MOST_TOKENS + 1)
+        self._assumed = np.maximum(1.0, self._counts / _FREE_TOKENS)
+        self._measured: dict[int, tuple[float, int]] = {}
+        """By tokens: seconds, and the number of the note that measured them last."""
+        self._num_notes = 0
+        self._seconds: NDArray[np.float64] | None = None
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """Count a step. A single one that took very long says little."""
+        if not 0 < num_tokens <= MOST_TOKENS or seconds <= 0:
+            return
+        self._num_notes += 1
+        if self._measured:
+            seconds = min(seconds, _OUTLIER * float(self.seconds()[num_tokens]))
+        key = _bucket(num_tokens)
+        known = self._measured.get(key)
+        if known is not None:
+            seconds = _MEMORY * known[0] + (1 - _MEMORY) * seconds
+        self._measured[key] = seconds, self._num_notes
+        self._seconds = None
+
+    def seconds(self) -> NDArray[np.float64]:
+        """Return the seconds of steps of 0, 1, 2, … `MOST_TOKENS` tokens; only their ratios before one is measured."""
+        if self._seconds is None:
+            oldest = self._num_notes - _VALID_NOTES
+            self._measured = {key: each for key, each in self._measured.items() if each[1] >= oldest}
+            self._seconds = self._assumed.copy()
+            if keys := sorted(self._measured):
+                known = [self._measured[key][0] for key in keys]
+                outer = np.clip(self._counts, keys[0], keys[-1])
+                self._seconds *= np.interp(self._counts, keys, known) / self._assumed[outer]
+                self._seconds[keys[0] : keys[-1]] = np.interp(self._counts[keys[0] : keys[-1]], keys, known)
+        return self._seconds
+
+
+def _bucket(num_tokens: int) -> int:
+    """Return a number of tokens near this one of which there are few: sixteen from one power of two to the next."""
+    unit = 1 << max(0, num_tokens.bit_length() - 5)
+    return min(MOST_TOKENS, unit * round(num_tokens / unit))
+
+
+class Tally:
+    """How many of the guesses that were compared with what was drawn were right; older ones count less."""
+
+    def __init__(self, tried: float = 0.0, right: float = 0.0) -> None:
+        self.tried, self.right = tried, right
+
+    def note(self, num_tried: int, num_right: int) -> None:
+        """Count a comparison."""
+        self.tried = self.tried * _FORGETTING + num_tried
+        self.right = self.right * _FORGETTING + num_right
+
+
+class Acceptance:
+    """The probability that a guess is right, given that the ones before it were."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[Hashable, Tally] = {}
+
+    def note(self, kind: Hashable, own: Tally, num_tried: int, num_right: int) -> None:
+        """Count guesses of a kind for all sequences, and for the one that they were made for."""
+        self._tally(kind).note(num_tried, num_right)
+        own.note(num_tried, num_right)
+
+    def probability(self, kind: Hashable, own: Tally) -> float:
+        """Return it for a guess of this kind for a sequence."""
+        shared = self._tally(kind)
+        return (own.right + _SHARED_WEIGHT * shared.right / shared.tried) / (own.tried + _SHARED_WEIGHT)
+
+    def _tally(self, kind: Hashable) -> Tally:
+        found = self._tallies.get(kind)
+        if found is None:
+            found = self._tallies[kind] = Tally(_PRIOR_TRIED, _PRIOR_RIGHT)
+        return found
+
+
+class StepBudget:
+    """The guesses of one step: as many as make its tokens per second most."""
+
+    def __init__(self, seconds: NDArray[np.float64], num_rows: int) -> None:
+        self._seconds = seconds
+        self._num_tokens = num_rows
+        self._num_expected = float(num_rows)
+
+    @property
+    def may_pay(self) -> bool:
+        """Whether any guess could pay, if it were certainly right."""
+        following = self._seconds[self._num_tokens + 1 :]
+        if not len(following) or not self._num_tokens:
+            return False
+        rates = (self._num_expected + np.arange(1, len(following) + 1)) / following
+        return bool(rates.max() > _LEAST_GAIN * self._num_expected / self._seconds[self._num_tokens])
+
+    def take(self, probability: float, most: int) -> int:
+        """Return how many of `most` guesses for the next sequence pay, and count them."""
+        now = self._num_tokens
+        following = self._seconds[now + 1 : now + 1 + most]
+        if not len(following):
+            return 0
+        expected = self._num_expected + np.cumsum(probability ** np.arange(1, len(following) + 1))
+        rates = expected / following
+        best = int(rates.argmax())
+        if rates[best] <= _LEAST_GAIN * self._num_expected / self._seconds[now]:
+            return 0
+        self._num_tokens += best + 1
+        self._num_expected = float(expected[best])
+        return best + 1

@@ -1,0 +1,119 @@
+"""The proposer of an engine: it looks guesses up, and hands over as many as pay.
+
+A guess is compared with what is drawn whether a step has verified it or not, so that how often guesses are right is
+known before any costs time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+from octavo.config.schema import SpeculativeConfig
+from octavo.core.cache_key import CacheKey
+from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.speculation.history import History
+from octavo.speculation.length import MOST_TOKENS, Acceptance, StepBudget, StepCosts, Tally
+
+_MOST_KEYS: Final = 64
+"""Cache keys whose outputs are kept; the one that was not used for longest goes first."""
+_MOST_SHARED_TOKENS: Final = 1 << 16
+"""Tokens of outputs that are kept for one cache key."""
+
+
+class _Guess(NamedTuple):
+    tokens: list[int]
+    kind: Hashable
+    num_known: int
+    """Tokens of the sequence before the first guess."""
+
+
+class Drafting:
+    """What is kept for one sequence: its tokens, its last guess, and how often guesses for it were right."""
+
+    def __init__(self, history: History, own: Tally) -> None:
+        self.history, self.own = history, own
+        self.guess: _Guess | None = None
+
+    def fork(self) -> Drafting:
+        return Drafting(self.history.copy(), Tally(self.own.tried, self.own.right))
+
+
+class Speculation:
+    """Guesses by lookup: in a predicted output, in the request's own tokens, in outputs of others of its cache key."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._config = config
+        self.costs = StepCosts()
+        self.acceptance = Acceptance()
+        self._budget: StepBudget | None = None
+        self._shared: OrderedDict[CacheKey, History] = OrderedDict()
+        self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
+        """Sequences whose outputs others may look up once they have ended."""
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        self.costs.note(num_tokens, seconds)
+
+    def begin_step(self, num_rows: int) -> bool:
+        """Begin to plan a step of `num_rows` sequences that decode. Returns whether guesses may pay in it."""
+        if num_rows >= MOST_TOKENS:
+            return False
+        self._budget = StepBudget(self.costs.seconds(), num_rows)
+        return self._budget.may_pay
+
+    def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
+        assert self._budget is not None, "a step begins before guesses are made for it"
+        state = sequence.attached(Drafting)
+        if state is None:
+            state = self._begin(group, sequence)
+        state.history.extend(sequence.token_ids[len(state.history) :])
+        self._compare(state, sequence)
+        guess = state.guess = self._look_up(group, sequence, state)
+        if guess is None:
+            return []
+        most = min(max_drafts, len(guess.tokens))
+        return guess.tokens[: self._budget.take(self.acceptance.probability(guess.kind, state.own), most)]
+
+    def _begin(self, group: SequenceGroup, sequence: Sequence) -> Drafting:
+        state = Drafting(History(), Tally())
+        sequence.attach(state)
+        if self._config.method == "suffix":
+            self._collect()
+            self._live.append((group, sequence))
+        return state
+
+    def _compare(self, state: Drafting, sequence: Sequence) -> None:
+        """Learn from the last guess what is known by now."""
+        guess, state.guess = state.guess, None
+        if guess is None:
+            return
+        drawn = sequence.token_ids[guess.num_known : guess.num_known + len(guess.tokens)]
+        num_right = next((i for i, token in enumerate(drawn) if token != guess.tokens[i]), len(drawn))
+        self.acceptance.note(guess.kind, state.own, min(len(drawn), num_right + 1), num_right)
+
+    def _look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> _Guess | None:
+        config, history = self._config, state.history
+        tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
+        num_known = len(sequence.token_ids)
+        shared = self._shared.get(group.request.cache_key) if self._shared else None
+        own = history.find(tail, config.prompt_lookup_min, is_own=True)
+        others = None if shared is None else shared.find(tail, config.prompt_lookup_min)
+        if shared is not None and others is not None and (own is None or others.length > own.length):
+            return _Guess(shared.after(others.end, most), ("shared", others.length), num_known)
+        return None if own is None else _Guess(history.after(own.end, most), ("own", own.length), num_known)
+
+    def _collect(self) -> None:
+        """Move the outputs of sequences that have ended to those that others look up."""
+        for _ in range(len(self._live)):
+            group, sequence = self._live.popleft()
+            if not sequence.status.is_finished:
+                self._live.append((group, sequence))
+                continue
+            key = group.request.cache_key
+            shared = self._shared.setdefault(key, History())
+            self._shared.move_to_end(key)
+            shared.extend(sequence.token_ids[sequence.num_prompt_tokens :])
+            shared.drop_first(max(0, len(shared) - _MOST_SHARED_TOKENS))
+            if len(self._shared) > _MOST_KEYS:
+                self._shared.popitem(last=False)

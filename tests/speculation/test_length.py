@@ -1,0 +1,70 @@
+"""How many guesses pay follows from measured steps and from how often guesses were right."""
+
+from __future__ import annotations
+
+from octavo.speculation.length import MOST_TOKENS, Acceptance, StepBudget, StepCosts, Tally
+
+
+def costs_of(seconds: dict[int, float]) -> StepCosts:
+    costs = StepCosts()
+    for num_tokens, each in seconds.items():
+        for _ in range(40):
+            costs.note(num_tokens, each)
+    return costs
+
+
+def test_measured_steps_are_met_and_those_between_lie_between() -> None:
+    seconds = costs_of({1: 0.05, 8: 0.06, 16: 0.12}).seconds()
+    assert abs(seconds[8] - 0.06) < 1e-3
+    assert seconds[1] < seconds[4] < seconds[8] < seconds[12] < seconds[16]
+
+
+def test_one_slow_step_is_no_measurement() -> None:
+    costs = costs_of({1: 0.05})
+    costs.note(1, 5.0)
+    assert costs.seconds()[1] < 0.07
+
+
+def test_a_measurement_is_forgotten() -> None:
+    costs = costs_of({1: 0.05, 8: 0.5})
+    for _ in range(2000):
+        costs.note(1, 0.05)
+    assert costs.seconds()[8] < 0.1
+
+
+def test_free_tokens_are_filled_with_likely_guesses() -> None:
+    seconds = costs_of({1: 0.05, 8: 0.05, 9: 0.1, 32: 0.4}).seconds()
+    assert StepBudget(seconds, 1).take(0.95, 16) == 7
+    assert StepBudget(seconds, 1).take(0.95, 3) == 3
+    assert StepBudget(seconds, 1).take(0.0, 16) == 0
+
+
+def test_where_each_token_costs_as_much_none_is_guessed() -> None:
+    seconds = costs_of({1: 0.01, 2: 0.02, 4: 0.04, 8: 0.08, 64: 0.64}).seconds()
+    budget = StepBudget(seconds, 4)
+    assert not budget.may_pay
+    assert budget.take(0.99, 16) == 0
+
+
+def test_sequences_share_the_free_tokens() -> None:
+    budget = StepBudget(costs_of({4: 0.05, 8: 0.05, 9: 0.1, 32: 0.4}).seconds(), 4)
+    first, second = budget.take(0.9, 16), budget.take(0.9, 16)
+    assert first == 4
+    assert second == 0
+
+
+def test_a_full_step_has_no_room() -> None:
+    budget = StepBudget(StepCosts().seconds(), MOST_TOKENS)
+    assert not budget.may_pay
+    assert budget.take(1.0, 4) == 0
+
+
+def test_acceptance_is_learned_by_kind_and_by_sequence() -> None:
+    acceptance, good, bad = Acceptance(), Tally(), Tally()
+    for _ in range(50):
+        acceptance.note("long", good, 8, 8)
+        acceptance.note("long", bad, 1, 0)
+        acceptance.note("short", Tally(), 1, 0)
+    assert acceptance.probability("long", good) > 0.9
+    assert acceptance.probability("long", bad) < 0.3
+    assert acceptance.probability("short", Tally()) < 0.2
