@@ -153,6 +153,12 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
     digests: list[bytes]
 
 
+class Fetching(msgspec.Struct, frozen=True, tag="fetching"):
+    """The ranks of the side that fetches wait for a transfer that it wants. Other ones are not waited for yet."""
+
+    transfer: bytes
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """A transfer, or with an empty name the connection, is refused."""
 
@@ -176,4 +182,4 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent by either end every few seconds, so that each notices when the other has stopped."""
 
 
-PeerMessage = Hello | Want | Refused | Gone | Done | Heartbeat
+PeerMessage = Hello | Want | Fetching | Refused | Gone | Done | Heartbeat

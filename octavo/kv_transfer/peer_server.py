@@ -21,7 +21,17 @@ from octavo.errors import OctavoError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_cache.group_cache import fewest_blocks
-from octavo.kv_transfer.messages import Done, Gone, Hello, PeerMessage, RankCommands, Refused, SendBlocks, Want
+from octavo.kv_transfer.messages import (
+    Done,
+    Fetching,
+    Gone,
+    Hello,
+    PeerMessage,
+    RankCommands,
+    Refused,
+    SendBlocks,
+    Want,
+)
 from octavo.kv_transfer.peer_link import PeerLink, PeerRefused, greet
 from octavo.kv_transfer.sources import Source
 
@@ -34,27 +44,31 @@ MOST_TRANSFERS: Final = 256
 MOST_EVENTS: Final = 256
 """Messages that wait for the next step, and that are processed before one; more are not read yet."""
 SHARE: Final = 0.5
-"""Share of the blocks of each cache group that transfers of all engines may hold at once."""
+"""Share of the blocks of each cache group that transfers of all engines may hold at once; as much again is for those
+that are being fetched."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Transfer:
-    """firsts: for each cache group the first block that it needs. num_there: leading blocks that are held."""
+    """firsts: for each cache group the first block that it needs. num_there: leading blocks that are held.
+    is_fetched: the other engine's ranks wait for it."""
 
     name: bytes
     link: PeerLink
     digests: list[bytes]
     firsts: list[int]
     num_there: int = 0
+    is_fetched: bool = False
 
 
 class PeerServer(Source):
     """Listens for other engines; a `BlockListener` of the pools from which they read.
 
-    Transfers wait, in their order, while others hold as many blocks as they may. The blocks of one are held until the
-    other engine needs them no longer, its lease is over, or nothing else could run; then until no rank reads them.
+    Transfers wait, in their order, while others hold as many blocks as they may; those that are being fetched wait for
+    each other alone, because the other engine may end another one only after them. The blocks of one are held until
+    the other engine needs them no longer, its lease is over, or nothing else could run; then until no rank reads them.
     """
 
     def __init__(
@@ -142,6 +156,9 @@ class PeerServer(Source):
             match message:
                 case Want(name, digests):
                     self._add(link, name, digests)
+                case Fetching(name):
+                    for transfer in self._of(link):
+                        transfer.is_fetched |= transfer.name == name
                 case Done(name):
                     for transfer in [each for each in self._of(link) if each.name == name]:
                         self._blocks.pins.end_keep(transfer.digests)
@@ -167,13 +184,17 @@ class PeerServer(Source):
             self._waiting.append(_Transfer(name, link, digests, firsts))
 
     def _begin(self) -> None:
-        """Begin the transfers that wait, in their order, while all together hold no more blocks than they may; one that
-        wants more waits until there is no other."""
-        num_held = sum(len(each.digests) for each in self._transfers.values()) + sum(self._ending.values())
-        while self._waiting and (not num_held or num_held + len(self._waiting[0].digests) <= self._most_blocks):
-            transfer = self._waiting.popleft()
-            self._transfers[transfer.name] = self._incomplete[transfer.name] = transfer
-            num_held += len(transfer.digests)
+        """Begin the transfers that wait, in their order, while all together hold no more blocks than they may, and of
+        those that are being fetched all together; one that wants more waits until there is no other."""
+        for are_fetched in (True, False):
+            others = [each for each in self._transfers.values() if each.is_fetched or not are_fetched]
+            num_held = sum(len(each.digests) for each in others) + sum(self._ending.values())
+            for transfer in [each for each in self._waiting if each.is_fetched or not are_fetched]:
+                if num_held and num_held + len(transfer.digests) > self._most_blocks:
+                    break
+                self._waiting.remove(transfer)
+                self._transfers[transfer.name] = self._incomplete[transfer.name] = transfer
+                num_held += len(transfer.digests)
 
     def _end(self, transfer: _Transfer) -> None:
         """Let the ranks forget a transfer; its blocks are free when they have."""

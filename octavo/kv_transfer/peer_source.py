@@ -21,6 +21,7 @@ from octavo.kv_transfer.messages import (
     Done,
     FetchBlocks,
     Fetched,
+    Fetching,
     Gone,
     Hello,
     PeerMessage,
@@ -172,7 +173,7 @@ class PeerSource(Source):
         engine.reported = because
 
     def _of(self, engine: _Engine) -> list[_Transfer]:
-        every = {*self._transfers.values(), *self._fetches.values()}
+        every = dict.fromkeys([*self._transfers.values(), *self._fetches.values()])  # in the order of the requests
         return [each for each in every if each.engine is engine and not each.error]
 
     # ---- requests ----
@@ -225,6 +226,7 @@ class PeerSource(Source):
             first = transfer.digests.index(fetch.digests[0])
             place, patience_s = (fetch.fetch_id, transfer.name, first, fetch.block_ids), _PATIENCE * self._lease_s
             self._commands.fetches.append(FetchBlocks(*place, hello.ranks, hello.epoch, patience_s))
+            transfer.engine.send(Fetching(transfer.name))
 
     def commands(self, *, has_rows: bool) -> RankCommands:
         commands, self._commands = self._commands, RankCommands()

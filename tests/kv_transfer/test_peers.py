@@ -403,6 +403,24 @@ def test_an_engine_cannot_take_the_pool(pair: Pair, monkeypatch: pytest.MonkeyPa
     finish(pair.prefill)
 
 
+def test_what_is_fetched_does_not_wait_for_what_was_wanted_before() -> None:
+    pair = Pair(num_blocks=28, max_num_seqs=1, policy="priority")
+    pair.begin(make_request("before", range(100, 105)))
+    finish(pair.prefill, pair.decode)
+    requests = [make_request(name, range(start, start + 45)) for name, start in (("late", 0), ("soon", 50))]
+    requests[0].priority = 1  # it is wanted before the other one, and admitted behind it
+    for request in requests:
+        pair.prefill.add(first_part(request))
+    finish(pair.prefill)
+    for request in requests:
+        pair.decode.add(msgspec.structs.replace(request, prefill=pair.prefill.address))
+    finish(pair.prefill, pair.decode)
+    for request in requests:
+        check(pair, request)
+        assert pair.decode.collected.finals[request.request_id].num_fetched_tokens == 44
+    pair.close()
+
+
 def test_blocks_that_are_neither_cached_nor_computed_are_refused_at_once(pair: Pair) -> None:
     other = Other(pair.prefill)
     other.send(Want(name_of(1), [b"unknown"]), Done(name_of(77)))
