@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "sampling": EVERYBODY | {"ops"},
     "structured_output": EVERYBODY | {"sampling"},
     "attention": EVERYBODY | {"ops"},
-    "quantization": EVERYBODY | {"ops"},
+    "quantization": EVERYBODY | {"config", "ops"},
     "distributed": EVERYBODY | {"_native"},
     "pipes": EVERYBODY | {"kv_cache"},
     "ops": EVERYBODY,

@@ -23,8 +23,11 @@ from octavo.errors import CheckpointError, UnsupportedModel
 
 CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
+QUANTIZATION: Final = "quantization_config"
 
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
+"""Where older tools put the `quantization_config`."""
 _GGUF_MAGIC: Final = b"GGUF"
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
@@ -60,7 +63,11 @@ class Checkpoint(Section):
         if not (path / CONFIG).is_file():
             refuse_gguf(path)
             raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
-        return cls(path, read_json_object(path / CONFIG))
+        config = read_json_object(path / CONFIG)
+        for name in _QUANTIZATION_CONFIGS:
+            if config.get(QUANTIZATION) is None and (path / name).is_file():
+                config[QUANTIZATION] = {"quant_method": "gptq", **read_json_object(path / name)}
+        return cls(path, config)
 
     @cached_property
     def generation_config(self) -> Mapping[builtins.str, Any]:
@@ -170,7 +177,7 @@ class Checkpoint(Section):
                     raise self.error(name, "float32, float16 or bfloat16")
                 return stated
         sizes: dict[builtins.str, builtins.int] = {}
-        for tensor in self.tensors().values():
+        for tensor in (each for each in self.tensors().values() if each.dtype in _DTYPE_NAMES):
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
         return _DTYPE_NAMES.get(max(sizes, key=lambda dtype: sizes[dtype], default="F32"), "float32")
 

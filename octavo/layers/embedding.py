@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.layer import Layer, PreparedLayer, TensorSlot
+from octavo.quantization.method import Coded
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,9 @@ class LMHead(PreparedLayer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the table, and the bias where there is one."""
-        for name, parameter in self.named_parameters(recurse=False):
-            yield self.share.slot(f"{path}.{name}", tuple(parameter.shape[1:]), partial(self.hold, name))
+        for held in self.fillings():
+            own = self.share.slot("", held.inner, partial(self.hold, held.key))
+            yield self.slot(held, path, self.share.total, own.fill, own.parts)
 
 
 class TiedEmbedding(LMHead):
@@ -90,12 +92,10 @@ class TiedEmbedding(LMHead):
 
     def holds(self, table: Tensor) -> bool:
         """Return whether the finished layer was made of `table` [room, dim], this rank's rows."""
-        inputs, outputs, bias = self._sizes
-        twin = nn.Module()
-        with torch.device("meta"):
-            self.method.make(twin, inputs, outputs, bias)
-        twin.weight = nn.Parameter(table.to(self.prepared.shape.dtype), requires_grad=False)
-        held, made = self.state(), self.method.finish(twin, self.ops).state()
+        (part,), shape = self._parts, self.prepared.shape
+        if isinstance(part.method, Coded):
+            return torch.equal(self.prepared.rows(torch.arange(shape.outputs)), table.to(shape.dtype))
+        held, made = self.state(), part.method.pack(self.ops, shape, {"weight": table.to(shape.dtype)}, None).state()
         return all(torch.equal(held[name], made[name]) for name in held)
 
 

@@ -7,7 +7,7 @@ up by one rank in either case: the same bits on any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,7 @@ from octavo.ops.codes import NotFinite
 from octavo.ops.experts import PreparedStack, RouterRule, Routing
 from octavo.ops.prepare_linear import LinearFormat, LinearShape, TensorSpec
 from octavo.ops.registry import Ops
-from octavo.quantization.method import UNQUANTIZED, WeightMethod
+from octavo.quantization.method import UNQUANTIZED, Coded, Methods, WeightMethod
 
 _GATED: Final[Mapping[str, str | None]] = {
     "silu": None,
@@ -39,8 +39,8 @@ class ExactLinear(ColumnLinear):
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, Mesh.single(), bias=bias)
 
-    def use(self, method: WeightMethod) -> None:
-        super().use(UNQUANTIZED)
+    def use(self, methods: Methods, path: str) -> None:
+        """Stay as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → float32 [tokens, outputs]."""
@@ -122,40 +122,62 @@ class StoredExperts:
 class _Stack:
     """One weight of every expert: each is packed as soon as all of its pieces have arrived."""
 
-    def __init__(self, name: str, outputs: int, inputs: int, pieces: tuple[str, ...], *, gated: bool) -> None:
+    def __init__(
+        self, name: str, outputs: int, inputs: int, pieces: tuple[str, ...], *, bias: bool, gated: bool
+    ) -> None:
+        """pieces: names of the matrices whose rows the weight has."""
         self.name, self.pieces = name, pieces
-        self.outputs, self.inputs, self.gated = outputs, inputs, gated
+        self.outputs, self.inputs, self.bias, self.gated = outputs, inputs, bias, gated
+        self.method: WeightMethod = UNQUANTIZED
         self._state: dict[str, Tensor] = {}
-        self._arrived: dict[int, dict[str, Tensor]] = {}
+        self._arrived: dict[int, dict[tuple[str, str], Tensor]] = {}
 
     def shape(self, dtype: torch.dtype) -> LinearShape:
         """Return the shape of each weight."""
-        return LinearShape(self.outputs, self.inputs, dtype, any("bias" in each for each in self.pieces), self.gated)
+        return LinearShape(self.outputs, self.inputs, dtype, self.bias, self.gated)
 
-    def begin(self, kept: LinearFormat, dtype: torch.dtype, experts: int, device: torch.device | str) -> None:
+    def tensors(self, outputs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
+        """Return what stands behind the name of a matrix with so many outputs in the checkpoint: its shape, and its
+        type where it is none of a plain weight."""
+        specs = self.method.tensors(LinearShape(outputs, self.inputs, torch.float32))
+        return {name: (spec.shape, None if name == "weight" else spec.dtype) for name, spec in specs.items()}
+
+    def state_specs(self, ops: Ops, dtype: torch.dtype, experts: int) -> dict[str, TensorSpec]:
+        """Return what `experts` weights take."""
+        specs = self.method.format(ops).state_specs(self.shape(dtype))
+        return {name: TensorSpec((experts, *spec.shape), spec.dtype) for name, spec in specs.items()}
+
+    def begin(self, ops: Ops, dtype: torch.dtype, experts: int, device: torch.device | str) -> None:
         """Take memory for `experts` weights."""
-        self._format, self._dtype = kept, dtype
-        specs = _stacked(kept.state_specs(self.shape(dtype)), experts)
-        self._state = {name: kept.zeros(spec, device) for name, spec in specs.items()}
+        self._format, self._dtype = self.method.format(ops), dtype
+        specs = self.state_specs(ops, dtype, experts)
+        self._state = {name: self._format.zeros(spec, device) for name, spec in specs.items()}
 
     @property
     def has_begun(self) -> bool:
         """Whether there is memory for the weights."""
         return bool(self._state)
 
-    def take(self, expert: int, piece: str, stored: Tensor) -> None:
-        """Keep a piece until all are there. Raises NotFinite."""
-        pieces = self._arrived.setdefault(expert, {})
-        pieces[piece] = stored
-        if len(pieces) < len(self.pieces):
+    def take(self, expert: int, piece: str, tensor: str, stored: Tensor) -> None:
+        """Keep a tensor of a piece until all are there. Raises NotFinite and CheckpointError."""
+        arrived, names = self._arrived.setdefault(expert, {}), list(self.tensors(self.outputs))
+        arrived[piece, tensor] = stored
+        if len(arrived) < len(self.pieces) * (len(names) + self.bias):
             return
         del self._arrived[expert]
-        weights = [pieces[each] for each in self.pieces if "bias" not in each]
-        biases = [pieces[each] for each in self.pieces if "bias" in each]
-        weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).to(self._dtype)
-        bias = torch.cat(biases).to(self._dtype) if biases else None
+
+        def joined(name: str) -> Tensor:
+            first, *more = (arrived[each, name] for each in self.pieces)
+            if name != "order":
+                return torch.cat((first, *more)) if more else first
+            if any(not torch.equal(first, each) for each in more):
+                raise CheckpointError(f"gate and up of expert {expert} have different g_idx, expected the same")
+            return first
+
+        weight = {name: joined(name).to(self._dtype) if name == "weight" else joined(name) for name in names}
+        bias = joined("bias").to(self._dtype) if self.bias else None
         own = {name: tensor[expert] for name, tensor in self._state.items()}
-        self._format.pack_into(own, weight, bias, gated=self.gated)
+        self._format.pack_into(own, self.method.source(weight), bias, gated=self.gated)
 
     def finish(self, first: int) -> PreparedStack:
         """Return the weights, ready to be multiplied."""
@@ -191,19 +213,17 @@ class Experts(Layer):
         self._owned = mesh.expert.share(experts, "experts")
         self._width_share = mesh.share(width, "activations of an expert") if mesh.expert.size == 1 else (0, width)
         self._out_share = mesh.share(inputs) if mesh.expert.size == 1 else (0, inputs)
-        parts = ("gate", "up") if is_gated else ("up",)
-        pieces = (*parts, *(f"{each} bias" for each in parts if bias))
+        pieces = ("gate", "up") if is_gated else ("up",)
         rows, outputs = self._width_share[1], self._out_share[1]
         fused = is_gated and activation == "silu"
         self._stacks = (
-            _Stack("gate_up" if is_gated else "up", len(parts) * rows, inputs, pieces, gated=fused),
-            _Stack("down", outputs, width, ("down", "down bias") if bias else ("down",), gated=False),
+            _Stack("gate_up" if is_gated else "up", len(pieces) * rows, inputs, pieces, bias=bias, gated=fused),
+            _Stack("down", outputs, width, ("down",), bias=bias, gated=False),
         )
         # on the meta device: what the weights take before they are packed
         for stack in self._stacks:
             plain = torch.empty(self._owned[1], stack.outputs, stack.inputs, device="meta")
             self.register_parameter(stack.name, nn.Parameter(plain, requires_grad=False))
-        self.use(UNQUANTIZED)
 
     def forward(self, x: Tensor, routing: Routing, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """x, shared [tokens, inputs] → [tokens, inputs]; see `expert_sum`."""
@@ -227,8 +247,35 @@ class Experts(Layer):
         (first, count), (_, _, experts) = self._owned, self._sizes
         return None if self._mesh.expert.size == 1 else (first, first + count, experts)
 
-    def use(self, method: WeightMethod) -> None:
-        self._method = method
+    def use(self, methods: Methods, path: str) -> None:
+        """Raise CheckpointError where experts of one matrix are stored in several ways."""
+        for stack in self._stacks:
+            names = [name for name, _, _ in self._matrices(path, stack)]
+            chosen = [methods(name) for name in names]
+            # orders of inputs may differ: each expert keeps its own
+            kinds = [replace(each, order="") if isinstance(each, Coded) else each for each in chosen]
+            other = next((n for n, each in enumerate(kinds) if each != kinds[0]), None)
+            if other is not None:
+                raise CheckpointError(
+                    f"{names[other]} is stored as {kinds[other].name} and {names[0]} as {kinds[0].name}, expected the "
+                    "same for all experts of a layer"
+                )
+            stack.method = kinds[0]
+
+    def formats(self, ops: Ops) -> Iterator[LinearFormat]:
+        return (stack.method.format(ops) for stack in self._stacks)
+
+    def _matrices(self, path: str, stack: _Stack) -> Iterator[tuple[str, int, str]]:
+        """Yield name, expert and piece of each stored matrix; expert -1 for that of all experts."""
+        up = "up_proj" if self._stored.gate is None else "gate_up_proj"
+        if self._stored.is_stacked:
+            names = dict(zip(self._stacks, self._stored.stacks or (up, "down_proj"), strict=True))
+            yield f"{path}.{names[stack]}", -1, ""
+            return
+        matrices = {"gate": self._stored.gate, "up": self._stored.up, "down": self._stored.down}
+        for expert in range(self._sizes[2]):
+            for piece in stack.pieces:
+                yield f"{path}.{expert}.{matrices[piece]}", expert, piece
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
@@ -236,76 +283,72 @@ class Experts(Layer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield a tensor for each expert and matrix, or the stacked ones. Nothing is read of another rank's experts."""
-        if self._stored.is_stacked:
-            yield from self._stacked_slots(path)
-            return
-        assert not self._bias, "biases are read from stacked tensors"
-        inputs, width, experts = self._sizes
-        own = range(self._owned[0], sum(self._owned))
-        names = {"gate": self._stored.gate, "up": self._stored.up, "down": self._stored.down}
-        for expert in range(experts):
-            for stack in self._stacks:
-                for piece in stack.pieces:
-                    name, rows = f"{path}.{expert}.{names[piece]}.weight", self._rows(piece)
-                    shape = (inputs, width) if piece == "down" else (width, inputs)
-                    if expert not in own:
-                        yield TensorSlot(name, shape, _leave, parts=())
-                        continue
-                    fill = partial(_of_rows, partial(self._fill, name, stack, expert, piece), rows)
-                    yield TensorSlot(name, shape, fill, parts=((rows,),))
+        assert self._stored.is_stacked or not self._bias, "biases are read from stacked tensors"
+        for stack in self._stacks:
+            for name, expert, piece in self._matrices(path, stack):
+                yield from self._slots_of(stack, name, expert, piece)
 
-    def _stacked_slots(self, path: str) -> Iterator[TensorSlot]:
+    def _slots_of(self, stack: _Stack, matrix: str, expert: int, piece: str) -> Iterator[TensorSlot]:
+        """Yield the tensors of one stored matrix."""
         inputs, width, experts = self._sizes
         first, count = self._owned
+        outputs = inputs if stack.name == "down" else width
+        if expert >= 0:
+            for tensor, (shape, dtype) in stack.tensors(outputs).items():
+                name, rows = f"{matrix}.{tensor}", self._rows(piece)
+                if not first <= expert < first + count:
+                    yield TensorSlot(name, shape, _leave, parts=())
+                    continue
+                rows = slice(None) if tensor == "order" else rows
+                fill = partial(_of_rows, partial(self._fill, name, stack, expert, piece, tensor), rows)
+                yield TensorSlot(name, shape, fill, parts=((rows,),), dtype=dtype)
+            return
         own = ((slice(first, first + count),),)
-        up = ("up_proj", width) if self._stored.gate is None else ("gate_up_proj", 2 * width)
-        names = self._stored.stacks or (up[0], "down_proj")
-        for stack, matrix, outputs, columns in zip(self._stacks, names, (up[1], inputs), (inputs, width), strict=True):
-            shape = (experts, columns, outputs) if self._stored.is_transposed else (experts, outputs, columns)
-            name = f"{path}.{matrix}"
-            yield TensorSlot(name, shape, partial(self._fill_all, name, stack, ""), parts=own)
-            if self._bias:
-                name = f"{name}_bias"
-                yield TensorSlot(name, (experts, outputs), partial(self._fill_all, name, stack, " bias"), parts=own)
+        for tensor, (inner, dtype) in stack.tensors(outputs * len(stack.pieces)).items():
+            name = matrix if tensor == "weight" else f"{matrix}.{tensor}"
+            turned = self._stored.is_transposed and tensor == "weight"
+            shape = (experts, *(inner[::-1] if turned else inner))
+            fill = partial(self._fill_all, name, stack, tensor, turned)
+            yield TensorSlot(name, shape, fill, parts=own, dtype=dtype)
+        if self._bias:
+            name, shape = f"{matrix}_bias", (experts, outputs * len(stack.pieces))
+            yield TensorSlot(name, shape, partial(self._fill_all, name, stack, "bias", False), parts=own)
 
     def _rows(self, piece: str) -> slice:
         start, length = self._out_share if piece.startswith("down") else self._width_share
         return slice(start, start + length)
 
-    def _fill(self, name: str, stack: _Stack, expert: int, piece: str, stored: Tensor) -> None:
+    def _fill(self, name: str, stack: _Stack, expert: int, piece: str, tensor: str, stored: Tensor) -> None:
         if not stack.has_begun:
-            dtype = self.get_parameter(stack.name).dtype
-            stack.begin(self._method.format(self.ops), dtype, self._owned[1], self._device)
+            stack.begin(self.ops, self.get_parameter(stack.name).dtype, self._owned[1], self._device)
         try:
-            stack.take(expert - self._owned[0], piece, stored)
+            stack.take(expert - self._owned[0], piece, tensor, stored)
         except NotFinite as error:
             raise CheckpointError(
                 f"{name} holds NaN or an infinity, or a tensor that is stacked with it does (expert {expert}, row "
                 f"{error.row}); it cannot be quantised, the checkpoint is damaged, download it again"
             ) from error
 
-    def _fill_all(self, name: str, stack: _Stack, kind: str, stored: Tensor) -> None:
-        pieces = [each for each in stack.pieces if each.endswith(" bias") == bool(kind)]
+    def _fill_all(self, name: str, stack: _Stack, tensor: str, turned: bool, stored: Tensor) -> None:
         for expert in range(self._owned[0], sum(self._owned)):
-            weight = stored[expert].t() if self._stored.is_transposed and not kind else stored[expert]
-            for number, piece in enumerate(pieces):
-                if len(pieces) == 1:
-                    rows = weight
+            whole = stored[expert].t() if turned else stored[expert]
+            for number, piece in enumerate(stack.pieces):
+                if len(stack.pieces) == 1:
+                    rows = whole
                 elif self._stored.is_interleaved:
-                    rows = weight[number::2]
+                    rows = whole[number :: len(stack.pieces)]
                 else:
-                    rows = weight.chunk(2)[number]
-                self._fill(name, stack, expert, piece, rows[self._rows(piece)])
+                    rows = whole.chunk(len(stack.pieces))[number]
+                self._fill(name, stack, expert, piece, tensor, rows[self._rows(piece)])
 
     def finish(self) -> None:
         self._hold(*(stack.finish(self._owned[0]) for stack in self._stacks))
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        kept = self._method.format(ops)
         return {
             f"{stack.name}.{name}": spec
             for stack in self._stacks
-            for name, spec in _stacked(kept.state_specs(self._shape(stack)), self._owned[1]).items()
+            for name, spec in stack.state_specs(ops, self.get_parameter(stack.name).dtype, self._owned[1]).items()
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -313,24 +356,17 @@ class Experts(Layer):
         return {f"{stack.name}.{name}": tensor for stack, each in prepared for name, tensor in each.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        kept, restored = self._method.format(self.ops), []
+        restored = []
         for stack in self._stacks:
-            start = f"{stack.name}."
+            start, shape = f"{stack.name}.", stack.shape(self.get_parameter(stack.name).dtype)
             own = {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
-            restored.append(kept.restore_stack(self._shape(stack), own, self._owned[0]))
+            restored.append(stack.method.format(self.ops).restore_stack(shape, own, self._owned[0]))
         self._hold(*restored)
-
-    def _shape(self, stack: _Stack) -> LinearShape:
-        return stack.shape(self.get_parameter(stack.name).dtype)
 
     def _hold(self, first: PreparedStack, second: PreparedStack) -> None:
         self._first, self._second = first, second
         for stack in self._stacks:
             self.register_parameter(stack.name, None)
-
-
-def _stacked(specs: Mapping[str, TensorSpec], experts: int) -> dict[str, TensorSpec]:
-    return {name: TensorSpec((experts, *spec.shape), spec.dtype) for name, spec in specs.items()}
 
 
 def _of_rows(fill: partial[None], rows: slice, stored: Tensor) -> None:

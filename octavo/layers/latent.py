@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -61,11 +62,12 @@ class LatentQueries(PreparedLayer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the weight, whose rows are head after head."""
-        yield TensorSlot(f"{path}.weight", (self._stored_rows, self._sizes[0]), self._fill, parts=((self._rows,),))
+        for held in self.fillings():
+            yield self.slot(held, path, self._stored_rows, partial(self._fill, held.key), ((self._rows,),))
 
-    def _fill(self, stored: Tensor) -> None:
+    def _fill(self, key: str, stored: Tensor) -> None:
         heads, plain = stored[self._rows].view(self._count, self.heads.query, -1), self.heads.plain
-        self.hold("weight", torch.cat((heads[:, :plain].flatten(0, 1), heads[:, plain:].flatten(0, 1))))
+        self.hold(key, torch.cat((heads[:, :plain].flatten(0, 1), heads[:, plain:].flatten(0, 1))))
 
 
 class LatentProjections(Layer):

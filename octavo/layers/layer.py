@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from itertools import groupby
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
+from octavo.layers.side_by_side import SideBySide
 from octavo.ops.memory import Scratch, zeroed
-from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
-from octavo.quantization.method import UNQUANTIZED, WeightMethod
+from octavo.quantization.method import UNQUANTIZED, Methods, WeightMethod
 
 T = TypeVar("T")
 
@@ -40,6 +42,8 @@ class TensorSlot:
     """What `fill` reads of it. The rest may be whatever lies there."""
     required: bool = True
     """False for a tensor that may be absent: it repeats what another layer holds, and is filled after all others."""
+    dtype: torch.dtype | None = None
+    """Its type where it is none of a plain weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,12 @@ class Layer(nn.Module):
 
     ops: Ops
 
-    def use(self, method: WeightMethod) -> None:
-        """Keep the weight by `method`, before anything is filled. By default there is none to quantise."""
+    def use(self, methods: Methods, path: str) -> None:
+        """Keep each weight of the layer at `path` by its method, before anything is filled. By default it has none."""
+
+    def formats(self, ops: Ops) -> Iterator[LinearFormat]:
+        """Yield the formats of the weights that are multiplied."""
+        yield from ()
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensors of the layer at `path` in the checkpoint (`layers.0.mlp.down_proj`)."""
@@ -130,8 +138,36 @@ class CachedLayer(Layer):
     """The layer whose cache it reads, and does not write; None where it has one of its own."""
 
 
+class Filling(NamedTuple):
+    """A parameter of a prepared layer: what it holds of the outputs [start, stop)."""
+
+    key: str
+    """Its name in the layer."""
+    name: str
+    """What stands behind the name of the weight in the checkpoint: `weight`, `codes`, `bias`."""
+    start: int
+    stop: int
+    inner: tuple[int, ...]
+    """All dimensions but that of outputs."""
+    dtype: torch.dtype | None = None
+    """Its type where it is none of a plain weight."""
+
+
+class _Part(NamedTuple):
+    """Neighbouring outputs [start, stop) of a layer whose weights one method keeps."""
+
+    method: WeightMethod
+    start: int
+    stop: int
+    suffix: str
+    """What distinguishes the names of its parameters."""
+
+
 class PreparedLayer(Layer):
-    """A layer with one weight that is multiplied, which a `WeightMethod` keeps: `prepared` once it is finished."""
+    """A layer with one weight that is multiplied, which a `WeightMethod` keeps: `prepared` once it is finished.
+
+    Where the stored weights of its outputs are kept by several methods, it has a part for each.
+    """
 
     prepared: PreparedLinear
     _scratch: Scratch
@@ -140,11 +176,35 @@ class PreparedLayer(Layer):
         super().__init__()
         self._sizes = (inputs, outputs, bias)
         self._gated = gated
-        self.use(UNQUANTIZED)
+        self._dtype = torch.get_default_dtype()
+        self._parts: tuple[_Part, ...] = ()
+        self._keep([(UNQUANTIZED, outputs)])
 
-    def use(self, method: WeightMethod) -> None:
-        self.method = method
-        method.make(self, *self._sizes)
+    def use(self, methods: Methods, path: str) -> None:
+        self._keep([(methods(name), length) for name, length in self.sources(path)])
+
+    def sources(self, path: str) -> list[tuple[str, int]]:
+        """Return the names of the stored weights of the outputs, in their order, and how many outputs each has."""
+        return [(path, self._sizes[1])]
+
+    def fillings(self) -> Iterator[Filling]:
+        """Yield what the layer is filled with."""
+        for part in self._parts:
+            for name, spec in part.method.tensors(self._shape(part)).items():
+                inner = spec.shape if name == "order" else spec.shape[1:]
+                dtype = None if name == "weight" else spec.dtype
+                yield Filling(name + part.suffix, name, part.start, part.stop, inner, dtype)
+        if self._sizes[2]:
+            yield Filling("bias", "bias", 0, self._sizes[1], ())
+
+    def slot(
+        self, held: Filling, stored: str, outputs: int, fill: Callable[[Tensor], None], parts: Parts = WHOLE
+    ) -> TensorSlot:
+        """Return the slot of what is `held` of the weight named `stored`, which has `outputs`."""
+        name = f"{stored}.{held.name}"
+        if held.name == "order":
+            return TensorSlot(name, held.inner, partial(self.hold, held.key), dtype=held.dtype)
+        return TensorSlot(name, (outputs, *held.inner), fill, parts, dtype=held.dtype)
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
@@ -165,25 +225,78 @@ class PreparedLayer(Layer):
 
     def finish(self) -> None:
         """Prepare the weight and release what it was made from."""
-        self.prepared = self.method.finish(self, self.ops, gated=self._gated)
-        self._release()
+        bias = self.get_parameter("bias").data if self._sizes[2] else None
+        made = []
+        for part in self._parts:
+            shape, own = self._shape(part), None if bias is None else bias[part.start : part.stop]
+            filled = {name: self.get_parameter(name + part.suffix).data for name in part.method.tensors(shape)}
+            made.append(part.method.pack(self.ops, shape, filled, own))
+        self._release(made)
+
+    def formats(self, ops: Ops) -> Iterator[LinearFormat]:
+        return (part.method.format(ops) for part in self._parts)
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        return self.method.format(ops).state_specs(self._shape())
+        return {
+            name + part.suffix: spec
+            for part in self._parts
+            for name, spec in part.method.format(ops).state_specs(self._shape(part)).items()
+        }
 
     def state(self) -> dict[str, Tensor]:
         return self.prepared.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.prepared = self.method.format(self.ops).restore(self._shape(), state)
-        self._release()
+        made = []
+        for part in self._parts:
+            kept, shape = part.method.format(self.ops), self._shape(part)
+            made.append(kept.restore(shape, {name: state[name + part.suffix] for name in kept.state_specs(shape)}))
+        self._release(made)
 
-    def _shape(self) -> LinearShape:
+    def _keep(self, methods: Sequence[tuple[WeightMethod, int]]) -> None:
+        """Make the parameters of weights that are kept by these methods, each for so many outputs."""
+        device = next((each.device for each in self.parameters(recurse=False)), None)
+        self._dtype, stop = self._shape().dtype, 0
+        parts: list[_Part] = []
+        for method, run in groupby(methods, lambda pair: pair[0]):
+            start, stop = stop, stop + sum(length for _, length in run)
+            parts.append(_Part(method, start, stop, f"/{len(parts)}"))
+        self._parts = tuple(parts) if len(parts) > 1 else (parts[0]._replace(suffix=""),)
+        specs = {
+            name + part.suffix: spec
+            for part in self._parts
+            for name, spec in part.method.tensors(self._shape(part)).items()
+        }
+        if self._sizes[2]:
+            specs["bias"] = TensorSpec((self._sizes[1],), self._dtype)
+        self._parameters.clear()
+        for name, spec in specs.items():
+            empty = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+
+    def _shape(self, part: _Part | None = None) -> LinearShape:
+        """Return the shape of the whole, or of one of several parts, which are multiplied without the gate."""
         inputs, outputs, bias = self._sizes
-        dtype = next(each.dtype for each in self.parameters(recurse=False) if each.is_floating_point())
-        return LinearShape(outputs, inputs, dtype, bias, self._gated)
+        dtype = next(
+            (
+                each.dtype
+                for name, each in self._parameters.items()
+                if each is not None and name.startswith(("weight", "bias"))
+            ),
+            self._dtype,
+        )
+        if part is None or len(self._parts) == 1:
+            return LinearShape(outputs, inputs, dtype, bias, self._gated)
+        return LinearShape(part.stop - part.start, inputs, dtype, bias)
 
-    def _release(self) -> None:
+    def _release(self, made: list[PreparedLinear]) -> None:
+        """Multiply by what was `made` of the parts, and release what they were made from."""
+        if len(made) == 1:
+            self.prepared = made[0]
+        else:
+            self.prepared = SideBySide(
+                self._shape(), {part.suffix: each for part, each in zip(self._parts, made, strict=True)}
+            )
         for name, parameter in list(self.named_parameters(recurse=False)):
             self.register_parameter(name, None)
             self._scratch.give_back(parameter.data)

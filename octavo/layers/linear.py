@@ -7,15 +7,19 @@ checkpoint's tree, in the order in which their outputs are wanted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
 from octavo.layers.heads import Heads
-from octavo.layers.layer import PreparedLayer, TensorSlot
+from octavo.layers.layer import Filling, PreparedLayer, TensorSlot
+from octavo.quantization.method import Methods, without_codes
 
 
 class ColumnLinear(PreparedLayer):
@@ -53,8 +57,24 @@ class ColumnLinear(PreparedLayer):
         """Return (start, length) of this rank's share of the outputs of a section."""
         return self.mesh.share(self.sections[section])
 
+    def sources(self, path: str) -> list[tuple[str, int]]:
+        return [(name, sum(each.length for each in group)) for name, _, group in self._stored(path)]
+
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield one tensor per read name and parameter."""
+        stored = self._stored(path)
+        for held in self.fillings():
+            turned = self.transposed and held.name == "weight"
+            for name, size, group in stored:
+                if not held.start <= group[0].target < held.stop:
+                    continue
+                fill = partial(self._fill, held, group, turned)
+                parts = tuple(_part(each.rows, outputs_last=turned) for each in group)
+                slot = self.slot(held, name, size, fill, parts)
+                yield replace(slot, shape=slot.shape[::-1]) if turned else slot
+
+    def _stored(self, path: str) -> list[tuple[str, int, list[_Placed]]]:
+        """Return name and outputs of each stored weight, and this rank's share of them."""
         parent, _, own = path.rpartition(".")
         beside = f"{parent}." if parent else ""
         names = self.reads or (own,)
@@ -65,29 +85,21 @@ class ColumnLinear(PreparedLayer):
             first, length = self.share_of(section)
             placed.append(_Placed((start if is_stacked else 0) + first, length, target))
             start, target = start + size, target + length
-        groups = [placed] if is_stacked else [[each] for each in placed]
-        sizes = [sum(self.sections)] if is_stacked else self.sections
-        for parameter_name, parameter in self.named_parameters(recurse=False):
-            inner = tuple(parameter.shape[1:])
-            for name, size, group in zip(names, sizes, groups, strict=True):
-                yield TensorSlot(
-                    f"{beside}{name}.{parameter_name}",
-                    (size, *inner)[::-1] if self.transposed else (size, *inner),
-                    partial(self._fill, parameter_name, group),
-                    parts=tuple(_part(each.rows, outputs_last=self.transposed and bool(inner)) for each in group),
-                )
+        if is_stacked:
+            return [(f"{beside}{names[0]}", sum(self.sections), placed)]
+        each = zip(names, self.sections, placed, strict=True)
+        return [(f"{beside}{name}", size, [place]) for name, size, place in each]
 
-    def _fill(self, name: str, group: list[_Placed], stored: Tensor) -> None:
-        rows = stored.t() if self.transposed else stored
-        num_outputs = len(self.get_parameter(name))
+    def _fill(self, held: Filling, group: list[_Placed], turned: bool, stored: Tensor) -> None:
+        rows, num_outputs = stored.t() if turned else stored, held.stop - held.start
         if len(group) == 1 and group[0].length == num_outputs:
             rows = rows[group[0].rows]
         if len(rows) == sum(each.length for each in group) == num_outputs:
-            self.hold(name, rows)
+            self.hold(held.key, rows)
             return
-        room = self.room(name, stored.device)
+        room = self.room(held.key, stored.device)
         for each in group:
-            room.narrow(0, each.target, each.length).copy_(rows[each.rows])
+            room.narrow(0, each.target - held.start, each.length).copy_(rows[each.rows])
 
 
 class _Placed(NamedTuple):
@@ -132,28 +144,38 @@ class PickedLinear(PreparedLayer):
         """x [tokens, inputs] → [tokens, outputs]."""
         return self.prepared(x)
 
+    def use(self, methods: Methods, path: str) -> None:
+        beside = path.removesuffix(path.rpartition(".")[2])
+        scaled = {f"{beside}{each.name}" for each in self._picks if each.factor != 1.0}
+        super().use(lambda name: without_codes(methods(name)) if name in scaled else methods(name), path)
+
+    def sources(self, path: str) -> list[tuple[str, int]]:
+        beside = path.removesuffix(path.rpartition(".")[2])
+        return [(f"{beside}{each.name}", each.length) for each in self._picks]
+
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensors that picks name, each once."""
-        parent, _, _ = path.rpartition(".")
-        beside = f"{parent}." if parent else ""
-        for parameter, held in self.named_parameters(recurse=False):
-            for name in dict.fromkeys(each.name for each in self._picks):
-                own = [each for each in self._picks if each.name == name]
-                yield TensorSlot(
-                    f"{beside}{name}.{parameter}",
-                    (own[0].outputs, *held.shape[1:]),
-                    partial(self._fill, parameter, name),
-                    parts=tuple((rows,) for each in own for rows in each.rows),
-                )
+        beside = path.removesuffix(path.rpartition(".")[2])
+        for held in self.fillings():
+            own = [(start, pick) for start, pick in self._placed() if held.start <= start < held.stop]
+            for name in dict.fromkeys(pick.name for _, pick in own):
+                picks = [(start, pick) for start, pick in own if pick.name == name]
+                rows = tuple((rows,) for _, pick in picks for rows in pick.rows)
+                fill = partial(self._fill, held, picks)
+                yield self.slot(held, f"{beside}{name}", picks[0][1].outputs, fill, rows)
 
-    def _fill(self, parameter: str, name: str, stored: Tensor) -> None:
-        room, target = self.room(parameter, stored.device), 0
-        for pick in self._picks:
+    def _placed(self) -> Iterator[tuple[int, Pick]]:
+        """Yield each pick with its place among the outputs."""
+        return zip(accumulate((each.length for each in self._picks), initial=0), self._picks, strict=False)
+
+    def _fill(self, held: Filling, picks: list[tuple[int, Pick]], stored: Tensor) -> None:
+        room = self.room(held.key, stored.device)
+        for start, pick in picks:
+            target = start - held.start
             for rows in pick.rows:
                 place = room.narrow(0, target, rows.stop - rows.start)
                 target += len(place)
-                if pick.name == name:
-                    place.copy_(stored[rows] if pick.factor == 1.0 else stored[rows] * pick.factor)
+                place.copy_(stored[rows] if pick.factor == 1.0 else stored[rows] * pick.factor)
 
 
 class GatedLinear(ColumnLinear):
@@ -223,9 +245,8 @@ class QKVLinear(ColumnLinear):
             return
         start, length = self.heads.query_share(self.mesh)
         rows = slice(3 * start, 3 * (start + length))
-        for name, parameter in self.named_parameters(recurse=False):
-            shape = (3 * self.heads.q_size, *parameter.shape[1:])
-            yield TensorSlot(f"{path}.{name}", shape, partial(self._fill_by_head, name, rows), parts=((rows,),))
+        for held in self.fillings():
+            yield self.slot(held, path, 3 * self.heads.q_size, partial(self._fill_by_head, held.key, rows), ((rows,),))
 
     def _fill_by_head(self, name: str, rows: slice, stored: Tensor) -> None:
         own = stored[rows]
@@ -299,20 +320,31 @@ class SummedLinear(PreparedLayer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensors of the layer's own name."""
-        stored = (self.outputs, self.inputs)
-        shape = stored[::-1] if self.transposed else stored
-        part = _part(self._columns, outputs_last=not self.transposed)
-        yield TensorSlot(f"{path}.weight", shape, self._fill_weight, parts=(part,))
+        for held in self.fillings():
+            if held.name == "bias":
+                continue
+            total, columns = self._columns(held)
+            turned = self.transposed and held.name == "weight"
+            shape = (self.outputs, total)
+            fill = partial(self._fill, held.key, columns, turned)
+            part = _part(columns, outputs_last=not turned)
+            yield TensorSlot(f"{path}.{held.name}", shape[::-1] if turned else shape, fill, parts=(part,))
         if self.has_bias:
             yield TensorSlot(f"{path}.bias", (self.outputs,), self._fill_bias)
 
-    @property
-    def _columns(self) -> slice:
+    def _columns(self, held: Filling) -> tuple[int, slice]:
+        """Return how many columns a stored tensor has, and those of this rank. Raises ConfigError."""
         start, length = self.mesh.share(self.inputs)
-        return slice(start, start + length)
+        per_column, rest = divmod(length, held.inner[0])
+        if held.name == "order" or rest or start % per_column:
+            raise ConfigError(
+                "tensor_parallel_reduce is sum, which would cut groups or the order of inputs of a quantised weight; "
+                "use gather"
+            )
+        return self.inputs // per_column, slice(start // per_column, (start + length) // per_column)
 
-    def _fill_weight(self, stored: Tensor) -> None:
-        self.hold("weight", (stored.t() if self.transposed else stored)[:, self._columns])
+    def _fill(self, key: str, columns: slice, turned: bool, stored: Tensor) -> None:
+        self.hold(key, (stored.t() if turned else stored)[:, columns])
 
     def _fill_bias(self, stored: Tensor) -> None:
         if self.mesh.tensor.rank == 0:

@@ -104,7 +104,6 @@ class DecoderConfig:
         `head_dim` defaults to the config's key, else to an even share of the hidden size. `rotary_share` and
         `interleaved` are those of `read_rope`.
         """
-        refuse_quantization(c)
         kinds = c.values.get("layer_types") or []
         if "windows" not in own and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
             raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
@@ -333,11 +332,6 @@ def read_windows(
         return ()
     window = c.positive("sliding_window") if default is None else c.positive("sliding_window", default)
     return tuple(window if each else None for each in has_window)
-
-
-def refuse_quantization(c: Checkpoint) -> None:
-    """Refuse a quantised checkpoint, which stores other tensors than a model reads."""
-    c.refuse("quantization_config", because="quantised weights are not implemented; use the unquantised checkpoint")
 
 
 def even_share(c: Checkpoint, name: str, size: int, num_heads: int) -> int:

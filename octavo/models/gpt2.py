@@ -18,7 +18,7 @@ from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, PlainMLP
-from octavo.models.config import DecoderConfig, even_share, refuse_quantization
+from octavo.models.config import DecoderConfig, even_share
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 
@@ -28,7 +28,6 @@ class GPT2Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        refuse_quantization(c)
         c.expect("scale_attn_weights", True)
         c.expect("scale_attn_by_inverse_layer_idx", False)
         c.expect("add_cross_attention", False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors
-from octavo.config.checkpoint import Checkpoint
+from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.explain import RankShare
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
@@ -27,11 +27,14 @@ from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
 from octavo.models.stored_names import check_tensors, strip_prefix, tensor_slots
+from octavo.models.stored_view import StoredView
 from octavo.models.weight_files import Wanted, progress_bar, read_ahead, stored_tensors
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
-from octavo.quantization.method import UNQUANTIZED, WeightMethod
+from octavo.quantization.method import STORED, UNQUANTIZED, WeightMethod
+from octavo.quantization.registry import stored_format
+from octavo.quantization.stored import CODED
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -55,11 +58,12 @@ class LoadedModel:
         checkpoint: Checkpoint,
         mesh: Mesh,
         dtype: torch.dtype,
-        method: WeightMethod,
+        method: str,
         model: DecoderStack,
         shape: ModelShape,
+        view: StoredView | None,
     ) -> None:
-        """shape: the sizes of this rank's part, its layers and its heads."""
+        """shape: the sizes of this rank's part, its layers and its heads. view: of a quantised checkpoint."""
         self.dtype = dtype
         self.model = model
         self.shape = shape
@@ -68,28 +72,37 @@ class LoadedModel:
         self._checkpoint = checkpoint
         self.mesh = mesh
         """The place of this rank."""
-        self._method = method
+        self._method, self._view = method, view
 
     @classmethod
     def open(
-        cls, checkpoint: Checkpoint, mesh: Mesh, dtype: torch.dtype = torch.float32, method: WeightMethod | None = None
+        cls,
+        checkpoint: Checkpoint,
+        mesh: Mesh,
+        dtype: torch.dtype = torch.float32,
+        method: WeightMethod | None = None,
+        *,
+        activation_bits: int = 8,
     ) -> LoadedModel:
         """Build the model on the meta device: shapes and names in `dtype`, no memory, and no weight is read.
 
-        `method` keeps the weights that are multiplied; by default they are not quantised. Raises CheckpointError, or
-        ConfigError where the model cannot be shared by the ranks of the mesh.
+        `method` keeps the weights that are multiplied; by default they stay as the checkpoint has them, and those of
+        a quantised one are multiplied with activations of `activation_bits`. Raises CheckpointError, or ConfigError
+        where the model cannot be shared by the ranks of the mesh, or is quantised already.
         """
-        method = method or UNQUANTIZED
         model_class = resolve_model(checkpoint)
         config = model_class.Config.read(checkpoint)
         shape = config.shape(mesh)
         with torch.device("meta"):
-            model = model_class(config, mesh)
-            for _, layer in model.layers_by_path():
-                layer.use(method)
+            model = model_class(config, mesh).to(dtype)
+            view = _view(checkpoint, model, method, activation_bits)
+            methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of
+            for path, layer in model.layers_by_path():
+                layer.use(methods, path)
         if mesh.expert.size > 1 and mesh.pipeline.size == 1 and _experts(model) is None:
             raise ConfigError("enable_expert_parallel is set, but this model has no experts; leave it out")
-        return cls(checkpoint, mesh, dtype, method, model.to(dtype), shape)
+        name = STORED if view is not None else (method or UNQUANTIZED).name
+        return cls(checkpoint, mesh, dtype, name, model, shape, view)
 
     def share(self) -> RankShare | None:
         """Return what this rank has of the model; None where there are no others."""
@@ -141,9 +154,10 @@ class LoadedModel:
         made.
         """
         model = self.model
-        headers = self._checkpoint.tensors() if dummy_seed is None else {}
-        if headers:
-            check_tensors(self._checkpoint, model, headers.values())
+        if dummy_seed is None:
+            headers = self._checkpoint.tensors().values() if self._view is None else list(self._view.tensors())
+            if headers:  # archives have none
+                check_tensors(self._checkpoint, model, headers)
         longest = model.config.max_positions
         positions, served = (longest if each is None else min(each, longest) for each in (max_positions, max_model_len))
         binding = Binding(ops, backend, positions, served, device)
@@ -159,12 +173,14 @@ class LoadedModel:
             cache.prepare()
         with torch.no_grad():
             if dummy_seed is None:
-                _fill(self._checkpoint, model, device, progress)
+                self._fill(device, progress)
             else:
                 for path, layer in model.layers_by_path():
                     for slot in layer.tensor_slots(path):
                         if slot.required:
-                            slot.fill(random_tensor(slot.name, slot.shape, dummy_seed, self.dtype, device))
+                            slot.fill(
+                                random_tensor(slot.name, slot.shape, dummy_seed, slot.dtype or self.dtype, device)
+                            )
                     layer.finish()
         binding.scratch.clear()
         if cache is not None:
@@ -196,19 +212,63 @@ class LoadedModel:
                 for name, parameter in own.items():
                     layer.register_parameter(name, parameter)
 
+    def _fill(self, device: torch.device | str, progress: bool) -> None:
+        """Read every file once and fill the slot of each tensor."""
+        checkpoint, model = self._checkpoint, self.model
+        if self._view is not None:
+            stored = list(self._view.tensors())
+        else:
+            stored = [tensor for file in checkpoint.weight_files() for tensor in stored_tensors(file.path)]
+            if not checkpoint.tensors():  # archives have no headers, which would have been checked before
+                check_tensors(checkpoint, model, stored)
+        slots, arrivals = tensor_slots(model), _Arrivals(model)
+        wanted = [(slots[name], tensor) for tensor in stored if (name := strip_prefix(model, tensor.name)) in slots]
+        # what repeats other tensors is compared with them, so it comes last
+        wanted.sort(key=lambda pair: not pair[0].required)
+        reads = [Wanted(tensor, slot.parts) for slot, tensor in wanted]
+        show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
+        if progress:
+            show = progress_bar(f"Loading {checkpoint.path.name}", sum(each.nbytes for each in reads))
+        with show as advance:
+            for (slot, tensor), (read, values) in zip(wanted, read_ahead(reads, _READ_AHEAD_BYTES), strict=True):
+                try:
+                    arrivals.take(slot, values.to(device))
+                except CheckpointError as error:
+                    raise CheckpointError(f"{checkpoint.path}: {error}") from error
+                tensor.release()
+                advance(read.nbytes)
+
     def _packed_cache(self, packed: PackedFolder, ops: Ops) -> PackedCache:
         """Open the cache of packed weights. Raises ConfigError for a folder that cannot be made."""
-        checkpoint, method = self._checkpoint, self._method
+        checkpoint = self._checkpoint
+        layouts = {kept.layout for _, layer in self.model.layers_by_path() for kept in layer.formats(ops)}
         made = made_of(
             checkpoint,
             dtype=self.dtype,
-            method=method.name,
-            layout=method.format(ops).layout,
+            method=self._method,
+            layout=" ".join(sorted(layouts)),
             ranks=self.mesh.description,
         )
         content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
         packed.make()
         return PackedCache(packed, checkpoint.path.name, content, made)
+
+
+def _view(
+    checkpoint: Checkpoint, model: DecoderStack, method: WeightMethod | None, activation_bits: int
+) -> StoredView | None:
+    """Return the view of a quantised checkpoint, None of another. Raises ConfigError where `method` would quantise its
+    weights once more."""
+    section = checkpoint.section(QUANTIZATION)
+    if section is None:
+        return None
+    kept = stored_format(section)
+    if method is not None and method is not UNQUANTIZED:
+        raise ConfigError(
+            f"quantization is {method.name}, but the checkpoint is quantised already ({kept.name}), and quantising it "
+            "again would lose more; leave quantization out, or use the unquantised checkpoint"
+        )
+    return StoredView(checkpoint, model, kept, activation_bits)
 
 
 def _experts(model: DecoderStack) -> tuple[int, int, int] | None:
@@ -224,6 +284,8 @@ def random_tensor(
 
     The values follow from seed, name, shape and type, whichever rank takes a share of them.
     """
+    if (kind := name.rpartition(".")[2]) in CODED:
+        return _random_codes(kind, name, shape, seed, dtype, device)
     values = zeroed(shape, dtype, torch.device(device))  # given back to the system when it is freed
     if len(shape) == 1:
         return values.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -231,6 +293,25 @@ def random_tensor(
     generator = torch.Generator(values.device).manual_seed(int.from_bytes(digest[:7], "big"))
     bound = (3.0 / shape[1]) ** 0.5
     return values.uniform_(-bound, bound, generator=generator)
+
+
+def _random_codes(
+    kind: str, name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """Return a tensor of a quantised weight: values are about as large as those of trained ones."""
+    if kind == "codes":
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+        least = -8 if dtype is torch.int8 else 0
+        return torch.randint(least, least + 16, shape, generator=generator, dtype=dtype, device=device)
+    if kind == "order":
+        return torch.arange(shape[0], dtype=dtype, device=device)
+    fixed = {
+        "zeros": 8.0,
+        "scales": 1.0 if dtype is torch.int8 else 2.0**-8,
+        "minimums": 8.0 if dtype is torch.int8 else 2.0**-5,
+    }
+    return torch.full(shape, fixed.get(kind, 2.0**-8), dtype=dtype, device=device)
 
 
 class _Arrivals:
@@ -264,7 +345,7 @@ class _Arrivals:
 
 def _tensor_with_row(path: str, layer: Layer, row: int) -> str:
     """Return which of the tensors that are stacked to the layer's weight holds its row `row`."""
-    stacked = [slot for slot in layer.tensor_slots(path) if slot.name.endswith("weight")]
+    stacked = [slot for slot in layer.tensor_slots(path) if slot.name.endswith(("weight", "scales"))]
     outputs = 1 if getattr(layer, "transposed", False) else 0
     for slot in stacked:
         size = slot.shape[outputs]
@@ -272,26 +353,3 @@ def _tensor_with_row(path: str, layer: Layer, row: int) -> str:
         if row < 0:
             break
     return slot.name
-
-
-def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | str, progress: bool) -> None:
-    """Read every file once and fill the slot of each tensor."""
-    stored = [tensor for file in checkpoint.weight_files() for tensor in stored_tensors(file.path)]
-    if not checkpoint.tensors():  # archives have no headers, which would have been checked before
-        check_tensors(checkpoint, model, stored)
-    slots, arrivals = tensor_slots(model), _Arrivals(model)
-    wanted = [(slots[name], tensor) for tensor in stored if (name := strip_prefix(model, tensor.name)) in slots]
-    # what repeats other tensors is compared with them, so it comes last
-    wanted.sort(key=lambda pair: not pair[0].required)
-    reads = [Wanted(tensor, slot.parts) for slot, tensor in wanted]
-    show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
-    if progress:
-        show = progress_bar(f"Loading {checkpoint.path.name}", sum(each.nbytes for each in reads))
-    with show as advance:
-        for (slot, tensor), (read, values) in zip(wanted, read_ahead(reads, _READ_AHEAD_BYTES), strict=True):
-            try:
-                arrivals.take(slot, values.to(device))
-            except CheckpointError as error:
-                raise CheckpointError(f"{checkpoint.path}: {error}") from error
-            tensor.release()
-            advance(read.nbytes)

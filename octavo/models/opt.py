@@ -17,7 +17,7 @@ from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, GatedLayer, PlainMLP, stream_norm
-from octavo.models.config import DecoderConfig, even_share, refuse_quantization
+from octavo.models.config import DecoderConfig, even_share
 
 ARCHITECTURES = ("OPTForCausalLM",)
 
@@ -35,7 +35,6 @@ class OPTConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        refuse_quantization(c)
         c.expect("layer_norm_elementwise_affine", True)
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         pre_norm = c.bool("do_layer_norm_before", True)

@@ -14,6 +14,7 @@ from octavo.errors import CheckpointError
 from octavo.layers.layer import TensorSlot
 from octavo.models.decoder import DecoderStack
 from octavo.models.weight_files import FLOATS, StoredTensor
+from octavo.quantization.stored import CODED
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +52,10 @@ def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[
         slot = slots.get(name)
         if slot is None:
             continue
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in FLOATS and name.rpartition(".")[2] not in CODED:
             raise CheckpointError(
                 f"{tensor.file}: {tensor.name} is stored as {tensor.dtype}, expected F32, F16 or BF16; "
-                "quantised weights are not implemented, use the unquantised checkpoint"
+                "a quantised checkpoint needs a quantization_config in its config.json, which says how"
             )
         if tensor.shape != slot.shape:
             raise CheckpointError(

@@ -30,10 +30,17 @@ _TYPES: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
-_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}
-FLOATS: Final = frozenset(_TYPES)
-"""Types that can be read, by their names in safetensors."""
+DTYPE_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}
+"""Names of types in safetensors."""
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types of plain weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,11 @@ def _tensors_of_safetensors(path: Path) -> Iterator[StoredTensor]:
 
 
 def _mapped(pages: mmap.mmap, info: TensorInfo, parts: Parts) -> Tensor:
-    dtype = _TYPES[info.dtype]
+    dtype = _TYPES.get(info.dtype)
+    if dtype is None:
+        raise CheckpointError(
+            f"{info.file}: {info.name} is stored as {info.dtype}, expected one of {', '.join(_TYPES)}"
+        )
     count = prod(info.shape)
     if not count:
         return torch.empty(info.shape, dtype=dtype)
@@ -148,7 +159,7 @@ def _mapped(pages: mmap.mmap, info: TensorInfo, parts: Parts) -> Tensor:
         values = torch.frombuffer(pages, dtype=dtype, count=count, offset=info.offset)
     values = values.view(info.shape)
     for part in parts:
-        read = values[part]
+        read = values[part].view(torch.uint8) if values.dtype is torch.float8_e4m3fn else values[part]
         read = read.view(-1) if read.is_contiguous() else read
         read[..., :: max(1, mmap.PAGESIZE // dtype.itemsize)].sum()  # an element of each page
     return values
@@ -177,7 +188,7 @@ def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:
             raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, expected a name with a tensor")
         if value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name} is stored as {value.layout}, expected a dense tensor")
-        dtype = _NAMES.get(value.dtype, str(value.dtype))
+        dtype = DTYPE_NAMES.get(value.dtype, str(value.dtype))
         yield StoredTensor(name, dtype, tuple(value.shape), value.nbytes, path, partial(_of_archive, value))
 
 

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
-import torch
-from torch import nn
+from torch import Tensor
 
-from octavo.ops.prepare_linear import LinearFormat, PreparedLinear
+from octavo.ops.coded import CodeSpec
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 
 
 class WeightMethod(Protocol):
     """How a linear layer, or a head, keeps its weight. One object serves many layers and holds no state of any."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name for people and in the identity of packed weights."""
+        ...
 
-    def make(self, layer: nn.Module, inputs: int, outputs: int, bias: bool) -> None:
-        """Give `layer` its parameters, as the checkpoint fills them; dimension 0 of each counts outputs."""
+    def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        """Return what the layer is filled with beside a bias; dimension 0 of each but `order` counts outputs."""
+        ...
+
+    def source(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Return the weight that `format` packs, made of the filled `tensors`, which may be views of a mapped file."""
         ...
 
     def format(self, ops: Ops) -> LinearFormat:
-        """Return the format that `finish` brings the parameters into."""
+        """Return the format that the tensors are brought into."""
         ...
 
-    def finish(self, layer: nn.Module, ops: Ops, *, gated: bool = False) -> PreparedLinear:
-        """Bring the filled parameters into the form that computes best, in memory of its own; the layer releases them.
-
-        It is called once for a layer, as soon as it is filled. Parameters may be views of a mapped file.
-        """
+    def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
+        """Bring the filled `tensors` into the form that computes best, in memory of its own."""
         ...
+
+
+Methods = Callable[[str], WeightMethod]
+"""Chooses the method of a stored weight by its name, without the prefix of all names of a model."""
 
 
 class FromPlain:
-    """A method whose layers are filled with plain `weight` [outputs, inputs] and perhaps `bias` [outputs].
+    """A method whose layers are filled with plain `weight` [outputs, inputs].
 
     `operator` names the `LinearFormat` that they are brought into.
     """
@@ -42,18 +52,58 @@ class FromPlain:
         self.name = name
         self._operator = operator
 
-    def make(self, layer: nn.Module, inputs: int, outputs: int, bias: bool) -> None:
-        layer.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
-        layer.register_parameter("bias", nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None)
+    def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
+
+    def source(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors["weight"]
 
     def format(self, ops: Ops) -> LinearFormat:
         found: LinearFormat = getattr(ops, self._operator)
         return found
 
-    def finish(self, layer: nn.Module, ops: Ops, *, gated: bool = False) -> PreparedLinear:
-        bias = None if layer.bias is None else layer.get_parameter("bias").data
-        return self.format(ops)(layer.get_parameter("weight").data, bias, gated=gated)
+    def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
+        return self.format(ops)(tensors["weight"], bias, gated=shape.is_gated)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A method whose layers are filled with the codes of a quantised checkpoint, which stay as they are.
+
+    Weights of one layer that have different `order`s of their inputs are kept apart.
+    """
+
+    spec: CodeSpec
+    order: str = ""
+    """Digest of the order of the inputs; empty where they are not reordered."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.layout
+
+    def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        return self.spec.tensor_specs(shape.outputs, shape.inputs)
+
+    def source(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return tensors
+
+    def format(self, ops: Ops) -> LinearFormat:
+        found: LinearFormat = ops.prepare_coded(self.spec)
+        return found
+
+    def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
+        made: PreparedLinear = ops.prepare_coded(self.spec)(tensors, shape.dtype, bias, gated=shape.is_gated)
+        return made
 
 
 UNQUANTIZED = FromPlain("unquantized", "prepare_linear")
 """Weights are multiplied in their own type."""
+
+
+def without_codes(method: WeightMethod) -> WeightMethod:
+    """Return the method of a layer that cannot keep codes: such a weight is dequantised."""
+    return UNQUANTIZED if isinstance(method, Coded) else method
+
+
+STORED: Final = "stored"
+"""The name of all methods of a quantised checkpoint together, in the identity of packed weights."""

@@ -1,9 +1,15 @@
-"""The weight formats by their names in `--quantization`."""
+"""The weight formats by their names in `--quantization`, and those of checkpoints by their `quant_method`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from octavo.config.section import Section
 from octavo.errors import ConfigError, suggestion
+from octavo.quantization.compressed_tensors import CompressedTensors
 from octavo.quantization.method import UNQUANTIZED, FromPlain, WeightMethod
+from octavo.quantization.stored import StoredFormat
 
 METHODS: tuple[WeightMethod, ...] = (
     # a scale per output channel, times 8-bit activations with a scale per token
@@ -23,3 +29,13 @@ def method_named(name: str | None) -> WeightMethod:
         known = ", ".join(methods)
         raise ConfigError(f"quantization is {name}, must be one of {known}{suggestion(name, methods)}")
     return methods[name]
+
+
+FORMATS: Final[Mapping[str, Callable[[Section], StoredFormat]]] = {
+    "compressed-tensors": CompressedTensors,
+}
+
+
+def stored_format(section: Section) -> StoredFormat:
+    """Return the format of a checkpoint by its `quantization_config`. Raises CheckpointError, UnsupportedModel."""
+    return FORMATS[section.expect("quant_method", *FORMATS, default=None)](section)

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.config.checkpoint import Checkpoint
+from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.distributed.parts import part_name
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.pages import Pages
@@ -57,7 +57,7 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
         reduce, experts = device.tensor_parallel_reduce, device.enable_expert_parallel
         part = part_name(rank, tensor=tensor, pipeline=pipeline, reduce=reduce, whole_experts=experts)
         wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype, "ranks": part}
-        if packed.read_ahead({**wanted, "method": model.quantization or "unquantized"}):
+        if packed.read_ahead({**wanted, "method": model.quantization or _method(checkpoint)}):
             return Ahead(packed)
     if rank == 0:
         checkpoint.fetch_ahead()
@@ -66,6 +66,8 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     tensors = checkpoint.tensors().values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
     num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks
+    if checkpoint.section(QUANTIZATION) is not None:
+        num_bytes = checkpoint.weights_bytes() // num_ranks
     most_bytes = usable_memory().available * config.cache.gpu_memory_utilization / (2 * num_ranks)
     if not _PAGES_FROM_BYTES <= num_bytes <= most_bytes:
         return Ahead(packed)
@@ -73,6 +75,11 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     # the largest tensor is mapped while it is packed: both together are to be no more than all weights packed
     pages.populate(max(0, num_bytes - max(tensor.nbytes for tensor in tensors)))
     return Ahead(packed, pages)
+
+
+def _method(checkpoint: Checkpoint) -> str:
+    """Return the name of the method in the identity of packed weights."""
+    return "unquantized" if checkpoint.section(QUANTIZATION) is None else "stored"
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def tensors(stored: StoredExperts) -> dict[str, Tensor]:
 
 def run(stored: StoredExperts, mesh: Mesh | None = None, quantization: str | None = None) -> tuple[Experts, Tensor]:
     layer = Experts(HIDDEN, WIDTH, COUNT, mesh or Mesh.single(), stored=stored)
-    layer.use(method_named(quantization))
+    layer.use(lambda _: method_named(quantization), "e")
     layer.bind(Binding(bind(), ReferenceBackend(torch.float32)))
     given = tensors(stored)
     for slot in layer.tensor_slots("e"):
@@ -52,7 +52,7 @@ def test_all_layouts_are_the_same_experts_and_are_restored(quantization: str | N
             stored = StoredExperts(is_stacked=True, is_transposed=transposed, is_interleaved=interleaved)
             assert torch.equal(run(stored, quantization=quantization)[1], expected)
     again = Experts(HIDDEN, WIDTH, COUNT, Mesh.single(), stored=StoredExperts())
-    again.use(method_named(quantization))
+    again.use(lambda _: method_named(quantization), "e")
     again.bind(Binding(bind(), ReferenceBackend(torch.float32)))
     state = layer.state()
     assert {name: spec.shape for name, spec in again.state_specs(bind()).items()} == {

@@ -222,7 +222,7 @@ def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> Non
         ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "expected full_attention alone"),
         ("llama", {"layer_types": 5}, "layer_types has 5, expected full_attention alone"),
         ("llama", {"layer_types": [["full_attention"]]}, "expected full_attention alone"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not implemented"),
+        ("llama", {"quantization_config": {"quant_method": "other"}}, 'quant_method is "other", expected'),
         ("gpt2", {"activation_function": "selu"}, 'activation_function is "selu", expected "relu" or "gelu"'),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false, expected true"),

@@ -13,7 +13,6 @@ import torch
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import shown
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.models.config import refuse_quantization
 
 INSTALL = "pip install 'octavo[transformers]'"
 
@@ -83,7 +82,6 @@ def open_library(checkpoint: Checkpoint) -> Library:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    refuse_quantization(checkpoint)
     name, model_type = find_class(checkpoint), str(checkpoint.values.get("model_type"))
     if name is None:
         raise UnsupportedModel(

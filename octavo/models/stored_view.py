@@ -1,0 +1,117 @@
+"""A quantised checkpoint as layers see it: codes and scales, or plain weights, that are decoded on reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.errors import CheckpointError
+from octavo.layers.layer import Parts
+from octavo.models.decoder import DecoderStack
+from octavo.models.stored_names import strip_prefix, tensor_slots
+from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, stored_tensors
+from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
+from octavo.quantization.stored import ALL, TENSORS, StoredFormat, StoredWeight
+
+
+class StoredView:
+    """The weights of a checkpoint in a format. They are opened when their layer asks for its method."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, model: DecoderStack, kept: StoredFormat, activation_bits: int = 8
+    ) -> None:
+        """Without weight files what the config says is all that is known. Raises CheckpointError for a damaged file."""
+        self._checkpoint, self._model, self._format = checkpoint, model, kept
+        self._activation_bits = activation_bits
+        self._plain: dict[str, StoredTensor] = {}
+        self._parts: dict[str, dict[str, StoredTensor]] = {}
+        self._opened: dict[str, StoredWeight] = {}
+        try:
+            files = checkpoint.weight_files()
+        except CheckpointError:  # whoever reads the weights complains
+            files = ()
+        for tensor in (each for file in files for each in stored_tensors(file.path)):
+            suffix = next((each for each in kept.suffixes if tensor.name.endswith(each)), None)
+            if suffix is None:
+                self._plain[tensor.name] = tensor
+            else:
+                self._parts.setdefault(tensor.name.removesuffix(suffix), {})[suffix] = tensor
+        for name, parts in self._parts.items():
+            if (weight := self._plain.pop(f"{name}.weight", None)) is not None:
+                parts[".weight"] = weight
+        self._full = {strip_prefix(model, f"{name}.weight").removesuffix(".weight"): name for name in self._parts}
+
+    def method_of(self, name: str) -> WeightMethod:
+        """Return the method of a weight by its name without prefix. Raises CheckpointError."""
+        if name in self._full:
+            opened = self._weight(name)
+            if opened.spec is None:
+                return UNQUANTIZED
+            return Coded(replace(opened.spec, activation_bits=self._activation_bits), opened.order)
+        if self._plain or self._parts or name.endswith("embed_tokens"):
+            return UNQUANTIZED
+        prefix = "" if name.startswith("lm_head") else next(iter(self._model.PREFIXES), "")
+        spec = self._format.spec_of(prefix + name)
+        return UNQUANTIZED if spec is None else Coded(replace(spec, activation_bits=self._activation_bits))
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        """Yield what layers read, and all tensors that no quantised weight of theirs has. Raises CheckpointError."""
+        slots = tensor_slots(self._model)
+        yield from self._plain.values()
+        for short, name in self._full.items():
+            # the stacked weights of experts have no suffix
+            asked = {
+                each: suffix
+                for each in TENSORS
+                for suffix in (f".{each}", "" if each == "weight" else None)
+                if suffix is not None and f"{short}{suffix}" in slots
+            }
+            if not asked:
+                yield from self._parts[name].values()
+            for wanted, suffix in asked.items():
+                yield self._tensor(short, wanted, name + suffix)
+
+    def _weight(self, short: str) -> StoredWeight:
+        if short not in self._opened:
+            name = self._full[short]
+            parts = self._parts[name]
+            if ".weight" in parts and parts[".weight"].dtype in FLOATS:
+                other = next(each.name for suffix, each in parts.items() if suffix != ".weight")
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: {parts['.weight'].name} is stored in {parts['.weight'].dtype} and "
+                    f"quantised as {other} too, expected one of both"
+                )
+            try:
+                self._opened[short] = self._format.open(name, parts)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self._checkpoint.path}: {error}") from error
+        return self._opened[short]
+
+    def _tensor(self, short: str, wanted: str, name: str) -> StoredTensor:
+        """Return the tensor `wanted` of a weight under this name."""
+        weight, parts = self._weight(short), self._parts[self._full[short]]
+        spec = weight.tensors()[wanted]
+        dtype = DTYPE_NAMES.get(spec.dtype, str(spec.dtype))
+        path = next(iter(parts.values())).file
+
+        def values(of: Parts) -> Tensor:
+            # memory of rows that nothing asks for is never touched
+            whole = torch.empty(spec.shape, dtype=spec.dtype)
+            try:
+                for part in of:
+                    rows = part[0] if part else ALL
+                    whole[rows] = weight.rows(wanted, rows)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self._checkpoint.path}: {error}") from error
+            return whole
+
+        def release() -> None:
+            for each in parts.values():
+                each.release()
+
+        return StoredTensor(name, dtype, spec.shape, prod(spec.shape) * spec.dtype.itemsize, path, values, release)

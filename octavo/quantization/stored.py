@@ -1,0 +1,174 @@
+"""Weights as quantised checkpoints store them: the protocol of their formats, and what these are written with.
+
+A format is a file beside this one. From the tensors that belong to one weight it makes a `StoredWeight`, which says by
+headers alone how the weight is kept, and decodes what a layer asks for when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.errors import CheckpointError
+from octavo.ops.coded import CodeSpec
+from octavo.ops.prepare_linear import TensorSpec
+
+Read = Callable[[slice], Tensor]
+"""Returns a range of rows of a tensor: indices of its dimension 0."""
+ALL = slice(None)
+CODED: Final = ("codes", "scales", "zeros", "minimums", "super_scales", "super_minimums", "order")
+"""What layers that keep codes are filled with."""
+TENSORS: Final = ("weight", *CODED)
+"""What layers are filled with, behind the name of a weight."""
+
+
+class Part(Protocol):
+    """A stored tensor of a weight."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the checkpoint."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Its type in the words of safetensors (F16, I32)."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in the checkpoint."""
+        ...
+
+    @property
+    def values(self) -> Callable[[tuple[tuple[slice, ...], ...]], Tensor]:
+        """Returns a view of the file with some parts in memory."""
+        ...
+
+
+Parts = Mapping[str, Part]
+"""The tensors of one weight by what stands behind its name: `.qweight`, `_blocks`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A quantised weight: codes that are kept as they are, or a plain weight that is computed when it is read."""
+
+    shape: tuple[int, ...]
+    """Of the plain weight: [outputs, inputs], or [experts, outputs, inputs]."""
+    label: str
+    """How it is stored, for people."""
+    read: Mapping[str, Read]
+    """What the tensors of `spec` hold; `weight` where there is none."""
+    spec: CodeSpec | None = None
+    order: str = ""
+    """Digest of the order of the inputs."""
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Return what can be read of it."""
+        plain = TensorSpec(self.shape, torch.float32)
+        if self.spec is None:
+            return {"weight": plain}
+        *experts, outputs, inputs = self.shape
+        own = self.spec.tensor_specs(outputs, inputs)
+        return {"weight": plain, **{name: replace(each, shape=(*experts, *each.shape)) for name, each in own.items()}}
+
+    def rows(self, name: str, rows: slice = ALL) -> Tensor:
+        """Return rows of one of `tensors`; only what they are made of is decoded. Raises CheckpointError."""
+        if name in self.read:
+            return self.read[name](ALL if name == "order" else rows)
+        assert self.spec is not None, f"{self.label} has no {name}"
+        coded = {name: self.rows(name, rows) for name in self.read}
+        if len(self.shape) == 2:
+            return self.spec.dequantized(coded)
+        experts = range(len(coded["codes"]))
+        return torch.stack([self.spec.dequantized({n: each[e] for n, each in coded.items()}) for e in experts])
+
+
+class StoredFormat(Protocol):
+    """A format of quantised checkpoints, made from their `quantization_config`."""
+
+    name: str
+    suffixes: Sequence[str]
+    """What stands behind the name of a weight in the names of its tensors; those of biases are no part of it."""
+
+    def spec_of(self, name: str) -> CodeSpec | None:
+        """Return how the config keeps the weight `name`, as far as that is known without headers; None for plain."""
+        ...
+
+    def open(self, name: str, parts: Parts) -> StoredWeight:
+        """Return the weight that `parts` store. Raises CheckpointError for what contradicts itself or the config."""
+        ...
+
+
+def rows_of(part: Part, rows: slice = ALL) -> Tensor:
+    """Read rows of a stored tensor."""
+    return part.values(((rows,),))[rows]
+
+
+def columns_of(part: Part, columns: slice) -> Tensor:
+    """Read columns of a stored tensor of two dimensions."""
+    return part.values(((ALL, columns),))[:, columns]
+
+
+def needed(parts: Parts, name: str, suffix: str, *dtypes: str) -> Part:
+    """Return the part `suffix` of the weight `name`. Raises CheckpointError where it is missing or of another type."""
+    part = parts.get(suffix)
+    if part is None:
+        raise CheckpointError(f"{name}{suffix} is missing, beside {next(iter(parts.values())).name}")
+    if dtypes and part.dtype not in dtypes:
+        raise CheckpointError(f"{part.name} is stored as {part.dtype}, expected {' or '.join(dtypes)}")
+    return part
+
+
+def expect_shape(part: Part, shape: Sequence[int], because: str) -> None:
+    """Raise CheckpointError where a stored tensor has another shape."""
+    if part.shape != tuple(shape):
+        raise CheckpointError(f"{part.name} has shape {list(part.shape)}, {because} requires {list(shape)}")
+
+
+def finite(part: Part, values: Tensor, start: int = 0) -> Tensor:
+    """Return `values` of a part, whose first row is `start`. Raises CheckpointError for NaN and infinities."""
+    if not values.isfinite().all():
+        row = start + int((~values.isfinite()).nonzero()[0, 0])
+        raise CheckpointError(
+            f"{part.name} holds {values[~values.isfinite()][0]} in row {row}, expected finite numbers"
+        )
+    return values
+
+
+def scales_of(part: Part, rows: slice) -> Tensor:
+    """Read rows of scales. Raises CheckpointError for NaN and infinities."""
+    return finite(part, rows_of(part, rows), rows.start or 0)
+
+
+def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """Return the unsigned numbers of `bits` that int32 words [rows, words] hold, lowest first: uint8 [rows, count]."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return numbers.to(torch.uint8).flatten(-2)[..., :count]
+
+
+def group_of(name: str, group: int, inputs: int) -> int:
+    """Return the group of a spec: 0 where one scale is that of all inputs. Raises CheckpointError."""
+    if group in (-1, 0) or group == inputs:
+        return 0
+    if group not in (16, 32) and (group < 0 or group % 64):
+        raise CheckpointError(
+            f"{name} is quantised in groups of {group} inputs, expected 16, 32, a multiple of 64 or -1"
+        )
+    return group
+
+
+def digest(order: Tensor) -> str:
+    """Return what tells this order from others."""
+    return hashlib.sha256(order.to(torch.int32).numpy().tobytes()).hexdigest()[:16]
+
+
+SCALES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+"""Types of scales by their names in safetensors."""

@@ -1,0 +1,116 @@
+"""Quantised checkpoints compute what their dequantised weights do, whatever runs beside a row."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.layers.layer import PreparedLayer
+from octavo.models.decoder import DecoderStack
+from octavo.models.loader import LoadedModel
+from octavo.ops.registry import Ops, bind
+from octavo.quantization.registry import method_named
+from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.fakes.quantized import compressed_tensors, quantize
+from tests.models.paged_run import PagedRun, Stream
+
+TOKENS = [5, 17, 99, 3, 42, 8, 64, 21, 77]
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
+INTEGERS = {
+    "W4A16": compressed_tensors(4, 128),
+    "W4A16 in channels": compressed_tensors(4, 0),
+    "W4A16_ASYM": compressed_tensors(4, 32, symmetric=False),
+    "W8A16": compressed_tensors(8, 64),
+    "W8A8": compressed_tensors(8, 0, packing=False),
+    "W8A8 with zero points": compressed_tensors(8, 0, packing=False, symmetric=False),
+}
+
+
+@cache
+def native() -> Ops:
+    return CpuRuntime.open().bind()
+
+
+def load(
+    path: Path, ops: Ops | None = None, *, bits: int = 16, mesh: Mesh | None = None, **options: Any
+) -> DecoderStack:
+    opened = LoadedModel.open(Checkpoint.open(path), mesh or Mesh.single(), activation_bits=bits)
+    return opened.load(ops or bind(), ReferenceBackend(), **options)
+
+
+def logits(model: DecoderStack, *others: list[int]) -> torch.Tensor:
+    run, stream = PagedRun(model), Stream([*TOKENS])
+    run.step([(stream, 4), *((Stream([*other]), len(other)) for other in others)])
+    run.step([(stream, len(TOKENS) - 4)])
+    return torch.stack(stream.logits)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_codes_stay_as_they_are(name: str, tmp_path: Path) -> None:
+    encode, config = INTEGERS[name]
+    plain = make_checkpoint("llama", tmp_path / "m", **SIZES)
+    path = quantize(plain, encode, config)
+    with torch.inference_mode():
+        wanted = load_oracle(plain)(torch.tensor([TOKENS])).logits[0]
+    for ops in (bind(), native()):
+        model = load(path, ops)
+        check_weights(model, plain)
+        found = logits(model)
+        assert error(found, wanted) < 5e-4
+        assert torch.equal(found, logits(model, [9, 8, 7], [55]))
+    assert error(logits(load(path, native(), bits=8)), wanted) < 0.05
+
+
+def check_weights(model: DecoderStack, plain: Path) -> None:
+    """Every weight that is multiplied has the values of the dequantised checkpoint."""
+    tensors = {name.removeprefix("model."): each for name, each in load_file(plain / "model.safetensors").items()}
+    for path, layer in model.layers_by_path():
+        if isinstance(layer, PreparedLayer):
+            wanted = torch.cat([tensors[f"{name}.weight"] for name, _ in layer.sources(path)])
+            assert torch.equal(layer.prepared.rows(torch.arange(len(wanted))), wanted), path
+
+
+def test_ranks_share_codes(tmp_path: Path) -> None:
+    encode, config = compressed_tensors(4, 32, symmetric=False)
+    path = quantize(make_checkpoint("qwen3_moe", tmp_path / "m", **SIZES, moe_intermediate_size=64), encode, config)
+    whole = dict(load(path).state())
+    shares = [load(path, mesh=Mesh.of_rank(rank, tensor=2)).state() for rank in range(2)]
+    for name, tensor in whole.items():
+        parts = [share[name] for share in shares]
+        assert all(part.dtype == tensor.dtype for part in parts)
+        if name.endswith("o_proj.zeros"):
+            assert tensor.min() < tensor.max()
+            assert torch.equal(torch.cat(parts), tensor)
+
+
+def test_dummy_weights_are_those_of_the_config(tmp_path: Path) -> None:
+    encode, config = compressed_tensors(4, 32)
+    plain = make_checkpoint("qwen3_moe", tmp_path / "m", **SIZES, moe_intermediate_size=64)
+    path = quantize(plain, encode, config)
+    kept = {name: (tensor.shape, tensor.dtype) for name, tensor in load(path).state().items()}
+    (path / "model.safetensors").unlink()
+    made = load(path, dummy_seed=0)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.state().items()} == kept
+    assert logits(made).isfinite().all()
+
+
+def test_quantising_again_is_refused(tmp_path: Path) -> None:
+    path = quantize(make_checkpoint("llama", tmp_path / "m", **SIZES), *compressed_tensors(4, 128))
+    with pytest.raises(
+        ConfigError, match=r"quantization is int8, but the checkpoint is quantised already \(compressed"
+    ):
+        LoadedModel.open(Checkpoint.open(path), Mesh.single(), method=method_named("int8"))
