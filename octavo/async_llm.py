@@ -69,7 +69,11 @@ class AsyncLLM:
             self.metrics.observe_stats(replica.stats, replica.number)
         self._client = client
         self.input_setup: InputSetup | None = InputSetup(
-            config.model, client.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching
+            config.model,
+            client.ready,
+            config.scheduler.max_num_seqs,
+            config.cache.enable_prefix_caching,
+            speculates=config.speculative is not None,
         )
         self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()

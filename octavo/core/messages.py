@@ -36,6 +36,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     metrics: of a request that another core has accepted before: this one does not refuse it for its load.
     num_cached_tokens: of its prompt, where that was computed before.
     keep_s: seconds for which the KV of its prompt stays in the cache after its end, for another engine.
+    prediction_token_ids: what its output probably is.
     prefill: where that engine gives KV blocks away that this one fetches: host:port, or the path of a Unix socket.
     """
 
@@ -53,6 +54,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     num_cached_tokens: int = 0
     waited_s: float = 0.0
     keep_s: float = 0.0
+    prediction_token_ids: list[int] = []
     prefill: str | None = None
 
     @property

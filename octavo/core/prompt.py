@@ -16,7 +16,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
     `cache_salt`: only prompts with the same salt share cached prefixes. `cache_namespace`: a secret of the
     sender; only prompts with the same one share cached prefixes, whatever their salts. `cuts`: positions in the text
-    that no token spans, because the spelling of a special token is meant as text there.
+    that no token spans, because the spelling of a special token is meant as text there. `prediction`: the text that
+    probably follows, or its tokens: guesses for an engine that speculates.
     """
 
     text: str | None = None
@@ -25,6 +26,7 @@ class Prompt(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
     cache_namespace: str | None = None
     cuts: tuple[int, ...] = ()
+    prediction: str | list[int] | None = None
 
     @classmethod
     def read(cls, value: PromptLike) -> Prompt:

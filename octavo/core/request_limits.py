@@ -82,6 +82,7 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
         _TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),
     "reasoning_effort": FieldLimits("it is one word", chars=16),
+    "prediction": FieldLimits("it is tokenised", chars=1 << 20, total_chars=1 << 20, values=4096),
     "stop": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
     "bad_words": FieldLimits(_STEP, entries=64, chars=128, total_chars=4096),
     "stop_token_ids": FieldLimits(_STEP, entries=1024),

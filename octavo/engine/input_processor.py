@@ -39,6 +39,7 @@ class InputSetup(msgspec.Struct, frozen=True):
     ready: CoreReady
     max_num_seqs: int
     enable_prefix_caching: bool = True
+    speculates: bool = False
 
 
 class InputProcessor:
@@ -63,6 +64,7 @@ class InputProcessor:
         self._model = setup.model
         self._max_num_seqs = setup.max_num_seqs
         self._enable_prefix_caching = setup.enable_prefix_caching
+        self._speculates = setup.speculates
         self._clock = clock
         self._seed = secrets.randbits(63) if setup.model.seed is None else setup.model.seed
         # counted by namespace, so that a seed does not depend on how many requests others have sent
@@ -135,6 +137,7 @@ class InputProcessor:
             end_token_ids=() if params.ignore_eos else self._end_token_ids,
             bad_words_token_ids=bad_words,
             cache_namespace=namespace,
+            prediction_token_ids=self.predicted(prompt),
             **msgspec.structs.asdict(options),
         )
 
@@ -153,6 +156,17 @@ class InputProcessor:
                 code="unsupported_parameter",
             )
         return self.tokenised(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
+
+    def predicted(self, prompt: Prompt) -> list[int]:
+        """Return the tokens that a prompt says will follow, at most as many as the context has; none where no engine
+        speculates. Only guesses are made of them, so that a text may have any."""
+        if not self._speculates or not prompt.prediction:
+            return []
+        given, limit = prompt.prediction, self.ready.max_model_len
+        if not isinstance(given, str):
+            return given
+        token_ids = self.tokenizer.encode(given[: self.tokenizer.longest_token_chars * limit], add_special_tokens=False)
+        return [each for each in token_ids[:limit] if each < self.ready.vocab_size]
 
     def tokenised(self, prompt: Prompt, num_kept: int | None = None, num_generated: int = 1) -> list[int]:
         """Return the token ids of a prompt that fits the context. Raises InvalidRequest.

@@ -106,7 +106,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *
         asked = decode(body, REQUESTS[kind])
         if isinstance(asked, AnswerRequest):
             return preparer.answer(asked)
-        return prepared(asked, preparer.prompts(asked), tools.tokenised)
+        return prepared(asked, preparer.prompts(asked), tools)
 
     if (process := os.fork()) == 0:
         _limit_memory()

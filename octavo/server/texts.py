@@ -19,9 +19,9 @@ from starlette.responses import Response
 
 from octavo.config.server_args import ServerArgs
 from octavo.core.messages import CoreReady
-from octavo.core.prompt import Prompt
+from octavo.core.prompt import Prompt, checked_text
 from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
-from octavo.engine.input_processor import InputSetup
+from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
@@ -157,6 +157,8 @@ class Preparer:
         if isinstance(asked, ChatCompletionRequest):
             self.format.check(asked)
             prompt = self._rendered(asked, limits)
+            if asked.prediction is not None:
+                prompt = msgspec.structs.replace(prompt, prediction=checked_text(asked.prediction.text, "prediction"))
         else:
             assert isinstance(asked, PrefixRequest | TokenizeRequest)
             prompt = self._prompt_or_messages(asked, limits)
@@ -259,10 +261,11 @@ def served_name(asked: str | None, served: Sequence[str]) -> str:
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A tokenised prompt. token_ids: 4 bytes each, in the byte order of the machine."""
+    """A tokenised prompt. token_ids, prediction: 4 bytes each, in the byte order of the machine."""
 
     text: str | None
     token_ids: bytes
+    prediction: bytes
 
 
 class Prepared(msgspec.Struct, frozen=True, array_like=True):
@@ -272,20 +275,19 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     prompts: list[PreparedPrompt]
 
 
-def prepared(
-    asked: RequestBody, prompts: Sequence[Prompt], tokenise: Callable[[Prompt, int | None], list[int]]
-) -> bytes:
+def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcessor) -> bytes:
     """Return an encoded `Prepared`. Raises InvalidRequest."""
     keeps_text = isinstance(asked, CompletionRequest) and bool(asked.echo)
     num_kept = getattr(asked, "truncate_prompt_tokens", None)
     done = []
     for prompt in prompts:
         try:
-            token_ids = array("i", tokenise(prompt, num_kept)).tobytes()
+            token_ids = array("i", tools.tokenised(prompt, num_kept)).tobytes()
+            prediction = array("i", tools.predicted(prompt)).tobytes()
         except InvalidRequest as error:
             error.field = next(name for name in _PROMPTS if getattr(asked, name, None) is not None)
             raise
-        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids))
+        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction))
     return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
 
 
@@ -298,7 +300,7 @@ def _without_text(asked: RequestBody) -> RequestBody:
     if messages := getattr(asked, "messages", None):
         echoed = getattr(asked, "echoed_text", "")
         changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
-    unread = ("chat_template", "chat_template_kwargs", "documents", "system")
+    unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction")
     changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
     return msgspec.structs.replace(asked, **changes)
 
@@ -385,8 +387,9 @@ async def _prompts(done: Prepared) -> list[Prompt]:
     num_tokens = 0
     for each in done.prompts:
         token_ids = array("i", each.token_ids).tolist()
-        prompts.append(Prompt(text=each.text, token_ids=token_ids, add_special_tokens=False))
-        num_tokens += len(token_ids)
+        predicted = array("i", each.prediction).tolist()
+        prompts.append(Prompt(text=each.text, token_ids=token_ids, add_special_tokens=False, prediction=predicted))
+        num_tokens += len(token_ids) + len(predicted)
         if num_tokens > _TOKENS_BETWEEN_TURNS:
             num_tokens = 0
             await asyncio.sleep(0)

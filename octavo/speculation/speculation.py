@@ -67,7 +67,8 @@ class Speculation:
         state = sequence.attached(Drafting)
         if state is None:
             state = self._begin(group, sequence)
-        state.history.extend(sequence.token_ids[len(state.history) :])
+        num_new = len(sequence.token_ids) - len(state.history) + len(group.request.prediction_token_ids)
+        state.history.extend(sequence.token_ids[-num_new:] if num_new else ())
         self._compare(state, sequence)
         guess = state.guess = self._look_up(group, sequence, state)
         if guess is None:
@@ -76,7 +77,7 @@ class Speculation:
         return guess.tokens[: self._budget.take(self.acceptance.probability(guess.kind, state.own), most)]
 
     def _begin(self, group: SequenceGroup, sequence: Sequence) -> Drafting:
-        state = Drafting(History(), Tally())
+        state = Drafting(History(group.request.prediction_token_ids), Tally())
         sequence.attach(state)
         if self._config.method == "suffix":
             self._collect()
@@ -95,7 +96,10 @@ class Speculation:
     def _look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> _Guess | None:
         config, history = self._config, state.history
         tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
-        num_known = len(sequence.token_ids)
+        num_known, predicted = len(sequence.token_ids), group.request.prediction_token_ids
+        if predicted and predicted[: sequence.num_output_tokens] == sequence.token_ids[sequence.num_prompt_tokens :]:
+            begun = predicted[sequence.num_output_tokens :][:most]
+            return _Guess(begun, "predicted", num_known) if begun else None
         shared = self._shared.get(group.request.cache_key) if self._shared else None
         own = history.find(tail, config.prompt_lookup_min, is_own=True)
         others = None if shared is None else shared.find(tail, config.prompt_lookup_min)

@@ -267,3 +267,13 @@ def test_all_log_probabilities_are_those_of_the_vocabulary_where_so_many_are_all
         inputs = processor(tmp_path, ready={"vocab_size": 300}, max_logprobs=most)
         params = inputs.process("r", "hi", asked).params
         assert (params.logprobs, params.prompt_logprobs) == (300, 300)
+
+
+def test_a_prediction_is_tokenised_for_engines_that_speculate_and_cut_off_at_the_context(tmp_path: Path) -> None:
+    prompt, params = Prompt(text="ab", prediction="cde" * 1000), SamplingParams(max_tokens=3)
+    assert processor(tmp_path).process("a", prompt, params).prediction_token_ids == []
+    setup = InputSetup(engine_config(str(tmp_path)).model, core_ready(max_model_len=7), max_num_seqs=4, speculates=True)
+    inputs = InputProcessor(setup, tokenizer=byte_tokenizer(tmp_path))
+    assert inputs.process("a", prompt, params).prediction_token_ids == [*b"cdecdec"]
+    tokenised = Prompt(text="ab", prediction=[1, 2])
+    assert inputs.process("a", tokenised, params).prediction_token_ids == [1, 2]

@@ -77,3 +77,15 @@ def test_right_guesses_save_steps_and_are_counted() -> None:
     stats = core.stats()
     assert stats.num_draft_tokens >= stats.num_accepted_tokens > 15
     assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
+
+
+def test_a_predicted_output_is_guessed_from_its_beginning_and_found_again_behind_a_change() -> None:
+    tokens = run_alone(make_request("a", [1, 2], max_tokens=30)).token_ids["a"][0]
+    request = make_request("a", [1, 2], max_tokens=30)
+    for wrong, most_steps in (([], 8), ([tokens[9] + 1], 16)):
+        predicted = [*tokens[:9], *wrong, *tokens[10 if wrong else 9 :]]
+        core = make_core(proposer=speculation())
+        seen = run(core, [msgspec.structs.replace(request, prediction_token_ids=predicted)])
+        assert seen.token_ids["a"][0] == tokens
+        assert isinstance(core.executor, HashExecutor)
+        assert len(core.executor.steps) <= most_steps

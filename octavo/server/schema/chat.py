@@ -116,6 +116,17 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         return "\n".join(texts)
 
 
+class Prediction(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+    """What the output will probably be: guesses for an engine that speculates."""
+
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """Return all of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`."""
 
@@ -130,6 +141,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     echo: bool | None = None
+    prediction: Prediction | None = None
 
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -151,7 +163,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     audio: Annotated[Any, MEDIA] = None
     modalities: Annotated[Any, Refused(MEDIA.because, harmless=(["text"],))] = None
     store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
-    prediction: Annotated[Any, Refused("predicted output is not there yet")] = None
     verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
     moderation: Annotated[Any, Refused("the server does not judge texts")] = None
     web_search_options: Annotated[Any, Refused("the server does not search the web")] = None

@@ -176,6 +176,14 @@ def test_messages_reach_the_template_as_text(client: openai.OpenAI, server: Serv
     assert not prompt.add_special_tokens
 
 
+def test_a_predicted_output_goes_with_the_prompt(client: openai.OpenAI, server: Served) -> None:
+    parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for content in ("ab", parts):
+        prediction: Any = {"type": "content", "content": content}
+        client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=1, prediction=prediction)
+    assert [request[1].prediction for request in server.llm.requests] == ["ab", "ab"]
+
+
 def test_final_message_can_be_continued(client: openai.OpenAI, server: Served) -> None:
     messages: Any = [*MESSAGES, {"role": "assistant", "content": "well,"}]
     client.chat.completions.create(
@@ -234,6 +242,8 @@ def test_token_ids_come_on_request(server: Served) -> None:
             "tool_choice",
             "invalid_value",
         ),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "invalid_type"),
+        ({"prediction": {"type": "content", "content": "x" * 1048577}}, "prediction", "invalid_value"),
         ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
         ({"guided_json": {"uniqueItems": True}}, "guided_json", "invalid_grammar"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
