@@ -215,7 +215,14 @@ def test_sampling_values_reach_the_engine_over_the_models_defaults(client: opena
     assert (params.temperature, params.seed, params.stop, params.min_p) == (0.5, 3, ("x", "y"), 0.1)
     assert (params.logit_bias, params.stop_token_ids, params.ignore_eos) == ({65: -100.0}, (5,), True)
     assert params.top_k == 7
-    assert options == {"cache_salt": "s", "priority": 2, "first_token_deadline_s": 9.5, "tenant": "alice"}
+    expected = {
+        "cache_salt": "s",
+        "priority": 2,
+        "first_token_deadline_s": 9.5,
+        "tenant": "alice",
+        "lora_request": None,
+    }
+    assert options == expected
 
 
 def test_token_ids_come_on_request(server: Served) -> None:
