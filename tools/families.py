@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
-from octavo.models.registry import resolve_model
+from octavo.models.registry import ModelClass, known_architectures, resolve_model
 from octavo.ops.registry import bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import METHODS
@@ -36,7 +35,7 @@ _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
 # Models
 
-`octavo models` prints this table. A family is a file in `octavo/models`; its architectures are the names in
+`octavo models` prints this table. A family is a class in `octavo/models`; its architectures are the names in
 `config.json`. Caches: what layers keep of a sequence, the keys and values of all tokens (full) or of those in a window,
 latents, or recurrent states. Quantization is made while loading, by `--quantization`. Parallel: by
 `--tensor-parallel-size`, by `--pipeline-parallel-size`, and with experts by `--enable-expert-parallel` beside the
@@ -56,13 +55,17 @@ Classes that the proof refuses, and those with recurrent layers, are refused by 
 def families() -> dict[str, dict[str, list[str]]]:
     """Return architectures, caches, quantization and parallel of each family, by its name."""
     ops = bind()
-    found: dict[str, dict[str, set[str]]] = {}
+    found: dict[ModelClass, dict[str, set[str]]] = {}
+    classes = {each: _class_of(each) for each in known_architectures()}
+    names: dict[ModelClass, str] = {}
     for family, overrides in sorted([(name, {}) for name in FAMILIES] + list(VARIANTS.values()), key=str):
         checkpoint = _checkpoint(family, overrides)
-        module = import_module(resolve_model(checkpoint).__module__)
-        name = module.__name__.rpartition(".")[2]
-        row = found.setdefault(name, {key: set() for key in ("architectures", "caches", "quantization", "parallel")})
-        row["architectures"] |= set(module.ARCHITECTURES)
+        model = resolve_model(checkpoint)
+        name = str(checkpoint.values["model_type"]).removesuffix("_text")
+        if getattr(model, "__name__", "").lower().startswith(name.replace("_", "")) or model not in names:
+            names[model] = name
+        row = found.setdefault(model, {key: set() for key in ("architectures", "caches", "quantization", "parallel")})
+        row["architectures"] = {each for each, its_class in classes.items() if its_class is model}
         opened = _open(checkpoint)
         assert opened is not None, f"{family} with {overrides} cannot be opened"
         row["caches"] |= {_kind(group) for group in opened.shape.cache_groups}
@@ -76,9 +79,13 @@ def families() -> dict[str, dict[str, list[str]]]:
                 row["quantization"].add(method.name)
     order = {name: place for place, name in enumerate((*_KINDS, *(method.name for method in METHODS), *_TWO))}
     return {
-        name: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}
-        for name, row in sorted(found.items())
+        names[model]: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}
+        for model, row in sorted(found.items(), key=lambda item: names[item[0]])
     }
+
+
+def _class_of(architecture: str) -> ModelClass:
+    return resolve_model(Checkpoint(Path(__file__).parent, {"architectures": [architecture]}))
 
 
 def _checkpoint(family: str, overrides: dict[str, Any]) -> Checkpoint:

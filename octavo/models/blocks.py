@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -11,21 +12,23 @@ from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, SinkAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
+from octavo.layers.experts import ExactLinear, Experts, Router
 from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, WidthNorm
 from octavo.layers.rotary import Rotary
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
-
-NormPair = tuple[Norm, Norm]
-"""The norms of queries and keys."""
-LayerClass = Callable[[DecoderConfig, nn.Module, nn.Module], nn.Module]
-"""Makes a decoder layer of its attention and its MLP."""
+from octavo.models.sparse import Mixture
 
 
 def stream_norm(c: DecoderConfig) -> Norm:
     """Make a norm of the stream."""
     return c.norm(c.hidden_size, c.norm_eps)
+
+
+def head_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
+    """Make norms of single heads, which share a weight."""
+    return c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
 
 
 def width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
@@ -62,15 +65,14 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
 class RotaryAttention(nn.Module):
     """Grouped-query attention, with the rotation and over the window that the config has for the layer.
 
-    Queries and keys are normalised before they turn: by `norms`, or head by head where the config says `qk_norm`.
+    Queries and keys are normalised before they turn where the config has `qk_norms`.
     """
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int, norms: NormPair | None = None) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         self.qkv_proj = qkv_linear(c, mesh)
         self.gate = Elementwise("gated_by_sigmoid") if c.attention_gate else None
-        if norms is None and c.qk_norm:
-            norms = c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
+        norms = None if c.qk_norms is None else c.qk_norms(c, mesh)
         if norms is not None:
             self.q_norm, self.k_norm = norms
         rope = c.rope_of(layer)
@@ -131,6 +133,33 @@ class PlainMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         out: Tensor = self.down_proj(self.act(self.up_proj(x)))
+        return out
+
+
+class SparseMLP(nn.Module):
+    """Σ weight · expert(x) over the experts that the router chooses, plus the shared expert's output."""
+
+    def __init__(self, c: DecoderConfig, mixture: Mixture, mesh: Mesh) -> None:
+        super().__init__()
+        m = mixture
+        self.gate = Router(c.hidden_size, m.experts, m.rule, bias=m.router_bias, correction=m.correction)
+        self.experts = Experts(
+            *(c.hidden_size, m.width, m.experts, mesh),
+            stored=m.stored,
+            bias=m.bias,
+            activation=m.activation,
+            numbers=m.numbers,
+        )
+        shared = GatedMLP if m.stored.gate is not None else PlainMLP
+        own = replace(c, intermediate_size=m.shared_width)
+        self.shared_experts = shared(own, mesh) if m.shared_width else None
+        self.shared_expert_gate = ExactLinear(c.hidden_size, 1) if m.is_shared_gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        shared = None if self.shared_experts is None else self.shared_experts(x)
+        gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
+        out: Tensor = self.experts(x, self.gate(x), shared, gate)
         return out
 
 
@@ -211,6 +240,13 @@ class ParallelLayer(nn.Module):
         return self.add(self.self_attn(x, batch), self.mlp(other)), residual
 
 
+def mlp_of(c: DecoderConfig, mesh: Mesh, layer: int) -> nn.Module:
+    """Make the MLP of a layer: a mixture of experts where the config has one."""
+    if c.mixture is not None and (not c.sparse or c.sparse[layer]):
+        return SparseMLP(c, c.mixture, mesh)
+    return (c.mlp or GatedMLP)(c, mesh)
+
+
 class GatedDecoder(DecoderStack):
     """A stack of decoder layers; `attention` and `mlp` make the modules of the layer with a given index."""
 
@@ -220,12 +256,12 @@ class GatedDecoder(DecoderStack):
         mesh: Mesh,
         attention: Callable[[int], nn.Module] | None = None,
         mlp: Callable[[int], nn.Module] | None = None,
-        layer: LayerClass = GatedLayer,
         embedding_size: int | None = None,
     ) -> None:
-        """attention, mlp: `RotaryAttention` and `GatedMLP` in every layer unless given. layer: how they are joined."""
+        """attention, mlp: `RotaryAttention`, and the MLP that the config has, in every layer unless given."""
         attention = attention or (lambda index: RotaryAttention(c, mesh, index))
-        mlp = mlp or (lambda _: GatedMLP(c, mesh))
+        mlp = mlp or (lambda index: mlp_of(c, mesh, index))
+        layer = c.layer or GatedLayer
         super().__init__(
             c, mesh, lambda index: layer(c, attention(index), mlp(index)), norm=c.norm, embedding_size=embedding_size
         )

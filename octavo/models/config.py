@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
+from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section, shown
@@ -27,7 +27,12 @@ from octavo.layers.rope import (
     Scaling,
     YarnScaling,
 )
+from octavo.models.sparse import Mixture
 
+NormPair = tuple[Norm, Norm]
+"""The norms of queries and keys."""
+LayerClass = Callable[[Any, nn.Module, nn.Module], nn.Module]
+"""Makes a decoder layer of its config, its attention and its MLP."""
 KINDS: Final = ("full_attention", "sliding_attention")
 """Kinds of layers in `layer_types`: those that see all tokens, and those with a window."""
 
@@ -49,8 +54,8 @@ class DecoderConfig:
     """The rotation of layers that see all tokens; None where there is none."""
     ropes: tuple[Rope | None, ...] = ()
     """For each layer its rotation, None for a layer without; () where all layers have `rope`."""
-    qk_norm: bool = False
-    """Heads of queries and keys are scaled by their root mean squares before they turn."""
+    qk_norms: Callable[[Any, Mesh], NormPair] | None = None
+    """Makes norms of queries and keys, before they turn, from the config (`blocks.head_norms` and others)."""
     attention_scale: float | None = None
     """The factor of scores; None for one over the root of the head size."""
     attention_gate: bool = False
@@ -61,8 +66,6 @@ class DecoderConfig:
     """Whether each head has a stored score that takes part in the softmax and has no value."""
     embedding_multiplier: float = 1.0
     """The factor of token embeddings."""
-    residual_multiplier: float = 1.0
-    """The factor of what attention and MLP add to the stream."""
     logit_multiplier: float = 1.0
     head_bias: bool = False
     """Whether the head has a bias."""
@@ -83,11 +86,14 @@ class DecoderConfig:
     """The stored tensors of a gated MLP: one for each half, or one that holds both."""
     windows: tuple[int | None, ...] = ()
     """For each layer the tokens that a query sees, itself included, or None for all; () where all layers see all."""
-
-    @classmethod
-    @abstractmethod
-    def read(cls, c: Checkpoint) -> Self:
-        """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
+    layer: LayerClass | None = None
+    """How attention and MLP are joined: `blocks.GatedLayer` unless given."""
+    mlp: Callable[[Any, Mesh], nn.Module] | None = None
+    """Makes the MLP of a layer from the config: `blocks.GatedMLP` unless given."""
+    mixture: Mixture | None = None
+    """The experts of layers that have them instead."""
+    sparse: tuple[bool, ...] = ()
+    """For each layer whether it has experts; () where all have, if there are any."""
 
     @classmethod
     def common(
@@ -332,6 +338,12 @@ def read_windows(
         return ()
     window = c.positive("sliding_window") if default is None else c.positive("sliding_window", default)
     return tuple(window if each else None for each in has_window)
+
+
+def turn_within_windows(config: DecoderConfig) -> DecoderConfig:
+    """Return a config whose layers that see all tokens do not rotate."""
+    windows = config.windows or (None,) * config.num_layers
+    return replace(config, ropes=tuple(None if window is None else config.rope for window in windows))
 
 
 def even_share(c: Checkpoint, name: str, size: int, num_heads: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors, ModelInput
+from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -38,7 +39,6 @@ class DecoderStack(nn.Module):
     whole name, without prefix) are known and not needed.
     """
 
-    Config: ClassVar[type[DecoderConfig]]
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
     RENAMED: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
@@ -49,6 +49,11 @@ class DecoderStack(nn.Module):
 
     carries_residual = True
     """Whether the layers return a residual beside x."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
+        raise NotImplementedError
 
     def __init__(
         self,

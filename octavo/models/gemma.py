@@ -1,34 +1,65 @@
-"""Gemma: Llama's block with gated GELU. Source: https://arxiv.org/abs/2403.08295."""
+"""Gemma 1 to 3."""
 
 from __future__ import annotations
 
-from typing import Self
-
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedLayer
-from octavo.models.gemma_parts import GELU, GemmaBaseConfig, GemmaDecoder
-
-ARCHITECTURES = ("GemmaForCausalLM",)
-
-
-class GemmaConfig(GemmaBaseConfig):
-    """The first configs call the activation gelu; models compute its approximation by tanh."""
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> Self:
-        c.expect("hidden_act", GELU, "gelu")
-        c.expect("hidden_activation", GELU)
-        return cls.gemma(c)
+from octavo.models.blocks import SandwichLayer, head_norms
+from octavo.models.config import read_windows
+from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaConfig, GemmaDecoder, read_attention_scale, read_cap
 
 
 class GemmaForCausalLM(GemmaDecoder):
-    """The whole model."""
+    """Gemma: Llama's block with gated GELU. Source: https://arxiv.org/abs/2403.08295.
 
-    Config = GemmaConfig
+    The first configs call the activation gelu; models compute its approximation by tanh.
+    """
 
-    def __init__(self, c: GemmaConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, layer=GatedLayer)
+    @classmethod
+    def read(cls, c: Checkpoint) -> GemmaConfig:
+        c.expect("hidden_act", GELU, "gelu")
+        c.expect("hidden_activation", GELU)
+        return GemmaConfig.gemma(c)
 
 
-MODEL = GemmaForCausalLM
+class Gemma2ForCausalLM(GemmaDecoder):
+    """Gemma 2: norms before and behind attention and MLP, a window in every other layer, soft caps.
+
+    Scores and logits have caps unless the config has null in their place. Source: https://arxiv.org/abs/2408.00118.
+    """
+
+    RENAMED = BETWEEN_NORMS
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> GemmaConfig:
+        c.expect("hidden_activation", GELU)
+        return GemmaConfig.gemma(
+            c,
+            windows=read_windows(c, is_windowed=True),
+            attention_scale=read_attention_scale(c),
+            attention_soft_cap=read_cap(c, "attn_logit_softcapping", 50.0),
+            logit_soft_cap=read_cap(c, "final_logit_softcapping", 30.0),
+            layer=SandwichLayer,
+        )
+
+
+class Gemma3ForCausalLM(GemmaDecoder):
+    """Gemma 3: Gemma 2 with norms of query and key heads, five windows to a layer without, and another rotation there.
+
+    Releases have no cap of scores; transformers does not apply one, either. Of checkpoints that read images, the text
+    model. Source: https://arxiv.org/abs/2503.19786.
+    """
+
+    RENAMED = BETWEEN_NORMS
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> GemmaConfig:
+        c.expect("hidden_activation", GELU)
+        c.refuse("attn_logit_softcapping", because="Gemma 3 has no cap of scores; set it to null")
+        return GemmaConfig.gemma(
+            c,
+            qk_norms=head_norms,
+            windows=read_windows(c, is_windowed=True),
+            attention_scale=read_attention_scale(c),
+            logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
+            layer=SandwichLayer,
+        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from torch import Tensor, nn
 
@@ -28,16 +27,14 @@ from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import KINDS, read_rope, read_windows
 from octavo.models.decoder import DecoderStack
-from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaBaseConfig, read_cap
+from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaConfig, read_cap
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule, Routing
 
-ARCHITECTURES = ("Gemma4ForCausalLM",)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma4Config(GemmaBaseConfig):
-    """`heads` are those of layers with a window."""
+class Gemma4Config(GemmaConfig):
+    """`heads` are those of layers with a window; `mixture` stands beside the MLP of each layer."""
 
     wide_heads: Heads
     """The heads of the other layers."""
@@ -51,41 +48,6 @@ class Gemma4Config(GemmaBaseConfig):
     """The width of each layer's own embedding; 0 where layers have none."""
     input_vocab_size: int
     """Rows of the table of those embeddings."""
-    mixture: Mixture | None
-    """What stands beside the MLP of each layer; None where there are no experts."""
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> Self:
-        c.expect("hidden_activation", GELU)
-        windows = read_windows(c, is_windowed=True) or (None,) * c.positive("num_hidden_layers")
-        windows = (*windows[:-1], None)  # the last layer sees all tokens, whatever the config says of it
-        has_values = not c.bool("attention_k_eq_v", False)
-        heads, wide = _read_heads(c, windows, has_values)
-        ropes = {kind: read_rope(c, dim, kind=kind) for kind, dim in zip(KINDS, (wide.dim, heads.dim), strict=True)}
-        input_size, input_rows = c.int("hidden_size_per_layer_input", 256), c.int("vocab_size_per_layer_input", 262_144)
-        if input_size and input_rows < c.positive("vocab_size"):
-            raise c.error("vocab_size_per_layer_input", f"at least vocab_size, which is {c.positive('vocab_size')}")
-        num_sharing = c.int("num_kv_shared_layers", 0)
-        if not 0 <= num_sharing < len(windows) or {*windows[: len(windows) - num_sharing]} != {*windows}:
-            raise c.error("num_kv_shared_layers", "a number that leaves a layer of each kind before the last ones")
-        return cls.gemma(
-            c,
-            head_dim=heads.dim,
-            heads=heads,
-            norm=RMSNorm,
-            windows=windows,
-            rope=ropes[KINDS[0]],
-            ropes=tuple(ropes[KINDS[window is not None]] for window in windows),
-            attention_scale=1.0,
-            logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
-            wide_heads=wide,
-            has_values=has_values,
-            num_sharing=num_sharing,
-            doubles_width=c.bool("use_double_wide_mlp", False),
-            input_size=input_size,
-            input_vocab_size=input_rows,
-            mixture=_read_mixture(c) if c.bool("enable_moe_block", False) else None,
-        )
 
     def heads_of(self, layer: int) -> Heads:
         """Return the heads of a layer."""
@@ -253,9 +215,41 @@ class Layer(SandwichLayer):
 class Gemma4ForCausalLM(DecoderStack):
     """The whole model."""
 
-    Config = Gemma4Config
     RENAMED = BETWEEN_NORMS
     carries_residual = False
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> Gemma4Config:
+        c.expect("hidden_activation", GELU)
+        windows = read_windows(c, is_windowed=True) or (None,) * c.positive("num_hidden_layers")
+        windows = (*windows[:-1], None)  # the last layer sees all tokens, whatever the config says of it
+        has_values = not c.bool("attention_k_eq_v", False)
+        heads, wide = _read_heads(c, windows, has_values)
+        ropes = {kind: read_rope(c, dim, kind=kind) for kind, dim in zip(KINDS, (wide.dim, heads.dim), strict=True)}
+        input_size, input_rows = c.int("hidden_size_per_layer_input", 256), c.int("vocab_size_per_layer_input", 262_144)
+        if input_size and input_rows < c.positive("vocab_size"):
+            raise c.error("vocab_size_per_layer_input", f"at least vocab_size, which is {c.positive('vocab_size')}")
+        num_sharing = c.int("num_kv_shared_layers", 0)
+        if not 0 <= num_sharing < len(windows) or {*windows[: len(windows) - num_sharing]} != {*windows}:
+            raise c.error("num_kv_shared_layers", "a number that leaves a layer of each kind before the last ones")
+        return Gemma4Config.gemma(
+            c,
+            head_dim=heads.dim,
+            heads=heads,
+            norm=RMSNorm,
+            windows=windows,
+            rope=ropes[KINDS[0]],
+            ropes=tuple(ropes[KINDS[window is not None]] for window in windows),
+            attention_scale=1.0,
+            logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
+            wide_heads=wide,
+            has_values=has_values,
+            num_sharing=num_sharing,
+            doubles_width=c.bool("use_double_wide_mlp", False),
+            input_size=input_size,
+            input_vocab_size=input_rows,
+            mixture=_read_mixture(c) if c.bool("enable_moe_block", False) else None,
+        )
 
     def __init__(self, c: Gemma4Config, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
@@ -294,6 +288,3 @@ class Gemma4ForCausalLM(DecoderStack):
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return the normalised stream [tokens, hidden]."""
         return super().normalize(x, None)
-
-
-MODEL = Gemma4ForCausalLM

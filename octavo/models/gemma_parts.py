@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
-
-from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, RoundedFactor
 from octavo.layers.norm import RMSNorm
-from octavo.models.blocks import GatedDecoder, LayerClass, SandwichLayer
+from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
 
 GELU = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaBaseConfig(DecoderConfig):
+class GemmaConfig(DecoderConfig):
     """Head and embedding share a table unless the config says otherwise."""
 
     logit_soft_cap: float | None = None
@@ -67,13 +65,7 @@ BETWEEN_NORMS: Final[Mapping[str, str]] = {
 class GemmaDecoder(GatedDecoder):
     """A stack whose embeddings are multiplied by the root of their width, and whose logits may have a soft cap."""
 
-    def __init__(
-        self,
-        c: GemmaBaseConfig,
-        mesh: Mesh,
-        mlp: Callable[[int], nn.Module] | None = None,
-        layer: LayerClass = SandwichLayer,
-    ) -> None:
-        super().__init__(c, mesh, mlp=mlp, layer=layer)
+    def __init__(self, c: GemmaConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
         self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
         self.logit_factor = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)

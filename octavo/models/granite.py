@@ -1,52 +1,107 @@
-"""Granite 3: Llama's block with factors at embeddings, scores, residuals and logits, also with mixtures of experts.
+"""Granite 3 and 4: factors at embeddings, scores, residuals and logits, also with mixtures of experts.
 
 Source: IBM's releases.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder
+from octavo.layers.elementwise import Elementwise
+from octavo.layers.experts import StoredExperts
+from octavo.models.blocks import GatedDecoder, SandwichLayer
 from octavo.models.config import DecoderConfig
-from octavo.models.granite_parts import MIXTURE_NAMES, granite_layer, read_factors, read_granite_mixture
-from octavo.models.sparse import Mixture, SparseMLP
+from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
+from octavo.models.sparse import Mixture
+from octavo.ops.experts import RouterRule
 
-ARCHITECTURES = ("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
+_MIXTURE_NAMES: Final[Mapping[str, str]] = {
+    "mlp": "",
+    "gate": "block_sparse_moe.router.layer",
+    "experts": "block_sparse_moe",
+    "shared_experts": "shared_mlp",
+    "down_proj": "output_linear",
+}
+"""Names of a mixture's modules, for `RENAMED`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraniteConfig(DecoderConfig):
-    """`mixture` is None where MLPs are dense."""
+def _read_factors(c: Checkpoint) -> dict[str, Any]:
+    """Return the factors of all Granite families: 1 unless the config says otherwise, that of the scores included."""
+    residual = c.float("residual_multiplier", 1.0)
+    return {
+        "embedding_multiplier": c.float("embedding_multiplier", 1.0),
+        "attention_scale": c.float("attention_multiplier", 1.0),
+        "logit_multiplier": 1.0 / c.positive_float("logits_scaling", 1.0),
+        "layer": None if residual == 1 else partial(SandwichLayer, after=lambda _: Elementwise("scaled", residual)),
+    }
 
-    mixture: Mixture | None = None
+
+def _read_mixture(c: Checkpoint, shared_width: int) -> Mixture:
+    return Mixture(
+        experts=c.positive("num_local_experts"),
+        width=c.positive("intermediate_size"),
+        # softmax over the chosen ones alone
+        rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=True),
+        stored=StoredExperts(is_stacked=True, stacks=("input_linear.weight", "output_linear.weight")),
+        shared_width=shared_width,
+    )
+
+
+class GraniteForCausalLM(GatedDecoder):
+    """Granite 3: Llama's block with factors, with dense MLPs or with mixtures of experts."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        if c.mixture is not None:  # names follow the checkpoint, not the class
+            self.__dict__["RENAMED"] = _MIXTURE_NAMES
 
     @classmethod
-    def read(cls, c: Checkpoint) -> Self:
+    def read(cls, c: Checkpoint) -> DecoderConfig:
         c.expect("hidden_act", "silu")
         bias = c.bool("attention_bias", False)
         own: dict[str, Any] = {"mlp_bias": c.bool("mlp_bias", False)}
         if "num_local_experts" in c.values:
-            shared = c.optional_positive("shared_intermediate_size") or 0
-            mixture = read_granite_mixture(c, c.positive("intermediate_size"), shared)
+            mixture = _read_mixture(c, c.optional_positive("shared_intermediate_size") or 0)
             own = {"mixture": mixture, "gate_up_reads": ("input_linear",)}
-        return cls.common(c, qkv_bias=bias, out_bias=bias, **read_factors(c), **own)
+        return DecoderConfig.common(c, qkv_bias=bias, out_bias=bias, **_read_factors(c), **own)
 
 
-class GraniteForCausalLM(GatedDecoder):
-    """The whole model."""
-
-    Config = GraniteConfig
-
-    def __init__(self, c: GraniteConfig, mesh: Mesh) -> None:
-        mixture = c.mixture
-        mlp = None if mixture is None else lambda _: SparseMLP(c, mixture, mesh)
-        super().__init__(c, mesh, mlp=mlp, layer=granite_layer(c))
-        if mixture is not None:  # names follow the checkpoint, not the class
-            self.__dict__["RENAMED"] = MIXTURE_NAMES
+GraniteMoeForCausalLM = GraniteMoeSharedForCausalLM = GraniteForCausalLM
 
 
-MODEL = GraniteForCausalLM
+class GraniteMoeHybridForCausalLM(HybridDecoder):
+    """Granite 4: Mamba2 in most layers, attention in some, with Granite's factors, also with mixtures of experts.
+
+    Attention rotates heads only where `position_embedding_type` is rope.
+    """
+
+    RECURRENT_NAME = "mamba"
+    RENAMED: ClassVar[Mapping[str, str]] = {"mlp": "shared_mlp", "down_proj": "output_linear"}
+
+    def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        if c.mixture is not None:  # names follow the checkpoint, not the class
+            self.__dict__["RENAMED"] = _MIXTURE_NAMES
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HybridConfig:
+        c.expect("hidden_act", "silu")
+        shared, bias = c.positive("shared_intermediate_size"), c.bool("attention_bias", False)
+        own: dict[str, Any] = {} if c.values.get("position_embedding_type") == "rope" else {"rope": None}
+        return HybridConfig.common(
+            c,
+            intermediate_size=shared,
+            mixture=_read_mixture(c, shared) if c.values.get("num_local_experts", 8) != 0 else None,
+            qkv_bias=bias,
+            out_bias=bias,
+            gate_up_reads=("input_linear",),
+            windows=(),
+            kinds=read_kinds(c),
+            **read_mamba(c),
+            **_read_factors(c),
+            **own,
+        )

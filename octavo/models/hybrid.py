@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
+
+from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import shown
@@ -12,8 +15,8 @@ from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.layer import Layer
-from octavo.layers.recurrent import ConvolutionSizes, MambaOptions, RecurrentSizes
-from octavo.models.blocks import GatedDecoder
+from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, RecurrentSizes
+from octavo.models.blocks import GatedDecoder, RotaryAttention
 from octavo.models.config import DecoderConfig
 
 ATTENTION, RECURRENT = "full_attention", "linear_attention"
@@ -28,13 +31,18 @@ class HybridConfig(DecoderConfig):
     kinds: tuple[str, ...]
     """ATTENTION, RECURRENT, or a kind of the family's own that caches nothing, for each layer."""
     sizes: RecurrentSizes | ConvolutionSizes
-    eps: float = 1e-6
-    """That of the norm behind a recurrence."""
+    recurrence: Callable[[Any, Mesh], nn.Module]
+    """Makes what stands in the place of attention, from the config."""
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         if self.kinds[layer] == RECURRENT:
             return (LayerCache(self.sizes.state(mesh)),)
         return super().caches_of(layer, mesh) if self.kinds[layer] == ATTENTION else ()
+
+
+def mixer(c: HybridConfig, mesh: Mesh, layer: int) -> nn.Module:
+    """Make what mixes tokens in a layer that attends or keeps a state."""
+    return RotaryAttention(c, mesh, layer) if c.kinds[layer] == ATTENTION else c.recurrence(c, mesh)
 
 
 class HybridDecoder(GatedDecoder):
@@ -43,6 +51,9 @@ class HybridDecoder(GatedDecoder):
     RECURRENT_NAME: ClassVar[str]
     """What stands in the place of `self_attn`."""
     config: HybridConfig
+
+    def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda layer: mixer(c, mesh, layer))
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         # what is called like the last norm within a layer keeps its name
@@ -71,9 +82,29 @@ def read_kinds(
     return tuple(found)
 
 
-def read_mamba(c: Checkpoint, hidden: int) -> RecurrentSizes:
+def mamba2(c: HybridConfig, mesh: Mesh, options: MambaOptions) -> Mamba2:
+    """Make Mamba2 in the sizes of the config."""
+    assert isinstance(c.sizes, RecurrentSizes)
+    return Mamba2(c.sizes, c.hidden_size, c.norm_eps, mesh, options)
+
+
+def read_mamba(c: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a `HybridConfig` with Mamba2, whose norm has a group for each key head."""
+    bias, sizes = c.bool("mamba_proj_bias", False), read_mamba_sizes(c)
+    options = MambaOptions(
+        bias=bias,
+        convolution_bias=c.bool("mamba_conv_bias", True),
+        out_bias=bias,
+        limits=read_limits(c),
+        norm_groups=sizes.key_heads,
+    )
+    return {"sizes": sizes, "recurrence": partial(mamba2, options=options)}
+
+
+def read_mamba_sizes(c: Checkpoint) -> RecurrentSizes:
     """Return the sizes of Mamba2 under the names that begin with `mamba_`. Raises CheckpointError."""
-    inner = c.optional_positive("mamba_d_ssm") or int(c.positive_float("mamba_expand", 2.0) * hidden)
+    expanded = int(c.positive_float("mamba_expand", 2.0) * c.positive("hidden_size"))
+    inner = c.optional_positive("mamba_d_ssm") or expanded
     heads, groups = c.positive("mamba_n_heads"), c.positive("mamba_n_groups", 1)
     dim = inner // heads if c.values.get("mamba_d_head") in (None, "auto") else c.positive("mamba_d_head")
     if heads * dim != inner:

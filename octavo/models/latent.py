@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -105,7 +105,7 @@ class LatentBlock(nn.Module):
 
 
 class LatentDecoder(GatedDecoder):
-    """A stack of such blocks; `mlp` makes the MLP of the layer with a given index."""
+    """A stack of such blocks."""
 
-    def __init__(self, c: LatentConfig, mesh: Mesh, mlp: Callable[[int], nn.Module] | None = None) -> None:
-        super().__init__(c, mesh, attention=lambda _: LatentBlock(c, mesh), mlp=mlp)
+    def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, attention=lambda _: LatentBlock(c, mesh))

@@ -1,30 +1,284 @@
-"""Llama 2 and 3: rotary grouped-query attention and a gated SiLU MLP. Source: https://arxiv.org/abs/2407.21783."""
+"""Llama, and the families that differ from it in biases, norms, rotations and windows."""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.models.blocks import GatedDecoder
-from octavo.models.config import DecoderConfig
-
-ARCHITECTURES = ("LlamaForCausalLM",)
-
-
-class LlamaConfig(DecoderConfig):
-    """Biases are optional, heads may have a size of their own."""
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> Self:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
-        return cls.common(c, qkv_bias=bias, out_bias=bias, mlp_bias=c.bool("mlp_bias", False))
+from octavo.layers.rope import QueryGrowth
+from octavo.models.blocks import GatedDecoder, LateNormLayer, SandwichLayer, head_norms, width_norms
+from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 
 
 class LlamaForCausalLM(GatedDecoder):
-    """The whole model."""
+    """Llama 2 and 3. Biases are optional, heads may have a size of their own.
 
-    Config = LlamaConfig
+    Source: https://arxiv.org/abs/2407.21783.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", False)
+        return DecoderConfig.common(c, qkv_bias=bias, out_bias=bias, mlp_bias=c.bool("mlp_bias", False))
 
 
-MODEL = LlamaForCausalLM
+class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
+    """ERNIE 4.5, dense: heads turn in neighbouring pairs, and there is one switch for all biases.
+
+    Source: Baidu's releases.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("use_bias", False)
+        return DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            interleaved=True,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bias,
+        )
+
+
+class Exaone4ForCausalLM(GatedDecoder):
+    """EXAONE 4: norms behind attention and MLP, and on each head; layers that see all tokens do not rotate.
+
+    `sliding_window` null means that all layers see all tokens, and rotate. Source: https://arxiv.org/abs/2507.11407.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "attention_output_norm": "post_attention_layernorm",
+        "mlp_output_norm": "post_feedforward_layernorm",
+    }
+    carries_residual = False
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        is_windowed = c.values.get("sliding_window", 4096) is not None
+        if c.values.get("layer_types") is None and isinstance(c.values.get("sliding_window_pattern"), str):
+            raise c.error("layer_types", "the kind of each layer, where sliding_window_pattern is a string")
+        config = DecoderConfig.common(
+            c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            qk_norms=head_norms,
+            windows=read_windows(c, is_windowed=is_windowed, default=4096, pattern=4 if is_windowed else None),
+            layer=LateNormLayer,
+        )
+        return turn_within_windows(config) if is_windowed else config
+
+
+class GlmForCausalLM(GatedDecoder):
+    """GLM-4 of 2024: half of each head turns, in neighbouring pairs, and both halves of the MLP are one tensor.
+
+    Source: https://arxiv.org/abs/2406.12793.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        return DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            rotary_share=0.5,
+            interleaved=True,
+            norm_eps=c.positive_float("rms_norm_eps", 1.5625e-07),
+            qkv_bias=c.bool("attention_bias", True),
+            gate_up_reads=(),
+            **own,
+        )
+
+
+class Glm4ForCausalLM(GlmForCausalLM):
+    """GLM-4-0414: GLM-4 with norms before and after attention and MLP."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "attention_output_norm": "post_self_attn_layernorm",
+        "mlp_output_norm": "post_mlp_layernorm",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        return super().read(c, layer=SandwichLayer, **own)
+
+
+class MistralForCausalLM(GatedDecoder):
+    """Mistral and Ministral: attention over a sliding window, in the layers that layer_types names.
+
+    `sliding_window` null means full attention; a config without the key means the first release's 4096.
+    Source: https://arxiv.org/abs/2310.06825.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        is_windowed = c.values.get("sliding_window", 4096) is not None
+        return DecoderConfig.common(c, windows=read_windows(c, is_windowed=is_windowed, default=4096))
+
+
+MinistralForCausalLM = MistralForCausalLM
+
+
+class Ministral3ForCausalLM(GatedDecoder):
+    """Ministral 3: stretched positions, with which queries grow by `llama_4_scaling_beta` of the rotary parameters.
+
+    Source: Mistral AI's releases.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        config = DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
+        )
+        rope = c.rope()
+        if config.rope is None or rope.values.get("llama_4_scaling_beta") is None:
+            return config
+        growth = QueryGrowth(rope.float("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
+        return replace(config, rope=replace(config.rope, query_growth=growth))
+
+
+class Olmo2ForCausalLM(GatedDecoder):
+    """OLMo 2: norms behind attention and MLP, and over all heads of queries and of keys.
+
+    Source: https://arxiv.org/abs/2501.00656.
+    """
+
+    RENAMED = Exaone4ForCausalLM.RENAMED
+    carries_residual = False
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", False)
+        eps = c.positive_float("rms_norm_eps", 1e-5)
+        return DecoderConfig.common(
+            c, norm_eps=eps, qkv_bias=bias, out_bias=bias, qk_norms=width_norms, layer=LateNormLayer, **own
+        )
+
+
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
+    """OLMo 3: windows in three of four layers, whose rotation is not stretched.
+
+    Older configs state one rotation; it is stretched in the layers that see all tokens.
+    Source: https://arxiv.org/abs/2512.13961.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        windows = read_windows(c, is_windowed=True, default=4096, pattern=4)
+        config = super().read(c, windows=windows, **own)
+        if config.rope is None or config.ropes or not windows:
+            return config
+        plain = replace(config.rope, scaling=None)
+        return replace(config, ropes=tuple(config.rope if window is None else plain for window in windows))
+
+
+class Phi3ForCausalLM(GatedDecoder):
+    """Phi-3, 3.5 and 4: fused projections and LongRoPE; a part of each head may stay as it is.
+
+    Source: https://arxiv.org/abs/2404.14219.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        return DecoderConfig.common(
+            c,
+            rotary_share=1.0,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            qkv_reads=(),
+            gate_up_reads=(),
+            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
+        )
+
+
+class Qwen2ForCausalLM(GatedDecoder):
+    """Qwen2 and 2.5: biased queries, keys and values.
+
+    Its releases switch the sliding window off; where it is on, the layers from `max_window_layers` on have it.
+    Source: https://arxiv.org/abs/2407.10671.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        windows = read_windows(c, is_windowed=c.bool("use_sliding_window", False))
+        return DecoderConfig.common(c, qkv_bias=True, windows=windows)
+
+
+class Qwen3ForCausalLM(GatedDecoder):
+    """Qwen3: norms of query and key heads, which have a size of their own; windows as in Qwen2.
+
+    Source: https://arxiv.org/abs/2505.09388.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", False)
+        return DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            qk_norms=head_norms,
+            qkv_bias=bias,
+            out_bias=bias,
+            windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
+        )
+
+
+class SeedOssForCausalLM(GatedDecoder):
+    """Seed-OSS: biased queries, keys and values, and a switch of its own for the bias behind attention.
+
+    Source: ByteDance's releases.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        return DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            qkv_bias=c.bool("attention_bias", True),
+            out_bias=c.bool("attention_out_bias", False),
+            mlp_bias=c.bool("mlp_bias", False),
+        )
+
+
+class SmolLM3ForCausalLM(GatedDecoder):
+    """SmolLM3: no rotation in every fourth layer; `no_rope_layers` has 1 for layers that rotate, and 0 for others.
+
+    Source: Hugging Face's releases.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        if c.values.get("layer_types") is None:
+            c.expect("use_sliding_window", False)
+        bias = c.bool("attention_bias", False)
+        config = DecoderConfig.common(
+            c,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=c.bool("mlp_bias", False),
+            tied=c.bool("tie_word_embeddings", True),
+            windows=read_windows(c, is_windowed=False),
+        )
+        interval = c.positive("no_rope_layer_interval", 4)
+        turns = c.values.get("no_rope_layers") or [
+            int((layer + 1) % interval != 0) for layer in range(config.num_layers)
+        ]
+        if not isinstance(turns, list) or len(turns) != config.num_layers or any(each not in (0, 1) for each in turns):
+            raise c.error("no_rope_layers", f"1 or 0 for each of {config.num_layers} layers")
+        return replace(config, ropes=tuple(config.rope if each else None for each in turns))

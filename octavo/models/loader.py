@@ -91,7 +91,7 @@ class LoadedModel:
         where the model cannot be shared by the ranks of the mesh, or is quantised already.
         """
         model_class = resolve_model(checkpoint)
-        config = model_class.Config.read(checkpoint)
+        config = model_class.read(checkpoint)
         shape = config.shape(mesh)
         with torch.device("meta"):
             model = model_class(config, mesh).to(dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -16,10 +16,8 @@ from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
-from octavo.models.blocks import GatedDecoder, GatedLayer, PlainMLP, stream_norm
+from octavo.models.blocks import GatedDecoder, PlainMLP, stream_norm
 from octavo.models.config import DecoderConfig, even_share
-
-ARCHITECTURES = ("OPTForCausalLM",)
 
 # positions 0 and 1 of the table stand for padding
 _POSITION_OFFSET = 2
@@ -30,33 +28,7 @@ class OPTConfig(DecoderConfig):
     """Embeddings may be narrower than the layers; then projections connect them."""
 
     embedding_size: int
-    pre_norm: bool
     final_norm: bool
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> Self:
-        c.expect("layer_norm_elementwise_affine", True)
-        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
-        pre_norm = c.bool("do_layer_norm_before", True)
-        bias = c.bool("enable_bias", True)
-        return cls(
-            num_layers=c.positive("num_hidden_layers"),
-            hidden_size=hidden_size,
-            intermediate_size=c.positive("ffn_dim"),
-            heads=Heads(num_heads, num_heads, even_share(c, "hidden_size", hidden_size, num_heads)),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
-            norm=LayerNorm,
-            norm_eps=1e-5,
-            tied=c.bool("tie_word_embeddings", True),
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bias,
-            activation=c.expect("activation_function", *OPERATOR_OF, default="relu"),
-            embedding_size=c.positive("word_embed_proj_dim", hidden_size),
-            pre_norm=pre_norm,
-            final_norm=pre_norm and not c.bool("_remove_final_layer_norm", False),
-        )
 
 
 class LateNormOfSumLayer(nn.Module):
@@ -77,7 +49,6 @@ class LateNormOfSumLayer(nn.Module):
 class OPTForCausalLM(GatedDecoder):
     """The whole model."""
 
-    Config = OPTConfig
     PREFIXES = ("model.decoder.", "decoder.")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "norm": "final_layer_norm",
@@ -93,9 +64,34 @@ class OPTForCausalLM(GatedDecoder):
     FIRST_STAGE = ("embed_tokens", "embed_positions", "project_in")
     LAST_STAGE = ("norm", "project_out", "lm_head")
 
+    @classmethod
+    def read(cls, c: Checkpoint) -> OPTConfig:
+        c.expect("layer_norm_elementwise_affine", True)
+        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
+        pre_norm = c.bool("do_layer_norm_before", True)
+        bias = c.bool("enable_bias", True)
+        return OPTConfig(
+            num_layers=c.positive("num_hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=c.positive("ffn_dim"),
+            heads=Heads(num_heads, num_heads, even_share(c, "hidden_size", hidden_size, num_heads)),
+            vocab_size=c.positive("vocab_size"),
+            max_positions=c.max_model_len(),
+            norm=LayerNorm,
+            norm_eps=1e-5,
+            tied=c.bool("tie_word_embeddings", True),
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bias,
+            activation=c.expect("activation_function", *OPERATOR_OF, default="relu"),
+            embedding_size=c.positive("word_embed_proj_dim", hidden_size),
+            mlp=PlainMLP,
+            layer=None if pre_norm else LateNormOfSumLayer,
+            final_norm=pre_norm and not c.bool("_remove_final_layer_norm", False),
+        )
+
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
-        layer = GatedLayer if c.pre_norm else LateNormOfSumLayer
-        super().__init__(c, mesh, mlp=lambda _: PlainMLP(c, mesh), layer=layer, embedding_size=c.embedding_size)
+        super().__init__(c, mesh, embedding_size=c.embedding_size)
         narrow = c.embedding_size != c.hidden_size
         self.embed_positions = (
             Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET) if self.is_first else None
@@ -108,7 +104,7 @@ class OPTForCausalLM(GatedDecoder):
             ColumnLinear(c.hidden_size, c.embedding_size, Mesh.single()) if narrow and self.is_last else None
         )
         self.add = addition()
-        self.carries_residual = c.pre_norm
+        self.carries_residual = c.layer is None
         if not c.final_norm:
             self.norm = None
 
@@ -129,6 +125,3 @@ class OPTForCausalLM(GatedDecoder):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Narrow the hidden states where the embeddings are narrow."""
         return super().compute_logits(hidden if self.project_out is None else self.project_out(hidden))
-
-
-MODEL = OPTForCausalLM

@@ -1,35 +1,35 @@
-"""What Qwen3-Next and Qwen3.5 share: gated delta nets, gated attention of which a part turns, and both kinds of MLP."""
+"""Qwen3-Next, Qwen3.5 and 3.6: three layers of the gated delta rule for each one of gated full attention.
+
+Sources: https://qwen.ai/blog?id=qwen3-next, https://qwen.ai/blog?id=qwen3.5.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
-
-from torch import nn
+from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.linear import Pick
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes
-from octavo.models.blocks import RotaryAttention
+from octavo.models.blocks import head_norms
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds
-from octavo.models.sparse import Mixture, read_stored, sparse_layers, sparse_mlps
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_shared_mixture, sparse_layers
 
 
-@dataclass(frozen=True, kw_only=True)
-class QwenLinearConfig(HybridConfig):
-    """A quarter of each head turns, unless the config says otherwise, and weights of norms are around zero."""
+class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
+    """Qwen3.5, with mixtures of experts or without; its projections before the delta rule are a tensor each.
 
-    sizes: RecurrentSizes
-    mixture: Mixture | None = None
-    sparse: tuple[bool, ...] = ()
+    A quarter of each head turns, unless the config says otherwise, and weights of norms are around zero.
+    """
+
+    RECURRENT_NAME = "linear_attn"
+    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
 
     @classmethod
-    def read(cls, c: Checkpoint) -> Self:
+    def read(cls, c: Checkpoint) -> HybridConfig:
         c.expect("hidden_act", "silu")
         bias, num_layers = c.bool("attention_bias", False), c.positive("num_hidden_layers")
         interval = c.positive("full_attention_interval", 4)
@@ -43,95 +43,73 @@ class QwenLinearConfig(HybridConfig):
         )
         if sizes.heads % sizes.key_heads:
             raise c.error("linear_num_key_heads", f"a divisor of linear_num_value_heads, which is {sizes.heads}")
-        own: dict[str, Any] = (
-            {} if c.values.get("num_experts") in (None, 0) else {"mixture": _mixture(c), "sparse": sparse_layers(c)}
-        )
-        if own and "intermediate_size" not in c.values:
-            own["intermediate_size"] = c.positive("moe_intermediate_size")  # no layer is dense
-        return cls.common(
+        own: dict[str, Any] = {}
+        if c.values.get("num_experts") not in (None, 0):
+            own = {"mixture": read_shared_mixture(c, is_normalized=True), "sparse": sparse_layers(c)}
+            if "intermediate_size" not in c.values:
+                own["intermediate_size"] = c.positive("moe_intermediate_size")  # no layer is dense
+        return HybridConfig.common(
             c,
             head_dim=c.positive("head_dim", 256),
             rotary_share=0.25,
             norm=partial(RMSNorm, offset=1.0),
-            qk_norm=True,
+            qk_norms=head_norms,
             attention_gate=True,
             qkv_bias=bias,
             out_bias=bias,
             windows=(),
             kinds=read_kinds(c, kinds),
             sizes=sizes,
-            eps=c.positive_float("rms_norm_eps", 1e-6),
+            recurrence=partial(_delta_net, picks=cls.picks),
             **own,
         )
 
-
-def _mixture(c: Checkpoint) -> Mixture:
-    return Mixture(
-        experts=c.positive("num_experts"),
-        width=c.positive("moe_intermediate_size"),
-        rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", True)),
-        stored=read_stored(c),
-        shared_width=c.positive("shared_expert_intermediate_size"),
-        is_shared_gated=True,
-    )
-
-
-class QwenLinearDecoder(HybridDecoder):
-    """The decoder of Qwen3.5; its projections before the delta rule are a tensor each."""
-
-    RECURRENT_NAME = "linear_attn"
-    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
-
-    def __init__(
-        self,
-        c: QwenLinearConfig,
-        mesh: Mesh,
-        picks: Callable[[RecurrentSizes, Mesh], list[Pick]] | None = None,
-    ) -> None:
-        """picks: makes the picks of `GatedDeltaNet`."""
-
-        def mixer(layer: int) -> nn.Module:
-            if c.kinds[layer] == ATTENTION:
-                return RotaryAttention(c, mesh, layer)
-            return GatedDeltaNet(c.sizes, c.hidden_size, c.eps, mesh, (picks or picks_apart)(c.sizes, mesh))
-
-        mlp = None if c.mixture is None else sparse_mlps(c, c.mixture, c.sparse, mesh)
-        super().__init__(c, mesh, attention=mixer, mlp=mlp)
+    @staticmethod
+    def picks(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
+        """Return the picks of queries, keys and values in one tensor, and of a tensor each for gate, beta and step."""
+        keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
+        values = partial(sizes.rows, mesh, of_keys=False, width=sizes.value_dim)
+        heads = (sizes.rows(mesh, of_keys=False),)
+        return [
+            Pick("in_proj_qkv", sizes.channels, (keys(), keys(start=sizes.key_size), values(start=2 * sizes.key_size))),
+            Pick("in_proj_z", sizes.value_size, (values(),)),
+            Pick("in_proj_b", sizes.heads, heads),
+            Pick("in_proj_a", sizes.heads, heads),
+        ]
 
 
-def picks_apart(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
-    """Return the picks of queries, keys and values in one tensor, and of a tensor each for gate, beta and step."""
-    keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
-    values = partial(sizes.rows, mesh, of_keys=False, width=sizes.value_dim)
-    heads = (sizes.rows(mesh, of_keys=False),)
-    return [
-        Pick("in_proj_qkv", sizes.channels, (keys(), keys(start=sizes.key_size), values(start=2 * sizes.key_size))),
-        Pick("in_proj_z", sizes.value_size, (values(),)),
-        Pick("in_proj_b", sizes.heads, heads),
-        Pick("in_proj_a", sizes.heads, heads),
-    ]
+Qwen3_5MoeForCausalLM = Qwen3_5ForCausalLM
 
 
-def picks_by_key_head(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
-    """Return the picks of tensors that have everything of the first key head, then everything of the next."""
-    share = sizes.heads // sizes.key_heads
-    own_keys, own = sizes.rows(mesh, of_keys=True), sizes.rows(mesh, of_keys=False)
-    step = 2 * sizes.key_dim + 2 * share * sizes.value_dim
+class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
+    """Qwen3-Next: projections before the delta rule are stored by key head."""
 
-    def of_keys(start: int) -> list[slice]:
-        starts = [key * step + start for key in range(own_keys.start, own_keys.stop)]
-        return [slice(each, each + sizes.key_dim) for each in starts]
+    @staticmethod
+    def picks(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
+        """Return the picks of tensors that have everything of the first key head, then everything of the next."""
+        share = sizes.heads // sizes.key_heads
+        own_keys, own = sizes.rows(mesh, of_keys=True), sizes.rows(mesh, of_keys=False)
+        step = 2 * sizes.key_dim + 2 * share * sizes.value_dim
 
-    def of_heads(step: int, start: int, width: int) -> list[slice]:
-        heads = range(own.start, own.stop)
-        starts = [head // share * step + start + head % share * width for head in heads]
-        return [slice(each, each + width) for each in starts]
+        def of_keys(start: int) -> list[slice]:
+            starts = [key * step + start for key in range(own_keys.start, own_keys.stop)]
+            return [slice(each, each + sizes.key_dim) for each in starts]
 
-    first = 2 * sizes.key_dim
-    values = of_heads(step, first, sizes.value_dim)
-    gates = of_heads(step, first + share * sizes.value_dim, sizes.value_dim)
-    wide, narrow = sizes.channels + sizes.value_size, 2 * sizes.heads
-    return [
-        Pick("in_proj_qkvz", wide, [*of_keys(0), *of_keys(sizes.key_dim), *values, *gates]),
-        Pick("in_proj_ba", narrow, [*of_heads(2 * share, 0, 1), *of_heads(2 * share, share, 1)]),
-    ]
+        def of_heads(step: int, start: int, width: int) -> list[slice]:
+            heads = range(own.start, own.stop)
+            starts = [head // share * step + start + head % share * width for head in heads]
+            return [slice(each, each + width) for each in starts]
+
+        first = 2 * sizes.key_dim
+        values = of_heads(step, first, sizes.value_dim)
+        gates = of_heads(step, first + share * sizes.value_dim, sizes.value_dim)
+        wide, narrow = sizes.channels + sizes.value_size, 2 * sizes.heads
+        return [
+            Pick("in_proj_qkvz", wide, [*of_keys(0), *of_keys(sizes.key_dim), *values, *gates]),
+            Pick("in_proj_ba", narrow, [*of_heads(2 * share, 0, 1), *of_heads(2 * share, share, 1)]),
+        ]
+
+
+def _delta_net(c: HybridConfig, mesh: Mesh, *, picks: Callable[[RecurrentSizes, Mesh], list[Pick]]) -> GatedDeltaNet:
+    assert isinstance(c.sizes, RecurrentSizes)
+    return GatedDeltaNet(c.sizes, c.hidden_size, c.norm_eps, mesh, picks(c.sizes, mesh))

@@ -1,19 +1,14 @@
-"""From the architecture that a checkpoint names to the file that implements it.
+"""From the architecture that a checkpoint names to the class that implements it, which has the same name.
 
-A model file states `ARCHITECTURES`, the names that it implements, and `MODEL`, its class; the folder is the registry.
-A file is named after the `model_type` of its family, which selects it where config.json names no architecture.
+The `model_type` of a family selects it where config.json names no architecture.
 """
 
 from __future__ import annotations
 
-import pkgutil
 import re
-from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType
 from typing import Any, Final, Protocol
 
-import octavo.models
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -30,26 +25,39 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
     )
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
-_FAMILY_OF_TYPE: Final = {
-    "cohere2": "cohere",
-    "glm4": "glm",
-    "kimi_k2": "deepseek_v3",
-    "lfm2_moe": "lfm2",
-    "ministral": "mistral",
-    "olmo3": "olmo2",
-    "qwen2_vl": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen3_5_moe": "qwen3_5",
-    "qwen3_vl": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe",
+_FAMILY_OF_TYPE: Final = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+"""Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
+_FILES: Final = {
+    "deepseek": ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Youtu"),
+    "gemma": ("Gemma", "Gemma2", "Gemma3"),
+    "gemma4": ("Gemma4",),
+    "gpt2": ("GPT2",),
+    "granite": ("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeShared"),
+    "layer_norms": ("Cohere", "Cohere2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
+    "lfm2": ("Lfm2", "Lfm2Moe"),
+    "llama": (
+        *("Ernie4_5", "Exaone4", "Glm", "Glm4", "Llama", "Ministral", "Ministral3", "Mistral", "Olmo2", "Olmo3"),
+        *("Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3"),
+    ),
+    "mamba": ("Bamba", "FalconH1", "NemotronH"),
+    "mixtures": ("Glm4Moe", "GptOss", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
+    "opt": ("OPT",),
+    "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
 }
-"""Families by `model_type`, without `_text`, where the two differ."""
+"""The families of each file, which has a class `<family>ForCausalLM`."""
+_FILE_OF: Final = {
+    "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM": file
+    for file, families in _FILES.items()
+    for family in families
+}
 
 
 class ModelClass(Protocol):
     """The class of a family: a `DecoderStack` that is made from its config."""
 
-    Config: type[DecoderConfig]
+    def read(self, c: Checkpoint) -> DecoderConfig:
+        """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
+        ...
 
     def __call__(self, config: Any, mesh: Mesh) -> DecoderStack:
         """Make the part of the model that the mesh's rank has."""
@@ -62,14 +70,13 @@ def resolve_model(checkpoint: Checkpoint) -> ModelClass:
     Raises UnsupportedModel, which names the families that are there.
     """
     wanted = checkpoint.architecture
-    names = [_FAMILY_OF_TYPE.get(wanted.removesuffix("_text"), wanted.removesuffix("_text"))]
+    names = [wanted]
     if wanted in _AROUND_A_TEXT_MODEL and checkpoint.text_model_type is not None:
-        names.append(_FAMILY_OF_TYPE.get(checkpoint.text_model_type, checkpoint.text_model_type))
-    for name in names:
-        for module in _model_files(name):
-            if name in module.ARCHITECTURES or module.__name__.endswith(f".{name}"):
-                model: ModelClass = module.MODEL
-                return model
+        names.append(checkpoint.text_model_type)
+    for architecture, file in _FILE_OF.items():
+        if architecture in names or _plain_type(_family(architecture).lower()) in map(_plain_type, names):
+            model: ModelClass = getattr(import_module(f"octavo.models.{file}"), architecture)
+            return model
     without = f"; with transformers there are more: {INSTALL}" if library_version() is None else ""
     own_code = (
         "; its auto_map names code in its directory, which octavo does not run"
@@ -77,7 +84,7 @@ def resolve_model(checkpoint: Checkpoint) -> ModelClass:
         else ""
     )
     if library_version() is not None and find_class(checkpoint) is not None:
-        fallback: ModelClass = import_module("octavo.models.fallback.model").MODEL
+        fallback: ModelClass = import_module("octavo.models.fallback.model").FallbackModel
         return fallback
     raise UnsupportedModel(
         f"{checkpoint.where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
@@ -90,17 +97,12 @@ def _family(architecture: str) -> str:
     return re.sub(r"(For[A-Z]\w+|LMHeadModel|Model)$", "", architecture) or architecture
 
 
+def _plain_type(model_type: str) -> str:
+    """Return the name of the family of a `model_type`, without underscores."""
+    name = model_type.removesuffix("_text")
+    return _FAMILY_OF_TYPE.get(name, name).replace("_", "")
+
+
 def known_architectures() -> list[str]:
     """Return all architectures that some file implements, sorted."""
-    return sorted(name for module in _model_files("") for name in module.ARCHITECTURES)
-
-
-def _model_files(architecture: str) -> Iterator[ModuleType]:
-    """Yield the files that state architectures, the most likely first, so that few of them are imported."""
-    names = [each.name for each in pkgutil.iter_modules(octavo.models.__path__)]
-    likely = architecture.lower()
-    names.sort(key=lambda name: (-len(name) if likely.startswith(name.replace("_", "")) else 0, name))
-    for name in names:
-        module = import_module(f"octavo.models.{name}")
-        if hasattr(module, "ARCHITECTURES"):
-            yield module
+    return sorted(_FILE_OF)

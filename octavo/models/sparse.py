@@ -1,18 +1,12 @@
-"""MLPs that are mixtures of experts, and what configs say about them."""
+"""Mixtures of experts as configs describe them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
-
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.experts import ExactLinear, Experts, Router, StoredExperts
-from octavo.models.blocks import GatedDecoder, GatedMLP, PlainMLP
-from octavo.models.config import DecoderConfig
+from octavo.layers.experts import StoredExperts
 from octavo.ops.experts import RouterRule
 
 
@@ -97,6 +91,18 @@ def read_mixture(c: Checkpoint, rule: RouterRule, *, correction: str | None = No
     )
 
 
+def read_shared_mixture(c: Checkpoint, *, is_normalized: bool) -> Mixture:
+    """Read Qwen's mixture beside a gated expert that all tokens take; `is_normalized` where the config is silent."""
+    return Mixture(
+        experts=c.positive("num_experts"),
+        width=c.positive("moe_intermediate_size"),
+        rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", is_normalized)),
+        stored=read_stored(c),
+        shared_width=c.positive("shared_expert_intermediate_size"),
+        is_shared_gated=True,
+    )
+
+
 def corrected(c: Checkpoint, *, groups: tuple[int, int], factor: float) -> Mixture:
     """Read a mixture whose router adds a correction to sigmoids; `groups` and `factor` where the config is silent."""
     c.expect("scoring_func", "sigmoid", default="sigmoid")
@@ -117,50 +123,3 @@ def dense_first(c: Checkpoint, default: int) -> tuple[bool, ...]:
     first = c.values.get("first_k_dense_replace")
     first = default if first is None else c.int("first_k_dense_replace")
     return tuple(layer >= first for layer in range(c.positive("num_hidden_layers")))
-
-
-class SparseMLP(nn.Module):
-    """Σ weight · expert(x) over the experts that the router chooses, plus the shared expert's output."""
-
-    def __init__(self, c: DecoderConfig, mixture: Mixture, mesh: Mesh) -> None:
-        super().__init__()
-        m = mixture
-        self.gate = Router(c.hidden_size, m.experts, m.rule, bias=m.router_bias, correction=m.correction)
-        self.experts = Experts(
-            *(c.hidden_size, m.width, m.experts, mesh),
-            stored=m.stored,
-            bias=m.bias,
-            activation=m.activation,
-            numbers=m.numbers,
-        )
-        shared = GatedMLP if m.stored.gate is not None else PlainMLP
-        own = replace(c, intermediate_size=m.shared_width)
-        self.shared_experts = shared(own, mesh) if m.shared_width else None
-        self.shared_expert_gate = ExactLinear(c.hidden_size, 1) if m.is_shared_gated else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        shared = None if self.shared_experts is None else self.shared_experts(x)
-        gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
-        out: Tensor = self.experts(x, self.gate(x), shared, gate)
-        return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseConfig(DecoderConfig):
-    """`sparse[layer]` says which layers have the mixture."""
-
-    mixture: Mixture
-    sparse: tuple[bool, ...]
-
-
-def sparse_mlps(c: DecoderConfig, mixture: Mixture, sparse: tuple[bool, ...], mesh: Mesh) -> Callable[[int], nn.Module]:
-    """Return what makes a layer's MLP: the mixture where `sparse[layer]`, a gated MLP elsewhere."""
-    return lambda layer: SparseMLP(c, mixture, mesh) if sparse[layer] else GatedMLP(c, mesh)
-
-
-class SparseDecoder(GatedDecoder):
-    """A stack with mixtures of experts where the config says so, gated MLPs elsewhere."""
-
-    def __init__(self, c: SparseConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, mlp=sparse_mlps(c, c.mixture, c.sparse, mesh))

@@ -19,7 +19,8 @@ from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer
 from octavo.models import loader
 from octavo.models.blocks import GatedDecoder, RotaryAttention
-from octavo.models.llama import LlamaConfig
+from octavo.models.config import DecoderConfig
+from octavo.models.llama import LlamaForCausalLM
 from octavo.models.registry import ModelClass, resolve_model
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 
@@ -102,7 +103,7 @@ class SummingAttention(RotaryAttention):
         return out
 
 
-class RunningSumConfig(LlamaConfig):
+class RunningSumConfig(DecoderConfig):
     """That of Llama."""
 
     state_layer: Callable[[Heads], CachedLayer] = RunningSum
@@ -119,6 +120,10 @@ class RunningSumForCausalLM(GatedDecoder):
     """The whole model."""
 
     Config = RunningSumConfig
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> RunningSumConfig:
+        return cls.Config(**vars(LlamaForCausalLM.read(c)))
 
     def __init__(self, c: RunningSumConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda layer: SummingAttention(c, mesh, layer))

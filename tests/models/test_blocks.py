@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.blocks import GatedDecoder, GatedMLP
-from octavo.models.llama import LlamaConfig
+from octavo.models.llama import LlamaForCausalLM
 from tests.fakes.checkpoints import make_checkpoint
 from tests.models.paged_run import PagedRun, Stream, load
 
@@ -28,7 +28,7 @@ class Doubled(nn.Module):
 
 def test_a_model_brings_the_mlp_of_each_layer(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_checkpoint("llama", tmp_path, num_hidden_layers=3))
-    config, mesh = LlamaConfig.read(checkpoint), Mesh.single()
+    config, mesh = LlamaForCausalLM.read(checkpoint), Mesh.single()
     made: list[int] = []
 
     def mlp(index: int) -> nn.Module:

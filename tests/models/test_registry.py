@@ -11,8 +11,8 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import UnsupportedModel
-from octavo.models.registry import ModelClass, known_architectures, resolve_model
-from tests.fakes.checkpoints import FAMILIES
+from octavo.models.registry import known_architectures, resolve_model
+from tests.fakes.checkpoints import FAMILIES, family_config
 
 
 def named(path: Path, architecture: str) -> Checkpoint:
@@ -24,38 +24,39 @@ def test_every_family_is_known() -> None:
     assert {model for _, model, _ in FAMILIES.values()} <= set(known_architectures())
 
 
-def architectures_of(model: ModelClass) -> tuple[str, ...]:
-    found: tuple[str, ...] = sys.modules[model.__module__].ARCHITECTURES
-    return found
-
-
 @pytest.mark.parametrize("architecture", known_architectures())
-def test_a_known_architecture_leads_to_the_file_that_states_it(architecture: str, tmp_path: Path) -> None:
-    assert architecture in architectures_of(resolve_model(named(tmp_path, architecture)))
+def test_a_known_architecture_leads_to_the_class_of_its_name(architecture: str, tmp_path: Path) -> None:
+    model = resolve_model(named(tmp_path, architecture))
+    assert model is getattr(sys.modules[model.__module__], architecture)
 
 
-@pytest.mark.parametrize("architecture", known_architectures())
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("absent", [{}, {"architectures": None}])
 def test_without_an_architecture_the_type_of_model_leads_there(
-    architecture: str, absent: dict[str, Any], tmp_path: Path
+    family: str, absent: dict[str, Any], tmp_path: Path
 ) -> None:
-    model_type = resolve_model(named(tmp_path, architecture)).__module__.rpartition(".")[2]
-    (tmp_path / "config.json").write_text(json.dumps({**absent, "model_type": model_type}))
-    assert architecture in architectures_of(resolve_model(Checkpoint.open(tmp_path)))
+    config = family_config(family)
+    (tmp_path / "config.json").write_text(json.dumps({**absent, "model_type": config.model_type}))
+    with_type = resolve_model(Checkpoint.open(tmp_path))
+    assert with_type is resolve_model(named(tmp_path, config.architectures[0]))
 
 
 @pytest.mark.parametrize(
-    ("model_type", "file"),
+    ("model_type", "architecture"),
     [
-        *(("cohere2", "cohere"), ("gemma3_text", "gemma3"), ("glm4", "glm"), ("kimi_k2", "deepseek_v3")),
-        *(("lfm2_moe", "lfm2"), ("ministral", "mistral"), ("olmo3", "olmo2"), ("qwen3_5_moe_text", "qwen3_5")),
+        ("gemma3_text", "Gemma3ForCausalLM"),
+        ("kimi_k2", "KimiK2ForCausalLM"),
+        ("ministral", "MinistralForCausalLM"),
+        ("qwen2_5_vl_text", "Qwen2ForCausalLM"),
+        ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+        ("qwen3_vl_moe", "Qwen3MoeForCausalLM"),
     ],
 )
-def test_a_type_of_model_of_another_name_leads_to_the_file_of_its_family(
-    model_type: str, file: str, tmp_path: Path
+def test_a_type_of_model_of_another_name_leads_to_its_family(
+    model_type: str, architecture: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    assert resolve_model(Checkpoint.open(tmp_path)).__module__ == f"octavo.models.{file}"
+    assert resolve_model(Checkpoint.open(tmp_path)) is resolve_model(named(tmp_path, architecture))
 
 
 def test_only_architectures_are_listed_as_such() -> None:

@@ -43,7 +43,8 @@ class FallbackConfig(DecoderConfig):
     """What the attention of each layer is asked."""
 
     @classmethod
-    def read(cls, c: Checkpoint) -> Self:
+    def of(cls, c: Checkpoint) -> Self:
+        """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
         library = open_library(c)
         config, recording = library.config, record(library, c.where)
         calls = list(recording.calls.values())
@@ -71,9 +72,12 @@ class FallbackConfig(DecoderConfig):
 class FallbackModel(DecoderStack):
     """One rank has all of it."""
 
-    Config = FallbackConfig
     PREFIXES = ()
     config: FallbackConfig
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> FallbackConfig:
+        return FallbackConfig.of(c)
 
     def __init__(self, c: FallbackConfig, mesh: Mesh) -> None:
         """Raises ConfigError for several ranks, and UnsupportedModel."""
@@ -180,6 +184,3 @@ def _decoder_layers(recording: Recording) -> dict[str, nn.Module]:
         index = parts.index(str(call.layer))
         found[str(call.layer)] = recording.causal.get_submodule(".".join(parts[: index + 1]))
     return found
-
-
-MODEL = FallbackModel

@@ -1,0 +1,78 @@
+"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, Youtu-LLM."""
+
+from __future__ import annotations
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.models.latent import LatentConfig, LatentDecoder
+from octavo.models.sparse import corrected, dense_first, read_mixture
+from octavo.ops.experts import RouterRule
+
+
+class DeepseekV2ForCausalLM(LatentDecoder):
+    """DeepSeek V2 and V2-Lite: experts are chosen by softmax, and a group of them is as good as its best one.
+
+    The weights of experts are not normalised, whatever `norm_topk_prob` says, as in transformers.
+    Source: https://arxiv.org/abs/2405.04434.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        c.expect("scoring_func", "softmax", default="softmax")
+        c.expect("moe_layer_freq", 1, default=1)
+        method = c.str("topk_method", "greedy")
+        if method not in ("greedy", "group_limited_greedy"):
+            raise c.error("topk_method", '"greedy" or "group_limited_greedy"')
+        has_groups = method == "group_limited_greedy"
+        rule = RouterRule(
+            c.positive("num_experts_per_tok"),
+            factor=c.positive_float("routed_scaling_factor", 1.0),
+            num_groups=c.positive("n_group") if has_groups else 1,
+            groups_kept=c.positive("topk_group") if has_groups else 1,
+            group_best=1,
+        )
+        return LatentConfig.common_latent(c, mixture=read_mixture(c, rule), sparse=dense_first(c, 0))
+
+
+class DeepseekV3ForCausalLM(LatentDecoder):
+    """DeepSeek V3 and R1, Kimi K2: the router chooses from the best groups by corrected sigmoids.
+
+    Sources: https://arxiv.org/abs/2412.19437, https://arxiv.org/abs/2507.20534.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        c.expect("moe_layer_freq", 1, default=1)
+        mixture = corrected(c, groups=(8, 4), factor=2.5)
+        return LatentConfig.common_latent(c, mixture=mixture, sparse=dense_first(c, 3))
+
+
+KimiK2ForCausalLM = DeepseekV3ForCausalLM
+
+
+class Glm4MoeLiteForCausalLM(LatentDecoder):
+    """GLM-4.7-Flash: DeepSeek V3's blocks with one group of experts.
+
+    `mlp_layer_types` says which layers are mixtures, all but the first unless given.
+    Source: https://huggingface.co/zai-org/GLM-4.7-Flash.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        kinds, sparse = c.values.get("mlp_layer_types"), dense_first(c, 1)
+        if kinds is not None:
+            if not isinstance(kinds, list) or len(kinds) != len(sparse) or set(kinds) - {"dense", "sparse"}:
+                raise c.error("mlp_layer_types", f'"dense" or "sparse" for each of {len(sparse)} layers')
+            sparse = tuple(kind == "sparse" for kind in kinds)
+        mixture, eps = corrected(c, groups=(1, 1), factor=1.8), c.positive_float("rms_norm_eps", 1e-5)
+        return LatentConfig.common_latent(c, norm_eps=eps, mixture=mixture, sparse=sparse)
+
+
+class YoutuForCausalLM(LatentDecoder):
+    """Youtu-LLM: gated MLPs; the head shares the embedding unless the config says otherwise.
+
+    Source: https://arxiv.org/abs/2512.24618.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        return LatentConfig.common_latent(c, tied=c.bool("tie_word_embeddings", True))

@@ -1,0 +1,275 @@
+"""Families with Mamba2: Bamba, Falcon-H1, Nemotron-H."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import Elementwise, addition
+from octavo.layers.experts import StoredExperts
+from octavo.layers.layer import Layer
+from octavo.layers.linear import Pick, PickedLinear, joined_linear
+from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
+from octavo.models.blocks import PlainMLP, RotaryAttention, mlp_of, stream_norm
+from octavo.models.config import DecoderConfig
+from octavo.models.decoder import DecoderStack
+from octavo.models.hybrid import (
+    ATTENTION,
+    RECURRENT,
+    HybridConfig,
+    HybridDecoder,
+    mamba2,
+    mixer,
+    read_kinds,
+    read_limits,
+    read_mamba,
+    read_mamba_sizes,
+)
+from octavo.models.sparse import Mixture, read_stored
+from octavo.ops.experts import RouterRule
+
+
+class BambaForCausalLM(HybridDecoder):
+    """Bamba: Mamba2 in most layers, attention in some; half of each head turns.
+
+    Source: https://huggingface.co/blog/bamba.
+    """
+
+    RECURRENT_NAME = "mamba"
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "norm": "final_layernorm",
+        "mlp": "feed_forward",
+        "post_attention_layernorm": "pre_ff_layernorm",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HybridConfig:
+        c.expect("hidden_act", "silu")
+        bias, attending = c.bool("attention_bias", False), c.values.get("attn_layer_indices") or []
+        if not isinstance(attending, list):
+            raise c.error("attn_layer_indices", "a list of layers")
+        kinds = [ATTENTION if each in attending else RECURRENT for each in range(c.positive("num_hidden_layers"))]
+        return HybridConfig.common(
+            c,
+            rotary_share=0.5,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=c.bool("mlp_bias", False),
+            windows=(),
+            kinds=read_kinds(c, kinds),
+            **read_mamba(c),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FalconH1Config(DecoderConfig):
+    """Factors of inputs and results of attention and Mamba2, and of the gate and the result of the MLP."""
+
+    sizes: RecurrentSizes
+    options: MambaOptions
+    attention_factors: tuple[float, float]
+    mamba_factors: tuple[float, float]
+    mlp_factors: tuple[float, float]
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        return (LayerCache(self.sizes.state(mesh)), *super().caches_of(layer, mesh))
+
+
+class FalconH1MLP(nn.Module):
+    """`down(silu(factor · gate(x)) * up(x))`, times another factor."""
+
+    def __init__(self, c: FalconH1Config, mesh: Mesh) -> None:
+        super().__init__()
+        (start, length), width = mesh.share(c.intermediate_size), c.intermediate_size
+        rows = (slice(start, start + length),)
+        picks = [Pick("gate_proj", width, rows, c.mlp_factors[0]), Pick("up_proj", width, rows)]
+        self.gate_up_proj = PickedLinear(c.hidden_size, picks, bias=c.mlp_bias, gated=True)
+        self.down_proj = joined_linear(width, c.hidden_size, mesh, bias=c.mlp_bias)
+        self.after = _scaled(c.mlp_factors[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        out: Tensor = self.after(self.down_proj(self.gate_up_proj(x)))
+        return out
+
+
+class FalconH1Layer(nn.Module):
+    """Mamba2 and attention read the same stream behind one norm, and the MLP that behind another."""
+
+    def __init__(self, c: FalconH1Config, mesh: Mesh, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm, self.pre_ff_layernorm = stream_norm(c), stream_norm(c)
+        self.mamba = Mamba2(c.sizes, c.hidden_size, c.norm_eps, mesh, c.options)
+        self.self_attn = RotaryAttention(c, mesh, layer)
+        self.feed_forward = FalconH1MLP(c, mesh)
+        self.before_mamba, self.after_mamba = map(_scaled, c.mamba_factors)
+        self.before_attention, self.after_attention = map(_scaled, c.attention_factors)
+        self.add = addition()
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
+        x, residual = self.input_layernorm.add(x, residual)
+        mixed = self.after_mamba(self.mamba(self.before_mamba(x), batch))
+        attended = self.after_attention(self.self_attn(self.before_attention(x), batch))
+        x, residual = self.pre_ff_layernorm.add(self.add(mixed, attended), residual)
+        return self.feed_forward(x), residual
+
+
+class FalconH1ForCausalLM(DecoderStack):
+    """Falcon-H1: attention and Mamba2 beside each other in every layer, with a factor at every place.
+
+    Source: https://arxiv.org/abs/2507.22448.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"norm": "final_layernorm"}
+
+    def __init__(self, c: FalconH1Config, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda layer: FalconH1Layer(c, mesh, layer))
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> FalconH1Config:
+        c.expect("hidden_act", "silu")
+        bias, sizes = c.bool("attention_bias", False), read_mamba_sizes(c)
+        config = FalconH1Config.common(
+            c,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=c.bool("mlp_bias", False),
+            embedding_multiplier=c.float("embedding_multiplier", 1.0),
+            logit_multiplier=c.float("lm_head_multiplier", 1.0),
+            sizes=sizes,
+            options=MambaOptions(
+                bias=c.bool("mamba_proj_bias", False),
+                convolution_bias=c.bool("mamba_conv_bias", True),
+                out_bias=c.bool("projectors_bias", False),
+                limits=read_limits(c),
+                factors=_factors(c, "ssm_multipliers", 5),
+                norm_groups=sizes.key_heads if c.bool("mamba_rms_norm", False) else None,
+                is_norm_first=c.bool("mamba_norm_before_gate", True),
+            ),
+            attention_factors=(c.float("attention_in_multiplier", 1.0), c.float("attention_out_multiplier", 1.0)),
+            mamba_factors=(c.float("ssm_in_multiplier", 1.0), c.float("ssm_out_multiplier", 1.0)),
+            mlp_factors=_factors(c, "mlp_multipliers", 2),
+        )
+        # the factor of keys is a part of the scores' factor
+        return replace(config, attention_scale=c.float("key_multiplier", 1.0) * config.heads.dim**-0.5)
+
+    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
+        for path, layer in super().layers_by_path():
+            yield path.replace("mamba.final_layernorm", "mamba.norm"), layer
+
+
+def _factors(c: Checkpoint, name: str, count: int) -> tuple[float, ...]:
+    found = c.values.get(name)
+    if found is None:
+        return (1.0,) * count
+    if not isinstance(found, list) or len(found) != count or not all(isinstance(each, int | float) for each in found):
+        raise c.error(name, f"a list of {count} numbers")
+    return tuple(map(float, found))
+
+
+def _scaled(factor: float) -> nn.Module:
+    return nn.Identity() if factor == 1.0 else Elementwise("scaled", factor)
+
+
+class NemotronHLayer(nn.Module):
+    """One mixer behind a norm; the residual stream is carried beside x."""
+
+    def __init__(self, c: HybridConfig, mixer: nn.Module, *, is_cached: bool) -> None:
+        super().__init__()
+        self.input_layernorm = stream_norm(c)
+        self.mixer, self._is_cached = mixer, is_cached
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
+        x, residual = self.input_layernorm.add(x, residual)
+        return (self.mixer(x, batch) if self._is_cached else self.mixer(x)), residual
+
+
+class NemotronHForCausalLM(HybridDecoder):
+    """Nemotron-H and Nemotron 3 Nano: each layer is one of Mamba2, attention without positions, an MLP, or experts.
+
+    Kinds have mlp and moe too, or follow from the letters of `hybrid_override_pattern`.
+    Source: https://arxiv.org/abs/2504.03624.
+    """
+
+    KINDS: ClassVar[Mapping[str, str]] = {"M": RECURRENT, "*": ATTENTION, "-": "mlp", "E": "moe"}
+    PREFIXES = ("backbone.", "model.")
+    RECURRENT_NAME = "mixer"
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "embeddings",
+        "norm": "norm_f",
+        "input_layernorm": "norm",
+    }
+
+    def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
+        def layer(index: int) -> nn.Module:
+            is_cached = c.kinds[index] in (RECURRENT, ATTENTION)
+            return NemotronHLayer(c, (mixer if is_cached else mlp_of)(c, mesh, index), is_cached=is_cached)
+
+        DecoderStack.__init__(self, c, mesh, layer)
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HybridConfig:
+        c.expect("mamba_hidden_act", "silu", default="silu")
+        c.refuse("moe_latent_size", because="experts behind a smaller projection are not implemented")
+        letters = str(c.values.get("hybrid_override_pattern") or "")
+        kinds = read_kinds(c, [cls.KINDS.get(each, each) for each in letters], tuple(cls.KINDS.values()))
+        groups, bias = c.positive("n_groups", 8), c.bool("use_bias", False)
+        heads = c.positive("mamba_num_heads")
+        if heads % groups:
+            raise c.error("n_groups", f"a divisor of mamba_num_heads, which is {heads}")
+        sizes = RecurrentSizes(
+            heads, groups, c.positive("ssm_state_size"), c.positive("mamba_head_dim"), c.positive("conv_kernel", 4)
+        )
+        options = MambaOptions(
+            bias=bias,
+            convolution_bias=c.bool("use_conv_bias", True),
+            out_bias=bias,
+            limits=(c.float("time_step_min", 0.001), float("inf")),
+            norm_groups=groups,
+        )
+        return HybridConfig.common(
+            c,
+            num_layers=len(kinds),
+            rope=None,
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            mlp_bias=c.bool("mlp_bias", False),
+            activation=c.expect("mlp_hidden_act", "relu2", default="relu2"),
+            mlp=PlainMLP,
+            windows=(),
+            kinds=kinds,
+            sizes=sizes,
+            recurrence=partial(mamba2, options=options),
+            mixture=_mixture(c) if "moe" in kinds else None,
+            sparse=tuple(kind == "moe" for kind in kinds),
+        )
+
+
+def _mixture(c: Checkpoint) -> Mixture:
+    rule = RouterRule(
+        c.positive("num_experts_per_tok"),
+        score="sigmoid",
+        is_normalized=c.bool("norm_topk_prob", True),
+        factor=c.float("routed_scaling_factor", 1.0),
+        num_groups=c.positive("n_group", 1),
+        groups_kept=c.positive("topk_group", 1),
+    )
+    return Mixture(
+        experts=c.positive("n_routed_experts"),
+        width=c.positive("moe_intermediate_size"),
+        rule=rule,
+        stored=read_stored(c, StoredExperts(gate=None)),
+        correction="gate.e_score_correction_bias",
+        activation="relu2",
+        shared_width=c.positive("moe_shared_expert_intermediate_size"),
+    )

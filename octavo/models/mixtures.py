@@ -1,0 +1,162 @@
+"""Families whose MLPs are mixtures of experts, behind attention with keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.experts import StoredExperts
+from octavo.models.blocks import GatedDecoder, head_norms, width_norms
+from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.sparse import Mixture, corrected, dense_first, read_shared_mixture, read_stored, sparse_layers
+from octavo.ops.experts import RouterRule
+
+
+class Glm4MoeForCausalLM(GatedDecoder):
+    """GLM-4.5 to 4.7: half of each head turns, and mixtures stand behind the first layers.
+
+    Source: https://arxiv.org/abs/2508.06471.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        return DecoderConfig.common(
+            c,
+            rotary_share=0.5,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            qk_norms=head_norms if c.bool("use_qk_norm", False) else None,
+            qkv_bias=c.bool("attention_bias", False),
+            mixture=corrected(c, groups=(1, 1), factor=1.0),
+            sparse=dense_first(c, 1),
+        )
+
+
+class GptOssForCausalLM(GatedDecoder):
+    """gpt-oss: attention with sinks, a window in every other layer, and experts with biases and clamped gates.
+
+    Source: https://arxiv.org/abs/2508.10925. Its releases hold the experts in MXFP4, which is refused by name:
+    conversions to bfloat16 are read.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"gate": "router"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", True)
+        mixture = Mixture(
+            experts=c.positive("num_local_experts"),
+            width=c.positive("intermediate_size"),
+            # softmax over the chosen ones alone
+            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=True),
+            stored=read_stored(c, StoredExperts(is_stacked=True, is_transposed=True, is_interleaved=True)),
+            router_bias=True,
+            bias=True,
+            activation="clamped_swiglu",
+            numbers=(c.positive_float("swiglu_alpha", 1.702), c.positive_float("swiglu_limit", 7.0)),
+        )
+        return DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 64),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            windows=read_windows(c, is_windowed=True),
+            qkv_bias=bias,
+            out_bias=bias,
+            has_sinks=True,
+            mixture=mixture,
+        )
+
+
+class MixtralForCausalLM(GatedDecoder):
+    """Mixtral: Mistral with experts as wide as `intermediate_size`. Source: https://arxiv.org/abs/2401.04088."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        assert c.mixture is not None
+        # names follow the checkpoint, not the class
+        self.__dict__["RENAMED"] = {"mlp": "mlp" if c.mixture.stored.is_stacked else "block_sparse_moe"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        mixture = Mixture(
+            experts=c.positive("num_local_experts"),
+            width=c.positive("intermediate_size"),
+            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=True),
+            stored=read_stored(c, StoredExperts("w1", "w3", "w2")),
+        )
+        is_windowed = c.optional_positive("sliding_window") is not None
+        eps = c.positive_float("rms_norm_eps", 1e-5)
+        windows = read_windows(c, is_windowed=is_windowed)
+        return DecoderConfig.common(c, norm_eps=eps, windows=windows, mixture=mixture)
+
+
+class OlmoeForCausalLM(GatedDecoder):
+    """OLMoE: Llama with norms over all heads of queries and of keys, and a mixture in every layer.
+
+    Source: https://arxiv.org/abs/2409.02060.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        c.expect("clip_qkv", None, default=None)
+        bias, eps = c.bool("attention_bias", False), c.float("rms_norm_eps", 1e-5)
+        mixture = Mixture(
+            experts=c.positive("num_experts"),
+            width=c.positive("intermediate_size"),
+            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", False)),
+            stored=read_stored(c),
+        )
+        return DecoderConfig.common(
+            c, norm_eps=eps, qkv_bias=bias, out_bias=bias, qk_norms=width_norms, mixture=mixture
+        )
+
+
+class Qwen2MoeForCausalLM(GatedDecoder):
+    """Qwen2-MoE: Qwen2 with mixtures beside a gated expert that all tokens take.
+
+    Source: https://qwenlm.github.io/blog/qwen-moe/.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        c.expect("use_sliding_window", False, default=False)
+        return DecoderConfig.common(
+            c,
+            qkv_bias=c.bool("qkv_bias", True),
+            windows=read_windows(c, is_windowed=False),
+            mixture=read_shared_mixture(c, is_normalized=False),
+            sparse=sparse_layers(c),
+        )
+
+
+class Qwen3MoeForCausalLM(GatedDecoder):
+    """Qwen3-MoE: Qwen3 with mixtures of experts. Source: https://arxiv.org/abs/2505.09388."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", False)
+        mixture = Mixture(
+            experts=c.positive("num_local_experts" if c.values.get("num_local_experts") else "num_experts"),
+            width=c.positive("moe_intermediate_size"),
+            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", False)),
+            stored=read_stored(c),
+        )
+        return DecoderConfig.common(
+            c,
+            head_dim=c.optional_positive("head_dim"),
+            qk_norms=head_norms,
+            qkv_bias=bias,
+            out_bias=bias,
+            windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
+            mixture=mixture,
+            sparse=sparse_layers(c),
+        )
