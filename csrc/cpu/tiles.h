@@ -50,12 +50,15 @@ struct alignas(64) TileShapes {
   }
 
   // Tiles 0 to 3 are C (top left, top right, bottom left, bottom right), 4 and 5 are A (top, bottom), 6 and 7 are B
-  // (left, right): two by two blocks, with fewer rows at the lower end of a matrix. No rows count as one.
-  static constexpr TileShapes two_by_two(int top_rows, int bottom_rows) {
+  // (left, right): two by two blocks, with fewer rows at the lower end of a matrix. No rows count as one. `depth_bytes` is
+  // what a row of A has.
+  static constexpr TileShapes two_by_two(int top_rows, int bottom_rows, int depth_bytes = kTileRowBytes) {
     TileShapes shapes = full();
     const int top = top_rows > 0 ? top_rows : 1, bottom = bottom_rows > 0 ? bottom_rows : 1;
-    for (const int tile : {0, 1, 4}) shapes.set(tile, top);
-    for (const int tile : {2, 3, 5}) shapes.set(tile, bottom);
+    for (const int tile : {0, 1}) shapes.set(tile, top);
+    for (const int tile : {2, 3}) shapes.set(tile, bottom);
+    shapes.set(4, top, depth_bytes), shapes.set(5, bottom, depth_bytes);
+    for (const int tile : {6, 7}) shapes.set(tile, depth_bytes / 4);
     return shapes;
   }
 };

@@ -158,7 +158,7 @@ def quantize_activations(x: Tensor, bits: int) -> tuple[tuple[Tensor, ...], Tens
     if bits == 8:
         codes, scales = quantize_rows(x)
         return (codes,), scales
-    codes, scales = quantize_rows(x, 127.0 * HALF_BASE + 127.0)
+    codes, scales = quantize_rows(x, 127.0 * HALF_BASE + 126.0)
     high = torch.round(codes * (1.0 / HALF_BASE))
     return (high, codes - HALF_BASE * high), scales
 

@@ -21,9 +21,9 @@ class Int8Linear(QuantizedLinear):
     """State: `codes` int8 [outputs, inputs] in [-127, 127], `scales` float32 [outputs], perhaps `bias`."""
 
     def values(self, x: Tensor) -> Tensor:
-        """Return (Σ codes · codes) · scale of the row · scale of the column."""
+        """Return (Σ codes · codes) · scale of the column · scale of the row."""
         codes, row_scales = quantize_rows(x)
-        return exact_product(codes, self._state["codes"]) * row_scales * self._state["scales"]
+        return exact_product(codes, self._state["codes"]) * self._state["scales"] * row_scales
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return code · scale for each element of the rows."""

@@ -139,6 +139,7 @@ struct PlainJob {
   }
   std::int64_t depth_bytes() const { return static_cast<std::int64_t>(a.weight.padded_inputs()) * a.weight.element_bytes(); }
   std::int64_t depth() const { return a.weight.padded_inputs(); }
+  int sums_per_row() const { return kPanelColumns; }
 };
 
 // One expert's product with quantised weights.
@@ -148,10 +149,10 @@ struct QuantizedJob {
 
   QuantizedJob(const QuantizedLinear& whole, const QuantizedKernels& kernels) : a(whole), kernels(&kernels) {}
   RowBlocks blocks() const { return kernels->blocks(a); }
-  std::int64_t codes_bytes() const { return line_up(static_cast<std::int64_t>(a.rows) * a.weight.depth()); }
+  std::int64_t codes_bytes() const { return line_up(a.code_rows() * a.weight.depth()); }
   std::int64_t scales_bytes() const { return line_up(4 * static_cast<std::int64_t>(a.rows)); }
   std::int64_t scratch_bytes() const {
-    return codes_bytes() + scales_bytes() + line_up(4 * static_cast<std::int64_t>(a.rows) * a.weight.num_groups());
+    return codes_bytes() + scales_bytes() + line_up(4 * a.code_rows() * a.weight.num_groups());
   }
   bool needs_rearranging() const { return true; }
   void place(char* at) {
@@ -163,8 +164,9 @@ struct QuantizedJob {
   void multiply(float* sums, int first_block, int last_block, int first_panel, int last_panel) const {
     kernels->multiply(a, sums, first_block, last_block, first_panel, last_panel);
   }
-  std::int64_t depth_bytes() const { return a.weight.depth(); }
-  std::int64_t depth() const { return a.weight.depth(); }
+  std::int64_t depth_bytes() const { return a.weight.depth() * a.weight.format.codes_per_input(); }
+  std::int64_t depth() const { return depth_bytes(); }
+  int sums_per_row() const { return a.sums_per_row(); }
 };
 
 struct Task {
@@ -230,7 +232,7 @@ void multiply_stack(Cpu& cpu, const Rows& rows, const Make& make) {
   std::vector<Task> tasks;
   int group_rows = 1;
   cut_tasks(jobs, cpu.pool.threads(), tasks, group_rows);
-  const std::int64_t sums_bytes = line_up(static_cast<std::int64_t>(group_rows) * kPanelColumns * 4);
+  const std::int64_t sums_bytes = jobs.empty() ? 0 : line_up(static_cast<std::int64_t>(group_rows) * jobs[0].sums_per_row() * 4);
   char* scratch = static_cast<char*>(cpu.scratch(bytes + cpu.pool.threads() * sums_bytes));
   char* at = scratch + gathered_bytes;
   std::vector<std::pair<int, int>> blocks;
@@ -306,10 +308,10 @@ void bind_experts(nb::class_<Cpu>& cpu) {
   cpu.def(
       "expert_quantized",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int per_token, int pairs, Address order, Address starts, int first,
-         int count, Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated, int type,
+         int count, Address panels, Address input_order, Address bias, int outputs, int inputs, int format, bool gated, int type,
          Address out, int out_type) {
-        const QuantizedWeight weight{pointer<std::uint8_t>(panels), pointer<float>(scales), pointer<const float>(bias),
-                                     outputs, inputs, group, gated};
+        const QuantizedWeight weight{pointer<std::uint8_t>(panels), pointer<const std::int32_t>(input_order),
+                                     pointer<const float>(bias), outputs, inputs, {format}, gated};
         const PanelColumns columns = weight.columns();
         const Type to = static_cast<Type>(out_type), of = static_cast<Type>(type);
         const Rows rows = rows_of(x, x_stride, of, inputs, per_token, pairs, order, starts, first, count, out,
@@ -319,7 +321,7 @@ void bind_experts(nb::class_<Cpu>& cpu) {
             const std::int64_t columns_before = static_cast<std::int64_t>(expert) * columns.panels() * kPanelColumns;
             QuantizedWeight own = weight;
             own.panels += expert * columns.panels() * weight.panel_bytes();
-            if (own.scales) own.scales += columns_before;
+            if (own.order) own.order += static_cast<std::int64_t>(expert) * inputs;
             if (own.bias) own.bias += columns_before;
             return QuantizedJob({own, from, into, is_gathered ? inputs : x_stride, columns.results(), number, of, to,
                                  {nullptr, 0}, nullptr, nullptr, nullptr}, *kernels);

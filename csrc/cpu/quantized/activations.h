@@ -11,20 +11,25 @@
 namespace octavo {
 namespace {
 
-// Rows whose sums fit the registers beside the weights: int8 keeps 32 columns of integers, int4 of floats as well.
+// Rows of codes whose sums fit the registers beside the weights: 32 columns of integers, and with groups of floats too.
 #if defined(__AVX512F__)
-constexpr int kMostRowsInt8 = 12;
-constexpr int kMostRowsInt4 = 6;
+constexpr int kMostChannelRows = 12;
+constexpr int kMostGroupRows = 6;
 #else
-constexpr int kMostRowsInt8 = 2;
-constexpr int kMostRowsInt4 = 2;
+constexpr int kMostChannelRows = 2;
+constexpr int kMostGroupRows = 2;
 #endif
+
+// One scale per column, of codes that are read as they are.
+inline bool is_channel(const QuantizedWeight& weight) {
+  return !weight.format.group() && weight.format.kind() == Kind::int8;
+}
 
 // Smaller magnitudes count as zero: 127 divided by one of them would leave the range of float32.
 constexpr float kSmallest = 1e-30f;
 
 inline RowBlocks vector_blocks(const QuantizedLinear& a) {
-  return {a.rows, a.weight.group ? kMostRowsInt4 : kMostRowsInt8, true};
+  return {a.rows, (is_channel(a.weight) ? kMostChannelRows : kMostGroupRows) / a.weight.format.codes_per_input(), true};
 }
 
 #if defined(__AVX512F__)
@@ -46,15 +51,12 @@ inline void store_codes(std::int8_t* out, Floats x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
-// x * factor, rounded to the nearest integers, ties to even; zeros after the first `count` of 16.
-template <class Element>
-void quantize_16(const Element* x, int count, float factor, std::int8_t* out) {
-  store_codes(out, mul(count >= 16 ? load(x) : load_some(x, count), all(factor)));
-}
+inline void store_16(std::int8_t* out, const Floats* x) { store_codes(out, x[0]); }
 
-inline std::int32_t sum_of_64(const std::int8_t* codes) {
+// What each quad of 64 codes adds up to.
+inline void quad_sums(const std::int8_t* codes, std::int32_t* sums) {
   const __m512i ones = _mm512_set1_epi8(1);
-  return _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, _mm512_loadu_si512(codes)));
+  _mm512_storeu_si512(sums, _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, _mm512_loadu_si512(codes)));
 }
 
 #else
@@ -82,22 +84,15 @@ inline void store_codes(std::int8_t* out, Floats low, Floats high) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(first_8, last_8));
 }
 
-template <class Element>
-void quantize_16(const Element* x, int count, float factor, std::int8_t* out) {
-  const Floats low = count >= 8 ? load(x) : load_some(x, count > 0 ? count : 0);
-  const Floats high = count >= 16 ? load(x + 8) : count > 8 ? load_some(x + 8, count - 8) : zero();
-  store_codes(out, mul(low, all(factor)), mul(high, all(factor)));
-}
+inline void store_16(std::int8_t* out, const Floats* x) { store_codes(out, x[0], x[1]); }
 
-inline std::int32_t sum_of_64(const std::int8_t* codes) {
+inline void quad_sums(const std::int8_t* codes, std::int32_t* sums) {
   const __m256i ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
-  const auto sums = [&](const std::int8_t* from) {
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(ones, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), pairs);
-  };
-  const __m256i both = _mm256_add_epi32(sums(codes), sums(codes + 32));
-  const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-  const __m128i d = _mm_add_epi32(q, _mm_unpackhi_epi64(q, q));
-  return _mm_cvtsi128_si32(d) + _mm_extract_epi32(d, 1);
+  for (int i = 0; i < kStepDepth; i += 32) {
+    const __m256i each = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + i / 4),
+                        _mm256_madd_epi16(_mm256_maddubs_epi16(ones, each), pairs));
+  }
 }
 
 #endif
@@ -110,73 +105,88 @@ inline float from_bits(std::int32_t bits) {
 
 constexpr std::int32_t kInfinityBits = 0x7f800000;
 
-// 64 codes of a row from `x` on, of which `count` are there.
+constexpr float kHalfBase = 254.0f;  // a code of 16 bits is this times one of 8 bits, plus another
+
+// 64 codes of a row from `x` on, of which `count` are there: the nearest integers to x * factor, ties to even. With `low`
+// they are parted.
 template <class Element>
-void quantize_step(const Element* x, int count, float factor, std::int8_t* out) {
+void quantize_step(const Element* x, int count, float factor, std::int8_t* out, std::int8_t* low = nullptr) {
+  constexpr int kVectors = 16 / kLanes;
   for (int i = 0; i < kStepDepth; i += 16) {
-    if (i < count) {
-      quantize_16(x + i, count - i, factor, out + i);
-    } else {
-      std::memset(out + i, 0, 16);
+    Floats codes[kVectors], rest[kVectors];
+    for (int part = 0; part < kVectors; ++part) {
+      const int at = i + part * kLanes, left = count - at;
+      codes[part] = left >= kLanes ? load(x + at) : left > 0 ? load_some(x + at, left) : zero();
+      codes[part] = mul(codes[part], all(factor));
+      if (!low) continue;
+      rest[part] = round_even(codes[part]);
+      codes[part] = round_even(mul(rest[part], all(1.0f / kHalfBase)));
+      rest[part] = sub(rest[part], mul(codes[part], all(kHalfBase)));
     }
+    store_16(out + i, codes);
+    if (low) store_16(low + i, rest);
   }
 }
 
-// Quantises one row. `place(step, codes)` takes 64 codes, `sum(group, value)` what the codes of a group add up to.
+// Quantises one row into one or two rows of codes. `place(half, step, codes)` takes 64 codes, `sum(half, group, value)`
+// what the codes of a group add up to.
 template <class Element, class Place, class Sum>
 float quantize_row(const Element* x, const QuantizedWeight& weight, const Place& place, const Sum& sum) {
   const std::int32_t bits = largest_bits(x, weight.inputs);
   const float largest = from_bits(bits);
   const bool is_finite = bits < kInfinityBits;
-  const float factor = is_finite && largest >= kSmallest ? 127.0f / largest : 0.0f;
-  const int steps = weight.steps(), steps_per_group = weight.steps_per_group();
-  alignas(64) std::int8_t codes[kStepDepth];
-  std::int32_t total = 0;
-  for (int step = 0; step < steps; ++step) {
-    if (factor == 0.0f) {
-      std::memset(codes, 0, sizeof codes);
-    } else {
-      quantize_step(x + step * kStepDepth, weight.inputs - step * kStepDepth, factor, codes);
+  const int halves = weight.format.codes_per_input(), group = weight.group_depth();
+  const float most = halves == 1 ? 127.0f : 127.0f * kHalfBase + 126.0f;
+  const float factor = is_finite && largest >= kSmallest ? most / largest : 0.0f;
+  alignas(64) std::int8_t codes[2][kStepDepth] = {};
+  std::int32_t totals[2] = {};
+  for (int start = 0; start < weight.depth(); start += kStepDepth) {
+    const int count = weight.inputs - start;
+    if (factor != 0.0f) {
+      Element ordered[kStepDepth];
+      if (weight.order)
+        for (int i = 0; i < kStepDepth && i < count; ++i) ordered[i] = x[weight.order[start + i]];
+      quantize_step(weight.order ? ordered : x + start, count, factor, codes[0], halves == 2 ? codes[1] : nullptr);
     }
-    place(step, codes);
-    total += sum_of_64(codes);
-    if ((step + 1) % steps_per_group == 0) {
-      sum(step / steps_per_group, total);
-      total = 0;
+    for (int half = 0; half < halves; ++half) {
+      place(half, start / kStepDepth, codes[half]);
+      alignas(64) std::int32_t quads[kStepDepth / 4];
+      quad_sums(codes[half], quads);
+      for (int unit = 0; unit < kStepDepth; unit += weight.unit_depth()) {
+        for (int quad = 0; quad < weight.unit_depth() / 4; ++quad) totals[half] += quads[unit / 4 + quad];
+        const int end = start + unit + weight.unit_depth();
+        if (end % group) continue;
+        sum(half, end / group - 1, totals[half]);
+        totals[half] = 0;
+      }
     }
   }
   // NaN makes every column of the row NaN, and no other row
-  return !is_finite ? from_bits(0x7fc00000) : factor == 0.0f ? 0.0f : largest / 127.0f;
+  return !is_finite ? from_bits(0x7fc00000) : factor == 0.0f ? 0.0f : largest / most;
 }
 
-// Quantises the rows of a block; `offset` is what the codes of the weights are too large by. 64 codes of row `row` go to
-// `place(row, step, codes)`.
+// Quantises the rows of a block. 64 codes of code row `row` of the block go to `place(row, step, codes)`.
 template <class Element, class Place>
-void quantize_rows(const QuantizedLinear& a, int start, int rows, int offset, const Place& place) {
-  const int groups = a.weight.num_groups();
-  std::int32_t* sums = a.row_sums + static_cast<std::int64_t>(start) * groups;
+void quantize_rows(const QuantizedLinear& a, int start, int rows, const Place& place) {
+  const int halves = a.weight.format.codes_per_input();
+  std::int32_t* sums = a.row_sums + static_cast<std::int64_t>(start) * halves * a.weight.num_groups();
   for (int row = 0; row < rows; ++row)
     a.row_scales[start + row] = quantize_row(
         static_cast<const Element*>(a.x) + (start + row) * a.x_stride, a.weight,
-        [&](int step, const std::int8_t* codes) { place(row, step, codes); },
-        [&](int group, std::int32_t total) { sums[group * rows + row] = -offset * total; });
+        [&](int half, int step, const std::int8_t* codes) { place(row * halves + half, step, codes); },
+        [&](int half, int group, std::int32_t total) { sums[(group * rows + row) * halves + half] = total; });
 }
-
-constexpr int kOffsetInt8 = 128;
-constexpr int kOffsetInt4 = 8;
 
 template <class Place>
 void quantize_block(const QuantizedLinear& a, int start, int rows, const Place& place) {
-  const int offset = a.weight.group ? kOffsetInt4 : kOffsetInt8;
-  a.type == Type::float32 ? quantize_rows<float>(a, start, rows, offset, place)
-                          : quantize_rows<bf16>(a, start, rows, offset, place);
+  a.type == Type::float32 ? quantize_rows<float>(a, start, rows, place) : quantize_rows<bf16>(a, start, rows, place);
 }
 
 inline void quantize_vectors(const QuantizedLinear& a, int block) {
   const RowBlocks blocks = vector_blocks(a);
-  const int start = blocks.start(block), rows = blocks.size(block);
-  std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * a.weight.depth();
-  quantize_block(a, start, rows, [&](int row, int step, const std::int8_t* from) {
+  const int start = blocks.start(block), halves = a.weight.format.codes_per_input(), rows = blocks.size(block) * halves;
+  std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * halves * a.weight.depth();
+  quantize_block(a, start, blocks.size(block), [&](int row, int step, const std::int8_t* from) {
     std::int8_t* to = codes + (static_cast<std::int64_t>(step) * kStepDepth * rows + row * 4);
     if (rows == 1) {
       std::memcpy(to, from, kStepDepth);

@@ -3,7 +3,7 @@
 // Included only by units of one level. Every level makes the same bytes.
 #pragma once
 
-#include "activations.h"
+#include "sums.h"
 
 namespace octavo {
 namespace {
@@ -21,10 +21,10 @@ inline const bf16* row_at(const void* plain, std::int64_t stride, int row, bf16)
 }
 
 // Lanes in the order of 16, whatever the width of a vector.
-constexpr int kParts = 16 / kLanes;
+constexpr int kParts16 = 16 / kLanes;
 
 inline float sum_of_16(const Floats* parts) {
-  return sum_of(kParts == 2 ? add(parts[0], parts[kParts - 1]) : parts[0]);
+  return sum_of(kParts16 == 2 ? add(parts[0], parts[kParts16 - 1]) : parts[0]);
 }
 
 inline Floats code_of(Floats x, Floats inverse) {
@@ -34,10 +34,10 @@ inline Floats code_of(Floats x, Floats inverse) {
 // Σ (code · scale - x)² over `count` values, a multiple of 16.
 inline float squared_error(const float* x, int count, float scale) {
   const Floats inverse = all(1.0f / scale);
-  Floats errors[kParts];
+  Floats errors[kParts16];
   for (Floats& each : errors) each = zero();
   for (int i = 0; i < count; i += 16)
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < kParts16; ++part) {
       const Floats value = load(x + i + part * kLanes);
       const Floats error = sub(mul(code_of(value, inverse), all(scale)), value);
       errors[part] = add(errors[part], mul(error, error));
@@ -78,13 +78,14 @@ inline void place_column(std::uint8_t* tile, int lane, const std::uint8_t* bytes
 
 // Returns whether the row is finite.
 template <class Element>
-bool pack_column_int8(const QuantizedWeight& weight, const Element* x, std::uint8_t* panel, int column, float* scale) {
+bool pack_column_int8(const QuantizedWeight& weight, const Element* x, std::uint8_t* panel, int column) {
   const std::int32_t bits = x ? largest_bits(x, weight.inputs) : 0;
   const float largest = from_bits(bits);
   const bool is_finite = bits < kInfinityBits, is_zero = !is_finite || largest < kSmallest;
   alignas(64) std::uint8_t bytes[kStepDepth];
   std::memset(bytes, 128, sizeof bytes);
-  *scale = is_zero ? 0.0f : largest / 127.0f;
+  const float scale = is_zero ? 0.0f : largest / 127.0f;
+  std::memcpy(panel + weight.format.code_bytes(weight.depth()) + column * 4, &scale, 4);
   for (int step = 0; step < weight.steps(); ++step, panel += kStepDepth * kPanelColumns) {
     if (!is_zero) {
       std::int8_t codes[kStepDepth];
@@ -119,24 +120,25 @@ bool pack_columns_int4(const QuantizedWeight& weight, const Element* low, const 
   alignas(64) float values[kMostGroup];
   alignas(64) std::uint8_t codes[2][kMostGroup];
   bool is_finite = true;
-  for (int g = 0; g < weight.num_groups(); ++g, panel += weight.group_bytes()) {
-    std::uint8_t* scales = panel + weight.group * (kPanelColumns / 2);
+  const int group = weight.group_depth();
+  for (int g = 0; g < weight.num_groups(); ++g, panel += weight.block_bytes()) {
+    std::uint8_t* scales = panel + weight.format.code_bytes(group);
     for (int half = 0; half < 2; ++half) {
       const Element* x = half ? high : low;
       float most, least;
-      const int done = g * weight.group;
-      const bool usable = x && load_group(x + done, weight.inputs - done, weight.group, values, &most, &least);
+      const int done = g * group;
+      const bool usable = x && load_group(x + done, weight.inputs - done, group, values, &most, &least);
       is_finite = is_finite && (usable || !x);
       bf16 scale = 0;
       if (usable) {
-        scale = quantize_group(values, weight.group, most, least, codes[half]);
+        scale = quantize_group(values, group, most, least, codes[half]);
       } else {
-        std::memset(codes[half], 8, weight.group);
+        std::memset(codes[half], 8, group);
       }
       std::memcpy(scales + (half * 16 + lane) * 2, &scale, 2);
     }
-    for (int i = 0; i < weight.group; ++i) codes[0][i] = static_cast<std::uint8_t>(codes[0][i] | codes[1][i] << 4);
-    for (int step = 0; step < weight.group / kStepDepth; ++step)
+    for (int i = 0; i < group; ++i) codes[0][i] = static_cast<std::uint8_t>(codes[0][i] | codes[1][i] << 4);
+    for (int step = 0; step < group / kStepDepth; ++step)
       place_column(panel + step * 1024, lane, codes[0] + step * kStepDepth);
   }
   return is_finite;
@@ -150,7 +152,7 @@ int pack_panel(const QuantizedWeight& weight, const void* plain, std::int64_t st
     return index < 0 ? nullptr : row_at(plain, stride, index, Element());
   };
   int spoilt = -1;
-  if (weight.group) {
+  if (weight.format.group()) {
     for (int lane = 0; lane < 16; ++lane)
       if (!pack_columns_int4(weight, row(lane), row(16 + lane), to, lane)) {
         // one of the two, whichever it is
@@ -160,8 +162,7 @@ int pack_panel(const QuantizedWeight& weight, const void* plain, std::int64_t st
       }
   } else {
     for (int column = 0; column < kPanelColumns; ++column)
-      if (!pack_column_int8(weight, row(column), to, column, weight.scales + panel * kPanelColumns + column))
-        spoilt = weight.columns().row_of(panel, column);
+      if (!pack_column_int8(weight, row(column), to, column)) spoilt = weight.columns().row_of(panel, column);
   }
   return spoilt;
 }
@@ -174,24 +175,52 @@ inline int pack(const QuantizedWeight& weight, const void* plain, std::int64_t s
 inline float round_to(float x, float) { return x; }
 inline bf16 round_to(float x, bf16) { return to_bf16(x); }
 
+template <class Number>
+Number read(const std::uint8_t* from, int index) {
+  Number number;
+  std::memcpy(&number, from + index * sizeof(Number), sizeof(Number));
+  return number;
+}
+
+// As load_scales, of one column.
+inline float scale_at(Scales type, const std::uint8_t* from, const std::uint8_t* factors, int column) {
+  switch (type) {
+    case Scales::float32:
+      return read<float>(from, column);
+    case Scales::bfloat16:
+      return to_float(read<bf16>(from, column));
+    case Scales::float16:
+      return _cvtsh_ss(read<std::uint16_t>(from, column));
+    default:
+      return static_cast<float>(read<std::int8_t>(from, column)) * _cvtsh_ss(read<std::uint16_t>(factors, column));
+  }
+}
+
 template <class Element>
 void unpack_row(const QuantizedWeight& weight, int row, Element* out) {
+  constexpr std::int8_t kE2M1[] = {OCTAVO_E2M1_BYTES};
+  const CodeFormat format = weight.format;
   const int place = weight.columns().place_of(row);
-  const int panel = place / kPanelColumns, in_panel = place % kPanelColumns;
-  const int half = in_panel / kTileColumns, lane = in_panel % kTileColumns;
-  const std::uint8_t* from = weight.panels + panel * weight.panel_bytes();
+  const int column = place % kPanelColumns, half = column / kTileColumns, unit = weight.unit_depth();
+  const std::uint8_t* block = weight.panels + place / kPanelColumns * weight.panel_bytes();
+  float zero = 0, scale = 0, least = 0;
   for (int i = 0; i < weight.inputs; ++i) {
-    const int step = i / kStepDepth, byte = i % kStepDepth / 4 * 64 + lane * 4 + i % 4;
-    if (weight.group) {
-      const std::uint8_t* group = from + i / weight.group * weight.group_bytes();
-      const std::uint8_t pair = group[i % weight.group / kStepDepth * 1024 + byte];
-      bf16 scale;
-      std::memcpy(&scale, group + weight.group * (kPanelColumns / 2) + in_panel * 2, 2);
-      out[i] = round_to(static_cast<float>((half ? pair >> 4 : pair & 15) - 8) * to_float(scale), Element());
-    } else {
-      const int code = from[step * 2048 + half * 1024 + byte] - 128;
-      out[i] = round_to(static_cast<float>(code) * weight.scales[place], Element());
+    const int in_block = i % weight.block_depth(), in_unit = i % unit;
+    if (i && !in_block) block += weight.block_bytes();
+    if (i % weight.group_depth() == 0) {
+      const GroupTail tail = weight.tail(block, in_block / weight.group_depth());
+      scale = scale_at(format.scales(), tail.scales, tail.factors, column);
+      zero = static_cast<float>(format.offset());
+      if (format.zero() == Zero::zeros) zero = read<std::int16_t>(tail.zeros, column);
+      if (format.zero() == Zero::minimums)
+        least = scale_at(format.scales(), tail.zeros, tail.factors + 2 * kPanelColumns, column);
     }
+    const std::uint8_t* codes = block + format.code_bytes(in_block - in_unit);
+    const int in_line = in_unit / 4 * 64 + column % kTileColumns * 4 + in_unit % 4;
+    int code = codes[in_line + (format.kind() == Kind::int8 ? half * unit * kTileColumns : 0)];
+    if (format.kind() != Kind::int8) code = half ? code >> 4 : code & 15;
+    if (format.kind() == Kind::e2m1) code = kE2M1[code];
+    out[weight.order ? weight.order[i] : i] = round_to((static_cast<float>(code) - zero) * scale - least, Element());
   }
 }
 

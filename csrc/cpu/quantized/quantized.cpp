@@ -31,7 +31,7 @@ constexpr int kQuantizedElements = 16 << 10;
 int panels_per_task(const QuantizedWeight& weight, int rows, int threads) {
   const int panels = weight.columns().panels();
   if (threads == 1) return panels;
-  const double multiplies = static_cast<double>(rows) * kPanelColumns * weight.depth();
+  const double multiplies = static_cast<double>(rows) * kPanelColumns * weight.depth() * weight.format.codes_per_input();
   const double cost = std::max(static_cast<double>(weight.panel_bytes()) * kByteNanoseconds, multiplies * kMultiplyNanoseconds);
   return std::clamp(static_cast<int>(kTaskNanoseconds / cost), 1, divided_up(panels, threads));
 }
@@ -42,7 +42,7 @@ void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
 
   // groups of whole blocks, whose activations stay in a second-level cache while panels go by; tiles take blocks by two
   constexpr std::int64_t kGroupBytes = 256 << 10;
-  const std::int64_t codes_bytes = static_cast<std::int64_t>(a.rows) * a.weight.depth();
+  const std::int64_t codes_bytes = a.code_rows() * a.weight.depth();
   const int wanted_groups = static_cast<int>(divided_up(codes_bytes, kGroupBytes));
   const int group = std::min(count, divided_up(divided_up(count, wanted_groups), 2) * 2), groups = divided_up(count, group);
   int group_rows = 0;
@@ -50,8 +50,8 @@ void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
     group_rows = std::max(group_rows, blocks.start(std::min(count, (i + 1) * group)) - blocks.start(i * group));
 
   const std::int64_t scales_bytes = line_up(4 * static_cast<std::int64_t>(a.rows));
-  const std::int64_t offsets_bytes = line_up(4 * static_cast<std::int64_t>(a.rows) * a.weight.num_groups());
-  const std::int64_t sums_bytes = line_up(4 * static_cast<std::int64_t>(group_rows) * kPanelColumns);
+  const std::int64_t offsets_bytes = line_up(4 * a.code_rows() * a.weight.num_groups());
+  const std::int64_t sums_bytes = line_up(4 * static_cast<std::int64_t>(group_rows) * a.sums_per_row());
   char* scratch = static_cast<char*>(cpu.scratch(codes_bytes + scales_bytes + offsets_bytes + threads * sums_bytes));
   a.codes = reinterpret_cast<std::int8_t*>(scratch);
   a.row_scales = reinterpret_cast<float*>(scratch + codes_bytes);
@@ -69,15 +69,15 @@ void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
   });
 }
 
-QuantizedWeight weight_at(Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
-  return {pointer<std::uint8_t>(panels), pointer<float>(scales), pointer<const float>(bias), outputs, inputs, group, gated};
+QuantizedWeight weight_at(Address panels, Address order, Address bias, int outputs, int inputs, int format, bool gated) {
+  return {pointer<std::uint8_t>(panels), pointer<const std::int32_t>(order), pointer<const float>(bias), outputs, inputs, {format}, gated};
 }
 
 void submit_quantized(Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride,
-                      int out_type, Address panels, Address scales, Address bias, int outputs, int inputs, int group,
+                      int out_type, Address panels, Address order, Address bias, int outputs, int inputs, int format,
                       bool gated, Address addend, std::int64_t addend_stride) {
   if (rows == 0) return;
-  const QuantizedLinear product{weight_at(panels, scales, bias, outputs, inputs, group, gated),
+  const QuantizedLinear product{weight_at(panels, order, bias, outputs, inputs, format, gated),
                                 pointer(x),
                                 pointer(out),
                                 x_stride,
@@ -96,10 +96,17 @@ void submit_quantized(Cpu& cpu, Address x, std::int64_t x_stride, int rows, int 
 
 void bind_quantized(nb::class_<Cpu>& cpu) {
   cpu.def(
+      "quantized_panel_bytes",
+      [](Cpu&, int inputs, int format) {
+        const QuantizedWeight weight = weight_at(0, 0, 0, 0, inputs, format, false);
+        return weight.panel_bytes();
+      },
+      "Bytes of a panel of a format.");
+  cpu.def(
       "quantized_pack",
-      [](Cpu& cpu, Address plain, std::int64_t stride, int type, Address panels, Address scales, int outputs, int inputs,
-         int group, bool gated) {
-        const QuantizedWeight weight = weight_at(panels, scales, 0, outputs, inputs, group, gated);
+      [](Cpu& cpu, Address plain, std::int64_t stride, int type, Address panels, int outputs, int inputs, int format,
+         bool gated) {
+        const QuantizedWeight weight = weight_at(panels, 0, 0, outputs, inputs, format, gated);
         std::vector<int> spoilt(weight.columns().panels());
         cpu.pool.run(weight.columns().panels(), [&](int panel, int) {
           spoilt[panel] =
@@ -114,18 +121,18 @@ void bind_quantized(nb::class_<Cpu>& cpu) {
   cpu.def(
       "quantized_linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride, int out_type,
-         Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
-        submit_quantized(cpu, x, x_stride, rows, type, out, out_stride, out_type, panels, scales, bias, outputs, inputs,
-                         group, gated, 0, 0);
+         Address panels, Address order, Address bias, int outputs, int inputs, int format, bool gated) {
+        submit_quantized(cpu, x, x_stride, rows, type, out, out_stride, out_type, panels, order, bias, outputs, inputs,
+                         format, gated, 0, 0);
       },
       nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a quantised weight, plus a bias where it is not 0.");
   cpu.def("quantized_linear", submit_quantized, nb::call_guard<nb::gil_scoped_release>(),
           "Likewise, plus an addend, in float32 for each row and output, before the activation.");
   cpu.def(
       "quantized_rows",
-      [](Cpu& cpu, Address ids, int count, Address out, int type, Address panels, Address scales, int outputs, int inputs,
-         int group, bool gated) {
-        const QuantizedWeight weight = weight_at(panels, scales, 0, outputs, inputs, group, gated);
+      [](Cpu& cpu, Address ids, int count, Address out, int type, Address panels, Address order, int outputs, int inputs,
+         int format, bool gated) {
+        const QuantizedWeight weight = weight_at(panels, order, 0, outputs, inputs, format, gated);
         const auto* numbers = pointer<const std::int64_t>(ids);
         cpu.submit([&cpu, weight, numbers, count, out, type = static_cast<Type>(type),
                     kernel = quantized_kernels(cpu.level).rows] {

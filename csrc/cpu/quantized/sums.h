@@ -1,7 +1,7 @@
 // Sums of products of codes: a block of rows times a panel of 32 columns.
 //
-// Included only by units of one level. Integers are summed in any order, for that is exact; an int4 sum in float32 runs
-// over the groups from first to last, product rounded and then added, on every level and for every number of rows.
+// Included only by units of one level. Integers are summed in any order, for that is exact; a sum in float32 runs over
+// the groups from first to last, product rounded and then added, on every level and for every number of rows.
 #pragma once
 
 #include "activations.h"
@@ -11,8 +11,10 @@ namespace {
 
 // How far ahead a block of so many rows prefetches the panel, which streams from memory when few rows use it. The best
 // distance grows with the time that a line is worked on; found by measuring.
-constexpr int ahead_int8(int rows) { return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192; }
-constexpr int ahead_int4(int rows) { return rows <= 2 ? 2048 : 8192; }
+constexpr int ahead_of(Kind kind, int rows) {
+  if (kind != Kind::int8) return rows <= 2 ? 2048 : 8192;
+  return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192;
+}
 
 inline void prefetch(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1); }
 inline void prefetch_near(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0); }
@@ -23,9 +25,45 @@ inline std::int32_t quad_at(const std::int8_t* codes, int index) {
   return quad;
 }
 
+// Twice the value of an E2M1 code, plus 12.
+#define OCTAVO_E2M1_BYTES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+
+// A panel's columns in vectors, of integers or floats.
+constexpr int kParts = kPanelColumns / kLanes;
+
 #if defined(__AVX512F__)
 
+using Ints = __m512i;
+inline Ints all_ints(std::int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints load_ints(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_ints(std::int32_t* p, Ints x) { _mm512_storeu_si512(p, x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints sub_ints(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+inline Ints mul_ints(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Ints load_shorts(const std::uint8_t* p) {
+  return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Ints load_bytes(const std::uint8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Floats load_halves(const std::uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
 inline __m512i line_at(const std::uint8_t* panel) { return _mm512_loadu_si512(panel); }
+
+// The 8-bit codes of a line of nibbles: of the first 16 columns, and of the others.
+template <Kind kKind>
+inline void widen(__m512i line, __m512i& low, __m512i& high) {
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  low = _mm512_and_si512(line, nibble);
+  high = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+  if constexpr (kKind == Kind::e2m1) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(OCTAVO_E2M1_BYTES));
+    low = _mm512_shuffle_epi8(table, low), high = _mm512_shuffle_epi8(table, high);
+  }
+}
 
 // Blocks of so many rows wait for memory more than for products.
 constexpr int kStreamRows = 8;
@@ -33,86 +71,30 @@ constexpr int kStreamRows = 8;
 // A product waits four cycles for the one before it in the same sum: few rows take several sums each.
 constexpr int chains_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
-// sums [kRows][32] = codes of the block · codes of the panel, over the whole depth.
-template <int kRows>
-void int8_sums(const std::int8_t* codes, const std::int32_t* start, const std::uint8_t* panel, int steps,
-               std::int32_t* sums) {
-  constexpr int kChains = chains_for(kRows), kAhead = ahead_int8(kRows);
-  __m512i sum[kChains][kRows][2];
-  for (int chain = 0; chain < kChains; ++chain)
-    for (int row = 0; row < kRows; ++row)
-      for (int half = 0; half < 2; ++half)
-        sum[chain][row][half] = chain == 0 ? _mm512_set1_epi32(start[row]) : _mm512_setzero_si512();
-  for (int step = 0; step < steps; ++step) {
-    if constexpr (kRows <= kStreamRows) {
-      // one stream in the order of memory, which is what few rows wait for
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        asm volatile("" ::: "memory");  // the activations of a step are more than the registers that are left
-#pragma GCC unroll 16
-        for (int quad = 0; quad < 16; ++quad) {
-          const std::uint8_t* line = panel + half * 1024 + quad * 64;
-          const __m512i weights = line_at(line);
-          kRows == 4 ? prefetch_near(line + kAhead) : prefetch(line + kAhead);
-#pragma GCC unroll 16
-          for (int row = 0; row < kRows; ++row) {
-            __m512i& to = sum[quad % kChains][row][half];
-            to = _mm512_dpbusd_epi32(to, weights, _mm512_set1_epi32(quad_at(codes, quad * kRows + row)));
-          }
-        }
-      }
-    } else {
-#pragma GCC unroll 4
-      for (int quad = 0; quad < 16; ++quad) {
-        const std::uint8_t* line = panel + quad * 64;
-        const __m512i low = line_at(line), high = line_at(line + 1024);
-        prefetch(panel + quad * 128 + kAhead);
-        prefetch(panel + quad * 128 + kAhead + 64);
-#pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row) {
-          const __m512i x = _mm512_set1_epi32(quad_at(codes, quad * kRows + row));
-          __m512i* to = sum[quad % kChains][row];
-          to[0] = _mm512_dpbusd_epi32(to[0], low, x);
-          to[1] = _mm512_dpbusd_epi32(to[1], high, x);
-        }
-      }
-    }
-    codes += kStepDepth * kRows;
-    panel += kStepDepth * kPanelColumns;
-  }
-#pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row)
-    for (int half = 0; half < 2; ++half) {
-      __m512i total = sum[0][row][half];
-      for (int chain = 1; chain < kChains; ++chain) total = _mm512_add_epi32(total, sum[chain][row][half]);
-      _mm512_storeu_si512(sums + row * kPanelColumns + half * 16, total);
-    }
+template <int kHalf>
+struct Half {
+  static constexpr int index = kHalf;
+};
+
+// What integer sums begin with, for codes with an offset.
+template <Kind kKind>
+inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
+  return -offset * row_sum;
 }
 
-// sums [kRows][32] = Σ over groups of scale · (codes of the block · codes of the panel in the group).
-template <int kRows>
-void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::uint8_t* panel, int groups, int group,
-               float* sums) {
-  constexpr int kChains = chains_for(kRows), kAhead = ahead_int4(kRows);
-  const __m512i nibble = _mm512_set1_epi8(0x0f);
-  Floats total[kRows][2];
-  for (int row = 0; row < kRows; ++row) total[row][0] = total[row][1] = zero();
-  for (int g = 0; g < groups; ++g) {
-    __m512i sum[kChains][kRows][2];
+// sum += codes of the block · codes of a unit; both pointers go on behind it.
+template <int kRows, Kind kKind, int kChains>
+[[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
+                                            Ints (&sum)[kChains][kRows][2]) {
+  constexpr int kAhead = ahead_of(kKind, kRows);
+  if constexpr (kKind != Kind::int8) {
+    const std::int8_t* const end = codes + depth * kRows;
+    do {
 #pragma GCC unroll 4
-    for (int chain = 0; chain < kChains; ++chain)
-#pragma GCC unroll 16
-      for (int row = 0; row < kRows; ++row)
-        sum[chain][row][0] = sum[chain][row][1] =
-            chain == 0 ? _mm512_set1_epi32(start[row]) : _mm512_setzero_si512();
-    for (int quad = 0; quad < group / 4; quad += 4) {
-#pragma GCC unroll 4
-      for (int inner = 0; inner < 4; ++inner) {
-        const __m512i line = line_at(panel);
+      for (int inner = 0; inner < 4; ++inner, panel += 64) {
+        __m512i low, high;
+        widen<kKind>(line_at(panel), low, high);
         prefetch(panel + kAhead);
-        panel += 64;
-        const __m512i low = _mm512_and_si512(line, nibble);
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           const __m512i x = _mm512_set1_epi32(quad_at(codes, inner * kRows + row));
@@ -122,118 +104,283 @@ void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
         }
       }
       codes += 16 * kRows;
-    }
-    const bf16* scales = reinterpret_cast<const bf16*>(panel);
-    const Floats low_scale = load(scales), high_scale = load(scales + 16);
-    prefetch(panel + kAhead);
-    panel += kPanelColumns * 2;
-    start += kRows;
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      __m512i low = sum[0][row][0], high = sum[0][row][1];
+    } while (codes != end);
+  } else if constexpr (kRows <= kStreamRows) {
+    // one stream in the order of memory, which is what few rows wait for
+    const auto add_half = [&](auto half) {
+      const std::int8_t* quads = codes;
+      do {
 #pragma GCC unroll 4
-      for (int chain = 1; chain < kChains; ++chain) {
-        low = _mm512_add_epi32(low, sum[chain][row][0]);
-        high = _mm512_add_epi32(high, sum[chain][row][1]);
-      }
-      total[row][0] = add(total[row][0], mul(_mm512_cvtepi32_ps(low), low_scale));
-      total[row][1] = add(total[row][1], mul(_mm512_cvtepi32_ps(high), high_scale));
-    }
-  }
+        for (int inner = 0; inner < 4; ++inner, panel += 64) {
+          const __m512i weights = line_at(panel);
+          kRows == 4 ? prefetch_near(panel + kAhead) : prefetch(panel + kAhead);
 #pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
-    store(sums + row * kPanelColumns, total[row][0]);
-    store(sums + row * kPanelColumns + 16, total[row][1]);
+          for (int row = 0; row < kRows; ++row) {
+            __m512i& to = sum[inner % kChains][row][half.index];
+            to = _mm512_dpbusd_epi32(to, weights, _mm512_set1_epi32(quad_at(quads, inner * kRows + row)));
+          }
+        }
+        quads += 16 * kRows;
+      } while (quads != codes + depth * kRows);
+    };
+    add_half(Half<0>()), add_half(Half<1>());
+    codes += depth * kRows;
+  } else {
+    // a channel, whose units are steps
+#pragma GCC unroll 16
+    for (int quad = 0; quad < kStepDepth / 4; ++quad, panel += 64, codes += 4 * kRows) {
+      const __m512i low = line_at(panel), high = line_at(panel + kStepDepth * kTileColumns);
+      prefetch(panel + kAhead);
+      prefetch(panel + kAhead + kStepDepth * kTileColumns);
+#pragma GCC unroll 16
+      for (int row = 0; row < kRows; ++row) {
+        const __m512i x = _mm512_set1_epi32(quad_at(codes, row));
+        __m512i* to = sum[quad % kChains][row];
+        to[0] = _mm512_dpbusd_epi32(to[0], low, x);
+        to[1] = _mm512_dpbusd_epi32(to[1], high, x);
+      }
+    }
+    panel += depth * kTileColumns;
   }
 }
 
 #else
 
+using Ints = __m256i;
+inline Ints all_ints(std::int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints load_ints(const std::int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store_ints(std::int32_t* p, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints sub_ints(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
+inline Ints mul_ints(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
+inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Ints load_shorts(const std::uint8_t* p) {
+  return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints load_bytes(const std::uint8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline Floats load_halves(const std::uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 inline __m256i line_at(const std::uint8_t* panel) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel));
 }
 
-// vpmaddubsw would saturate on bytes up to 255; on magnitudes up to 127, with the sign moved to the weight, two products
-// are 32,258 at most.
-template <int kRows>
-void int8_sums(const std::int8_t* codes, const std::int32_t*, const std::uint8_t* panel, int steps, std::int32_t* sums) {
-  constexpr int kAhead = ahead_int8(kRows);
-  const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80)), pairs = _mm256_set1_epi16(1);
-  __m256i sum[kRows][4];
-  for (int row = 0; row < kRows; ++row)
-    for (int part = 0; part < 4; ++part) sum[row][part] = _mm256_setzero_si256();
-  for (int step = 0; step < steps; ++step, codes += kStepDepth * kRows, panel += kStepDepth * kPanelColumns) {
-    for (int quad = 0; quad < 16; ++quad) {
-      prefetch(panel + quad * 64 + kAhead);
-      prefetch(panel + quad * 64 + kAhead + 1024);
-#pragma GCC unroll 4
-      for (int part = 0; part < 4; ++part) {
-        const __m256i weights = _mm256_xor_si256(line_at(panel + part / 2 * 1024 + quad * 64 + part % 2 * 32), offset);
-#pragma GCC unroll 2
-        for (int row = 0; row < kRows; ++row) {
-          const __m256i x = _mm256_set1_epi32(quad_at(codes, quad * kRows + row));
-          const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(weights, x));
-          sum[row][part] = _mm256_add_epi32(sum[row][part], _mm256_madd_epi16(products, pairs));
-        }
-      }
-    }
+template <Kind kKind>
+inline void widen(__m256i line, __m256i& low, __m256i& high) {
+  const __m256i nibble = _mm256_set1_epi8(0x0f);
+  low = _mm256_and_si256(line, nibble);
+  high = _mm256_and_si256(_mm256_srli_epi16(line, 4), nibble);
+  if constexpr (kKind == Kind::e2m1) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(OCTAVO_E2M1_BYTES));
+    low = _mm256_shuffle_epi8(table, low), high = _mm256_shuffle_epi8(table, high);
   }
-  for (int row = 0; row < kRows; ++row)
-    for (int part = 0; part < 4; ++part)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kPanelColumns + part * 8), sum[row][part]);
 }
 
-// Two products of a nibble are 3,810 at most: eight such sums stay inside 16 bits.
-template <int kRows>
-void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::uint8_t* panel, int groups, int group,
-               float* sums) {
-  constexpr int kAhead = ahead_int4(kRows);
-  const __m256i nibble = _mm256_set1_epi8(0x0f), pairs = _mm256_set1_epi16(1);
-  Floats total[kRows][4];
-  for (int row = 0; row < kRows; ++row)
-    for (int part = 0; part < 4; ++part) total[row][part] = zero();
-  for (int g = 0; g < groups; ++g) {
-    __m256i sum[kRows][4];
-    for (int row = 0; row < kRows; ++row)
-      for (int part = 0; part < 4; ++part) sum[row][part] = _mm256_set1_epi32(start[row]);
-    for (int quad = 0; quad < group / 4; quad += 8) {
-      __m256i products[kRows][4];
-      for (int row = 0; row < kRows; ++row)
-        for (int part = 0; part < 4; ++part) products[row][part] = _mm256_setzero_si256();
-      for (int inner = 0; inner < 8; ++inner, panel += 64) {
-        prefetch(panel + kAhead);
+constexpr int chains_for(int) { return 1; }
+
+// 8-bit codes are read with an offset of 128 taken off.
+template <Kind kKind>
+inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
+  return ((kKind == Kind::int8 ? 128 : 0) - offset) * row_sum;
+}
+
+// vpmaddubsw would saturate on bytes up to 255; on magnitudes up to 128, with the sign moved to the activation, two
+// products are 32,512 at most. Two products of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a
+// byte of E2M1 they are 6,096, and four do.
+template <int kRows, Kind kKind, int kChains>
+[[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
+                                            Ints (&sum)[kChains][kRows][4]) {
+  constexpr int kAhead = ahead_of(kKind, kRows);
+  const __m256i pairs = _mm256_set1_epi16(1);
+  if constexpr (kKind == Kind::int8) {
+    const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
+    for (int quad = 0; quad < depth / 4; ++quad, panel += 64) {
+      prefetch(panel + kAhead);
+      prefetch(panel + kAhead + depth * kTileColumns);
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) {
+        const __m256i weights = _mm256_xor_si256(line_at(panel + part / 2 * depth * kTileColumns + part % 2 * 32), offset);
+        const __m256i magnitudes = _mm256_abs_epi8(weights);
 #pragma GCC unroll 2
-        for (int side = 0; side < 2; ++side) {
-          const __m256i line = line_at(panel + side * 32);
-          const __m256i low = _mm256_and_si256(line, nibble);
-          const __m256i high = _mm256_and_si256(_mm256_srli_epi16(line, 4), nibble);
-#pragma GCC unroll 2
-          for (int row = 0; row < kRows; ++row) {
-            const __m256i x = _mm256_set1_epi32(quad_at(codes, inner * kRows + row));
-            products[row][side] = _mm256_add_epi16(products[row][side], _mm256_maddubs_epi16(low, x));
-            products[row][2 + side] = _mm256_add_epi16(products[row][2 + side], _mm256_maddubs_epi16(high, x));
-          }
+        for (int row = 0; row < kRows; ++row) {
+          const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(quad_at(codes, quad * kRows + row)), weights);
+          const __m256i products = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, x), pairs);
+          sum[0][row][part] = _mm256_add_epi32(sum[0][row][part], products);
         }
       }
-      codes += 32 * kRows;
-      for (int row = 0; row < kRows; ++row)
-        for (int part = 0; part < 4; ++part)
-          sum[row][part] = _mm256_add_epi32(sum[row][part], _mm256_madd_epi16(products[row][part], pairs));
     }
-    const bf16* scales = reinterpret_cast<const bf16*>(panel);
-    for (int part = 0; part < 4; ++part) {
-      const Floats scale = load(scales + part * 8);
-      for (int row = 0; row < kRows; ++row)
-        total[row][part] = add(total[row][part], mul(_mm256_cvtepi32_ps(sum[row][part]), scale));
-    }
-    panel += kPanelColumns * 2;
-    start += kRows;
+    panel += depth * kTileColumns;
+    codes += depth * kRows;
+    return;
   }
-  for (int row = 0; row < kRows; ++row)
-    for (int part = 0; part < 4; ++part) store(sums + row * kPanelColumns + part * 8, total[row][part]);
+  const int together = kKind == Kind::e2m1 || depth < 32 ? 4 : 8;
+  for (int start = 0; start < depth / 4; start += together) {
+    __m256i products[kRows][4];
+    for (int row = 0; row < kRows; ++row)
+      for (int part = 0; part < 4; ++part) products[row][part] = _mm256_setzero_si256();
+    for (int inner = 0; inner < together; ++inner, panel += 64) {
+      prefetch(panel + kAhead);
+#pragma GCC unroll 2
+      for (int side = 0; side < 2; ++side) {
+        __m256i low, high;
+        widen<kKind>(line_at(panel + side * 32), low, high);
+#pragma GCC unroll 2
+        for (int row = 0; row < kRows; ++row) {
+          const __m256i x = _mm256_set1_epi32(quad_at(codes, inner * kRows + row));
+          products[row][side] = _mm256_add_epi16(products[row][side], _mm256_maddubs_epi16(low, x));
+          products[row][2 + side] = _mm256_add_epi16(products[row][2 + side], _mm256_maddubs_epi16(high, x));
+        }
+      }
+    }
+    codes += together * 4 * kRows;
+    for (int row = 0; row < kRows; ++row)
+      for (int part = 0; part < 4; ++part)
+        sum[0][row][part] = _mm256_add_epi32(sum[0][row][part], _mm256_madd_epi16(products[row][part], pairs));
+  }
 }
 
 #endif
+
+// Scales or minimums of the columns of a vector.
+inline Floats load_scales(Scales type, const std::uint8_t* from, const std::uint8_t* factors, int column) {
+  switch (type) {
+    case Scales::float32:
+      return load(reinterpret_cast<const float*>(from) + column);
+    case Scales::bfloat16:
+      return load(reinterpret_cast<const bf16*>(from) + column);
+    case Scales::float16:
+      return load_halves(from + 2 * column);
+    default:  // exact: 8 bits times 11
+      return mul(to_floats(load_bytes(from + column)), load_halves(factors + 2 * column));
+  }
+}
+
+// totals += sums of a group's codes, by its zero points, scales and minimums. `sum` gives the sums of (row, part), and
+// `change` puts what it is given for a total in its place.
+template <class Sum, class Change>
+[[gnu::always_inline]] inline void add_group(const CodeFormat& format, const GroupTail& tail, int rows,
+                                             const std::int32_t* row_sums, const Sum& sum, const Change& change) {
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) {
+    const Floats scale = load_scales(format.scales(), tail.scales, tail.factors, part * kLanes);
+    if (format.zero() == Zero::none) {
+#pragma GCC unroll 16
+      for (int row = 0; row < rows; ++row)
+        change(row, part, [&](Floats total) { return add(total, mul(to_floats(sum(row, part)), scale)); });
+    } else if (format.zero() == Zero::zeros) {
+      const Ints zero = load_shorts(tail.zeros + 2 * part * kLanes);
+#pragma GCC unroll 16
+      for (int row = 0; row < rows; ++row) {
+        const Ints above = sub_ints(sum(row, part), mul_ints(zero, all_ints(row_sums[row])));
+        change(row, part, [&](Floats total) { return add(total, mul(to_floats(above), scale)); });
+      }
+    } else {
+      const Floats least = load_scales(format.scales(), tail.zeros, tail.factors + 2 * kPanelColumns, part * kLanes);
+#pragma GCC unroll 16
+      for (int row = 0; row < rows; ++row) {
+        const Floats below = mul(all(static_cast<float>(row_sums[row])), least);
+        change(row, part, [&](Floats total) { return sub(add(total, mul(to_floats(sum(row, part)), scale)), below); });
+      }
+    }
+  }
+}
+
+// The integer sums of codes, from what they begin with on.
+template <int kRows, Kind kKind, int kChains>
+[[gnu::always_inline]] inline void sum_units(const std::int8_t*& codes, const std::uint8_t*& panel, int units, int depth,
+                                             int offset, const std::int32_t* row_sums,
+                                             Ints (&sum)[kChains][kRows][kParts]) {
+#pragma GCC unroll 4
+  for (int chain = 0; chain < kChains; ++chain)
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part)
+        sum[chain][row][part] = all_ints(chain == 0 ? first_sum<kKind>(offset, row_sums[row]) : 0);
+  do {
+    add_unit<kRows, kKind, kChains>(codes, panel, depth, sum);
+  } while (--units);
+#pragma GCC unroll 4
+  for (int chain = 1; chain < kChains; ++chain)
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) sum[0][row][part] = add_ints(sum[0][row][part], sum[chain][row][part]);
+}
+
+// sums [kRows][32] = codes of the block · 8-bit codes of the panel, all over the depth.
+template <int kRows>
+void channel_sums(const QuantizedWeight& weight, const std::int8_t* codes, const std::int32_t* row_sums,
+                  const std::uint8_t* panel, std::int32_t* sums) {
+  constexpr int kChains = chains_for(kRows);
+  Ints sum[kChains][kRows][kParts];
+  sum_units<kRows, Kind::int8, kChains>(codes, panel, weight.steps(), kStepDepth, weight.format.offset(), row_sums, sum);
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) store_ints(sums + row * kPanelColumns + part * kLanes, sum[0][row][part]);
+}
+
+// sums [kRows][32] = Σ over groups of scale · (codes of the block · codes of the panel in the group). Every loop runs at
+// least once: then sums stay in registers behind it.
+template <int kRows, Kind kKind>
+void group_sums(const QuantizedWeight& weight, const std::int8_t* codes, const std::int32_t* row_sums,
+                const std::uint8_t* panel, float* sums) {
+  constexpr int kChains = chains_for(kRows);
+  const CodeFormat format = weight.format;
+  const int offset = format.offset(), unit = weight.unit_depth(), units = weight.group_depth() / unit;
+  const int groups = weight.groups_per_block();
+  const std::int64_t block_bytes = weight.block_bytes();
+  const GroupTail first_tail = weight.tail(panel, 0);
+  Floats totals[kRows][kParts];
+  for (int row = 0; row < kRows; ++row)
+    for (int part = 0; part < kParts; ++part) totals[row][part] = zero();
+  int blocks = weight.depth() / weight.block_depth();
+  std::int64_t start = 0;  // of the block
+  do {
+    const std::uint8_t* from = panel + start;
+    int group = 0;
+    do {
+      Ints sum[kChains][kRows][kParts];
+      sum_units<kRows, kKind, kChains>(codes, from, units, unit, offset, row_sums, sum);
+      const GroupTail tail{first_tail.scales + start + group * format.scale_bytes(),
+                           first_tail.zeros + start + group * format.zero_bytes(), first_tail.factors + start};
+      add_group(
+          format, tail, kRows, row_sums, [&](int row, int part) { return sum[0][row][part]; },
+          [&](int row, int part, const auto& change) { totals[row][part] = change(totals[row][part]); });
+      row_sums += kRows;
+    } while (++group < groups);
+    start += block_bytes;
+  } while (--blocks);
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) store(sums + row * kPanelColumns + part * kLanes, totals[row][part]);
+}
+
+// As add_group for sums [rows][32] in memory, from which `offset` times the row's sum is taken off.
+inline void add_sums(const CodeFormat& format, const GroupTail& tail, int rows, const std::int32_t* row_sums, int offset,
+                     const std::int32_t* sums, float* totals) {
+  constexpr int kTogether = 4;
+  for (int row = 0; row < rows; row += kTogether) {
+    const auto add_rows = [&](int count) {
+      add_group(
+          format, tail, count, row_sums + row,
+          [&](int i, int part) {
+            const Ints sum = load_ints(sums + (row + i) * kPanelColumns + part * kLanes);
+            return sub_ints(sum, all_ints(offset * row_sums[row + i]));
+          },
+          [&](int i, int part, const auto& change) {
+            float* total = totals + (row + i) * kPanelColumns + part * kLanes;
+            store(total, change(load(total)));
+          });
+    };
+    row + kTogether <= rows ? add_rows(kTogether) : add_rows(rows - row);
+  }
+}
 
 }  // namespace
 }  // namespace octavo

@@ -1,7 +1,7 @@
 // Products of blocks of rows by tiles: 32 rows by a panel at a time, in steps of 64 inputs.
 //
-// Included only by units of the two levels with tiles. Sums of codes are exact, and an int4 sum runs over the groups as
-// it does by vectors: the bits are those of the vectors, which take what is only a few rows.
+// Included only by units of the two levels with tiles. Sums of codes are exact, and those of groups are added up
+// as they are by vectors: the bits are those of the vectors, which take what is only a few rows.
 #pragma once
 
 #include "../tiles.h"
@@ -15,21 +15,23 @@ namespace {
 constexpr int kFewestTileRows = 5;
 constexpr int kTilePrefetchBytes = 4096;
 
-inline RowBlocks tile_blocks(const QuantizedLinear& a) { return {a.rows, kTileRows, false}; }
+inline RowBlocks tile_blocks(const QuantizedLinear& a) {
+  return {a.rows, kTileRows / a.weight.format.codes_per_input(), false};
+}
 
 // A block is a tile of its rows per step, one after the other.
 inline void quantize_tiles(const QuantizedLinear& a, int block) {
   const RowBlocks blocks = tile_blocks(a);
-  const int start = blocks.start(block), rows = blocks.size(block);
-  std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * a.weight.depth();
-  quantize_block(a, start, rows, [&](int row, int step, const std::int8_t* from) {
+  const int start = blocks.start(block), halves = a.weight.format.codes_per_input(), rows = blocks.size(block) * halves;
+  std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * halves * a.weight.depth();
+  quantize_block(a, start, blocks.size(block), [&](int row, int step, const std::int8_t* from) {
     std::memcpy(codes + (static_cast<std::int64_t>(step) * rows + row) * kStepDepth, from, kStepDepth);
   });
 }
 
-// Two blocks of rows, of which the second may be empty.
+// Two blocks of rows of codes, of which the second may be empty.
 struct BlockPair {
-  const std::int8_t* top;  // at the first step
+  const std::int8_t* top;  // at the first unit
   const std::int8_t* bottom;
   int top_rows;
   int bottom_rows;
@@ -43,9 +45,9 @@ inline void prefetch_step(const std::uint8_t* weight) {
 #endif
 }
 
-// sums [rows][32] of integers = or += codes · codes over some steps. Weights are unsigned for int8, nibbles for int4.
-template <bool kHasBottom, bool kUnsigned>
-void add_steps(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, int steps, bool is_first,
+// sums [rows][32] of integers = or += codes · codes over some units, of bytes.
+template <bool kHasBottom>
+void add_units(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, int units, int depth, bool is_first,
                std::int32_t* sums) {
   constexpr int kSumsStride = kPanelColumns * 4;
   std::int32_t* bottom_sums = sums + pair.top_rows * kPanelColumns;
@@ -57,23 +59,15 @@ void add_steps(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, 
     if constexpr (kHasBottom)
       tiles.load<2>(bottom_sums, kSumsStride), tiles.load<3>(bottom_sums + kTileColumns, kSumsStride);
   }
-  for (int step = 0; step < steps; ++step, weight += kStepBytes) {
-    if constexpr (kUnsigned) prefetch_step(weight);
+  for (int unit = 0; unit < units; ++unit, weight += depth * kPanelColumns) {
+    prefetch_step(weight);
     tiles.load<6>(weight);
-    tiles.load<7>(weight + kTileBytes);
-    tiles.load<4>(pair.top + static_cast<std::int64_t>(step) * pair.top_rows * kStepDepth);
-    if constexpr (kUnsigned) {
-      tiles.dot_signed_unsigned<0, 4, 6>(), tiles.dot_signed_unsigned<1, 4, 7>();
-    } else {
-      tiles.dot_signed<0, 4, 6>(), tiles.dot_signed<1, 4, 7>();
-    }
+    tiles.load<7>(weight + depth * kTileColumns);
+    tiles.load<4>(pair.top + static_cast<std::int64_t>(unit) * pair.top_rows * kStepDepth);
+    tiles.dot_signed_unsigned<0, 4, 6>(), tiles.dot_signed_unsigned<1, 4, 7>();
     if constexpr (kHasBottom) {
-      tiles.load<5>(pair.bottom + static_cast<std::int64_t>(step) * pair.bottom_rows * kStepDepth);
-      if constexpr (kUnsigned) {
-        tiles.dot_signed_unsigned<2, 5, 6>(), tiles.dot_signed_unsigned<3, 5, 7>();
-      } else {
-        tiles.dot_signed<2, 5, 6>(), tiles.dot_signed<3, 5, 7>();
-      }
+      tiles.load<5>(pair.bottom + static_cast<std::int64_t>(unit) * pair.bottom_rows * kStepDepth);
+      tiles.dot_signed_unsigned<2, 5, 6>(), tiles.dot_signed_unsigned<3, 5, 7>();
     }
   }
   tiles.store<0>(sums, kSumsStride), tiles.store<1>(sums + kTileColumns, kSumsStride);
@@ -81,38 +75,16 @@ void add_steps(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, 
     tiles.store<2>(bottom_sums, kSumsStride), tiles.store<3>(bottom_sums + kTileColumns, kSumsStride);
 }
 
-// What the offset of the weights' codes has added is taken off again.
-inline void take_offset(std::int32_t* sums, int rows, const std::int32_t* offsets) {
-  for (int row = 0; row < rows; ++row, sums += kPanelColumns) {
-    const __m512i offset = _mm512_set1_epi32(offsets[row]);
-    _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), offset));
-    _mm512_storeu_si512(sums + 16, _mm512_add_epi32(_mm512_loadu_si512(sums + 16), offset));
-  }
-}
-
-// totals [rows][32] += sums of a group · its scales; the first group finds zeros.
-inline void add_group(const std::int32_t* sums, int rows, const std::int32_t* offsets, const bf16* scales, bool is_first,
-                      float* totals) {
-  for (int half = 0; half < 2; ++half) {
-    const Floats scale = load(scales + half * 16);
-    for (int row = 0; row < rows; ++row) {
-      const int at = row * kPanelColumns + half * 16;
-      const __m512i sum = _mm512_add_epi32(_mm512_loadu_si512(sums + at), _mm512_set1_epi32(offsets[row]));
-      const Floats before = is_first ? zero() : load(totals + at);
-      store(totals + at, add(before, mul(_mm512_cvtepi32_ps(sum), scale)));
-    }
-  }
-}
-
-// Steps of nibbles into steps of bytes.
-inline void widen_steps(const std::uint8_t* nibbles, int steps, std::uint8_t* bytes) {
-  const __m512i nibble = _mm512_set1_epi8(0x0f);
-  for (int step = 0; step < steps; ++step, bytes += kStepBytes)
-    for (int line = 0; line < kTileBytes; line += 64, nibbles += 64) {
-      const __m512i both = _mm512_loadu_si512(nibbles);
+// Units of nibbles into units of bytes.
+template <Kind kKind>
+void widen_units(const std::uint8_t* nibbles, int units, int depth, std::uint8_t* bytes) {
+  for (int unit = 0; unit < units; ++unit, bytes += depth * kPanelColumns)
+    for (int line = 0; line < depth * kTileColumns; line += 64, nibbles += 64) {
+      __m512i low, high;
+      widen<kKind>(line_at(nibbles), low, high);
       prefetch(nibbles + kTilePrefetchBytes);
-      _mm512_store_si512(bytes + line, _mm512_and_si512(both, nibble));
-      _mm512_store_si512(bytes + kTileBytes + line, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
+      _mm512_store_si512(bytes + line, low);
+      _mm512_store_si512(bytes + depth * kTileColumns + line, high);
     }
 }
 
@@ -120,81 +92,82 @@ inline void widen_steps(const std::uint8_t* nibbles, int steps, std::uint8_t* by
 class TiledProduct {
  public:
   TiledProduct(const QuantizedLinear& a, float* sums, int first_block, int last_block)
-      : a_(a), blocks_(tile_blocks(a)), sums_(sums), first_block_(first_block), last_block_(last_block),
-        first_row_(blocks_.start(first_block)) {}
+      : a_(a), blocks_(tile_blocks(a)), halves_(a.weight.format.codes_per_input()), depth_(a.weight.unit_depth()),
+        first_block_(first_block), last_block_(last_block), first_row_(blocks_.start(first_block)), totals_(sums),
+        sums_(reinterpret_cast<std::int32_t*>(
+            sums + static_cast<std::int64_t>(blocks_.start(last_block) - first_row_) * halves_ * kPanelColumns)) {}
 
-  void multiply_int8(int panel) {
+  void multiply(int panel) {
     const QuantizedWeight& weight = a_.weight;
-    const std::uint8_t* from = weight.panels + panel * weight.panel_bytes();
-    auto* sums = reinterpret_cast<std::int32_t*>(sums_);
-    // one pair of blocks keeps its sums in the tiles all the way
-    const int steps = weight.steps(), together = last_block_ - first_block_ <= 2 ? steps : kStepsTogether;
-    for (int step = 0; step < steps; step += together) {
-      const int count = steps - step < together ? steps - step : together;
-      for (int block = first_block_; block < last_block_; block += 2) {
-        const BlockPair pair = pair_at(block, step);
-        const auto add = pair.bottom_rows ? add_steps<true, true> : add_steps<false, true>;
-        add(tiles_, pair, from + static_cast<std::int64_t>(step) * kStepBytes, count, step == 0, row_of(sums, block));
-      }
+    const std::uint8_t* block = weight.panels + panel * weight.panel_bytes();
+    std::memset(totals_, 0, sizeof(float) * kPanelColumns * halves_ * (blocks_.start(last_block_) - first_row_));
+    for (int group = 0; group < weight.num_groups(); ++group) {
+      const int in_block = group % weight.groups_per_block();
+      if (group && !in_block) block += weight.block_bytes();
+      add_codes(group, block + weight.format.code_bytes(in_block * weight.group_depth()));
+      for (int pair = first_block_; pair < last_block_; ++pair) add_block(group, weight.tail(block, in_block), pair);
     }
-    for (int block = first_block_; block < last_block_; ++block) {
-      take_offset(row_of(sums, block), blocks_.size(block), offsets_of(block, 0));
-      write_rows(a_, panel, blocks_.start(block), blocks_.size(block), row_of(sums, block));
-    }
-  }
-
-  void multiply_int4(int panel) {
-    const QuantizedWeight& weight = a_.weight;
-    const std::uint8_t* from = weight.panels + panel * weight.panel_bytes();
-    const int steps = weight.steps_per_group();
-    alignas(64) std::uint8_t bytes[2 * kStepBytes];
-    alignas(64) std::int32_t sums[2 * kTileRows * kPanelColumns];
-    for (int group = 0; group < weight.num_groups(); ++group, from += weight.group_bytes()) {
-      widen_steps(from, steps, bytes);
-      const auto* scales = reinterpret_cast<const bf16*>(from + weight.group * (kPanelColumns / 2));
-      for (int block = first_block_; block < last_block_; block += 2) {
-        const BlockPair pair = pair_at(block, group * steps);
-        const auto add = pair.bottom_rows ? add_steps<true, false> : add_steps<false, false>;
-        add(tiles_, pair, bytes, steps, true, sums);
-        add_group(sums, pair.top_rows, offsets_of(block, group), scales, group == 0, row_of(sums_, block));
-        if (pair.bottom_rows)
-          add_group(sums + pair.top_rows * kPanelColumns, pair.bottom_rows, offsets_of(block + 1, group), scales, group == 0,
-                    row_of(sums_, block + 1));
-      }
-    }
-    for (int block = first_block_; block < last_block_; ++block)
-      write_rows(a_, panel, blocks_.start(block), blocks_.size(block), row_of(sums_, block));
+    for (int each = first_block_; each < last_block_; ++each)
+      write_rows(a_, panel, blocks_.start(each), blocks_.size(each), row_of(totals_, each));
   }
 
  private:
-  // The tiles take its shape.
-  BlockPair pair_at(int block, int step) {
+  // The sums of a group's codes, of all blocks.
+  void add_codes(int group, const std::uint8_t* from) {
+    const QuantizedWeight& weight = a_.weight;
+    const bool is_wide = weight.format.kind() == Kind::int8;
+    // one pair of blocks keeps its sums in the tiles all the way
+    const int units = weight.group_depth() / depth_, together = is_wide && last_block_ - first_block_ <= 2 ? units : kStepsTogether;
+    alignas(64) std::uint8_t bytes[kStepsTogether * kStepBytes];
+    for (int unit = 0; unit < units; unit += together) {
+      const int count = units - unit < together ? units - unit : together;
+      const std::uint8_t* codes = from + weight.format.code_bytes(unit * depth_);
+      if (!is_wide) {
+        weight.format.kind() == Kind::e2m1 ? widen_units<Kind::e2m1>(codes, count, depth_, bytes)
+                                           : widen_units<Kind::int4>(codes, count, depth_, bytes);
+        codes = bytes;
+      }
+      for (int block = first_block_; block < last_block_; block += 2) {
+        const BlockPair pair = pair_at(block, group * weight.group_depth() + unit * depth_);
+        const auto add = pair.bottom_rows ? add_units<true> : add_units<false>;
+        add(tiles_, pair, codes, count, depth_, unit == 0, row_of(sums_, block));
+      }
+    }
+  }
+
+  // totals += sums of a group.
+  void add_block(int group, const GroupTail& tail, int block) {
+    const int rows = blocks_.size(block) * halves_;
+    const std::int64_t first = static_cast<std::int64_t>(blocks_.start(block)) * halves_ * a_.weight.num_groups();
+    add_sums(a_.weight.format, tail, rows, a_.row_sums + first + group * rows, a_.weight.format.offset(),
+             row_of(sums_, block), row_of(totals_, block));
+  }
+
+  // The tiles take its shape. `k` is an input at which a unit begins.
+  BlockPair pair_at(int block, int k) {
     const bool has_bottom = block + 1 < last_block_;
-    const int top_rows = blocks_.size(block), bottom_rows = has_bottom ? blocks_.size(block + 1) : 0;
-    if (top_rows != top_rows_ || bottom_rows != bottom_rows_) tiles_.configure(TileShapes::two_by_two(top_rows, bottom_rows));
+    const int top_rows = blocks_.size(block) * halves_, bottom_rows = has_bottom ? blocks_.size(block + 1) * halves_ : 0;
+    if (top_rows != top_rows_ || bottom_rows != bottom_rows_)
+      tiles_.configure(TileShapes::two_by_two(top_rows, bottom_rows, depth_));
     top_rows_ = top_rows, bottom_rows_ = bottom_rows;
     const auto codes = [&](int start, int rows) {
-      return a_.codes + static_cast<std::int64_t>(start) * a_.weight.depth() +
-             static_cast<std::int64_t>(step) * rows * kStepDepth;
+      return a_.codes + static_cast<std::int64_t>(start) * halves_ * a_.weight.depth() +
+             static_cast<std::int64_t>(k / kStepDepth) * rows * kStepDepth + k % kStepDepth;
     };
-    const int start = blocks_.start(block);
-    return {codes(start, top_rows), has_bottom ? codes(start + top_rows, bottom_rows) : nullptr, top_rows, bottom_rows};
+    return {codes(blocks_.start(block), top_rows), has_bottom ? codes(blocks_.start(block + 1), bottom_rows) : nullptr,
+            top_rows, bottom_rows};
   }
 
   template <class Sum>
   Sum* row_of(Sum* sums, int block) const {
-    return sums + (blocks_.start(block) - first_row_) * kPanelColumns;
-  }
-
-  const std::int32_t* offsets_of(int block, int group) const {
-    return a_.row_sums + static_cast<std::int64_t>(blocks_.start(block)) * a_.weight.num_groups() +
-           group * blocks_.size(block);
+    return sums + static_cast<std::int64_t>(blocks_.start(block) - first_row_) * halves_ * kPanelColumns;
   }
 
   const QuantizedLinear& a_;
   const RowBlocks blocks_;
-  float* const sums_;
-  const int first_block_, last_block_, first_row_;
+  const int halves_, depth_, first_block_, last_block_, first_row_;
+  float* const totals_;        // [code rows][32]
+  std::int32_t* const sums_;  // [code rows][32]: of one group
   Tiles tiles_{TileShapes::full()};
   int top_rows_ = 0, bottom_rows_ = -1;
 };
@@ -202,8 +175,7 @@ class TiledProduct {
 inline void multiply_tiles(const QuantizedLinear& a, float* sums, int first_block, int last_block, int first_panel,
                            int last_panel) {
   TiledProduct product(a, sums, first_block, last_block);
-  for (int panel = first_panel; panel < last_panel; ++panel)
-    a.weight.group ? product.multiply_int4(panel) : product.multiply_int8(panel);
+  for (int panel = first_panel; panel < last_panel; ++panel) product.multiply(panel);
 }
 
 }  // namespace

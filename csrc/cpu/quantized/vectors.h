@@ -9,40 +9,50 @@
 namespace octavo {
 namespace {
 
-template <int kRows>
-void multiply_block(const QuantizedLinear& a, int panel, int start) {
-  const QuantizedWeight& weight = a.weight;
-  const std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * weight.depth();
-  const std::int32_t* offsets = a.row_sums + static_cast<std::int64_t>(start) * weight.num_groups();
-  const std::uint8_t* from = weight.panels + panel * weight.panel_bytes();
-  if (!weight.group) {
-    alignas(64) std::int32_t sums[kRows * kPanelColumns];
-    int8_sums<kRows>(codes, offsets, from, weight.steps(), sums);
-    write_rows(a, panel, start, kRows, sums);
-  } else if constexpr (kRows <= kMostRowsInt4) {
-    alignas(64) float sums[kRows * kPanelColumns];
-    int4_sums<kRows>(codes, offsets, from, weight.num_groups(), weight.group, sums);
-    write_rows(a, panel, start, kRows, sums);
-  }
-}
+template <class Sum>
+using PanelSums = void (*)(const QuantizedWeight&, const std::int8_t* codes, const std::int32_t* row_sums,
+                           const std::uint8_t* panel, Sum* sums);
 
-using MultiplyBlock = void (*)(const QuantizedLinear&, int panel, int start);
-
-// By the number of rows in a block.
+// By the number of rows of codes in a block.
 #if defined(__AVX512F__)
-constexpr MultiplyBlock kMultiplyBlock[kMostRowsInt8 + 1] = {
-    nullptr,            multiply_block<1>,  multiply_block<2>, multiply_block<3>, multiply_block<4>,
-    multiply_block<5>,  multiply_block<6>,  multiply_block<7>, multiply_block<8>, multiply_block<9>,
-    multiply_block<10>, multiply_block<11>, multiply_block<12>};
+constexpr PanelSums<std::int32_t> kChannelSums[] = {
+    channel_sums<1>, channel_sums<2>, channel_sums<3>, channel_sums<4>,  channel_sums<5>,  channel_sums<6>,
+    channel_sums<7>, channel_sums<8>, channel_sums<9>, channel_sums<10>, channel_sums<11>, channel_sums<12>};
+template <Kind kKind>
+constexpr PanelSums<float> kGroupSums[] = {group_sums<1, kKind>, group_sums<2, kKind>, group_sums<3, kKind>,
+                                           group_sums<4, kKind>, group_sums<5, kKind>, group_sums<6, kKind>};
 #else
-constexpr MultiplyBlock kMultiplyBlock[kMostRowsInt8 + 1] = {nullptr, multiply_block<1>, multiply_block<2>};
+constexpr PanelSums<std::int32_t> kChannelSums[] = {channel_sums<1>, channel_sums<2>};
+template <Kind kKind>
+constexpr PanelSums<float> kGroupSums[] = {group_sums<1, kKind>, group_sums<2, kKind>};
 #endif
 
 inline void multiply_vectors(const QuantizedLinear& a, int first_block, int last_block, int first_panel, int last_panel) {
+  const QuantizedWeight& weight = a.weight;
   const RowBlocks blocks = vector_blocks(a);
-  for (int panel = first_panel; panel < last_panel; ++panel)
-    for (int block = first_block; block < last_block; ++block)
-      kMultiplyBlock[blocks.size(block)](a, panel, blocks.start(block));
+  const int halves = weight.format.codes_per_input();
+  const auto* const group_sums = weight.format.kind() == Kind::int8   ? kGroupSums<Kind::int8>
+                                 : weight.format.kind() == Kind::e2m1 ? kGroupSums<Kind::e2m1>
+                                                                      : kGroupSums<Kind::int4>;
+  alignas(64) float sums[kMostChannelRows * kPanelColumns];
+  alignas(64) std::int32_t integers[kMostChannelRows * kPanelColumns];
+  for (int panel = first_panel; panel < last_panel; ++panel) {
+    const std::uint8_t* const from = weight.panels + panel * weight.panel_bytes();
+    for (int block = first_block; block < last_block; ++block) {
+      const int start = blocks.start(block), rows = blocks.size(block) * halves;
+      const std::int64_t first = static_cast<std::int64_t>(start) * halves;
+      const std::int8_t* const codes = a.codes + first * weight.depth();
+      const std::int32_t* const row_sums = a.row_sums + first * weight.num_groups();
+      if (is_channel(weight)) {
+        kChannelSums[rows - 1](weight, codes, row_sums, from, integers);
+        std::memset(sums, 0, sizeof(float) * rows * kPanelColumns);
+        add_sums(weight.format, weight.tail(from, 0), rows, row_sums, 0, integers, sums);
+      } else {
+        group_sums[rows - 1](weight, codes, row_sums, from, sums);
+      }
+      write_rows(a, panel, start, blocks.size(block), sums);
+    }
+  }
 }
 
 }  // namespace

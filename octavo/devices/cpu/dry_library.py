@@ -16,6 +16,11 @@ _NARROW_LEVELS: Final = ("avx512_bf16", "amx", "amx_emulated")
 """Levels that multiply bfloat16 without widening it."""
 
 
+def _codes_per_input(format_code: int) -> int:
+    """Return how many 8-bit codes an activation becomes, by the number of a format of codes."""
+    return 1 + (format_code >> 6 & 1)
+
+
 class DryLibrary:
     """Counts kernel calls instead of making them, and the most scratch memory that one of them works in."""
 
@@ -38,7 +43,8 @@ class DryLibrary:
 
     def quantized_linear(self, x: int, stride: int, rows: int, code: int, *rest: Any) -> None:
         """Count a product whose rows of activations are quantised."""
-        self._use_scratch(rows, rest[7], 2)
+        halves = _codes_per_input(rest[8])
+        self._use_scratch(rows, rest[7], 2 * halves, 2 * halves)
 
     def linear_by_head(self, x: int, stride: int, rows: int, *rest: Any) -> None:
         """Count a product by heads, some rows of one head at a time on each thread."""
@@ -53,13 +59,14 @@ class DryLibrary:
 
     def expert_quantized(self, x: int, stride: int, per_token: int, pairs: int, *rest: Any) -> None:
         """Count a product with quantised experts, whose rows are brought together and quantised."""
-        self._use_scratch(pairs, rest[8], 8)
+        halves = _codes_per_input(rest[9])
+        self._use_scratch(pairs, rest[8], 4 + 4 * halves, 2 * halves)
 
-    def _use_scratch(self, rows: int, inputs: int, width: int) -> None:
+    def _use_scratch(self, rows: int, inputs: int, width: int, sums_of_column: int = 1) -> None:
         self._call()
         row_bytes = (inputs + _PADDED) * width
         group_rows = min(rows, _GROUP_BYTES // row_bytes + 32)
-        sums = int(self._cpu.threads) * group_rows * _PANEL_COLUMNS * 4
+        sums = int(self._cpu.threads) * group_rows * _PANEL_COLUMNS * 4 * sums_of_column
         self.scratch_bytes = max(self.scratch_bytes, rows * row_bytes + sums)
 
     def _call(self, *_: Any) -> None:

@@ -17,24 +17,24 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 
 class PanelStack(PreparedStack):
-    """The panels of `PanelLinear`, or with a `group` (0: int8) those of `QuantizedPanels`, expert after expert."""
+    """The panels of `PanelLinear`, or with a number of a format those of `QuantizedPanels`, expert after expert."""
 
     def __init__(
-        self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor], first: int, group: int | None = None
+        self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor], first: int, code: int | None = None
     ) -> None:
         super().__init__(state, first)
         assert all(tensor.is_contiguous() for tensor in state.values()), "experts lie one after the other"
-        self._shape, self._empty, self._is_quantized = shape, runtime.empty, group is not None
+        self._shape, self._empty, self._is_quantized = shape, runtime.empty, code is not None
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
-        panels, scales, bias = (state[name].data_ptr() if name in state else 0 for name in ("panels", "scales", "bias"))
+        panels, order, bias = (state[name].data_ptr() if name in state else 0 for name in ("panels", "order", "bias"))
         sizes = (shape.outputs, shape.inputs)
         self._weights: tuple[int, ...]
-        if group is None:
+        if code is None:
             self._multiply = runtime.cpu.expert_linear
             self._weights = (first, self.experts, panels, bias, *sizes, TYPE_CODES[shape.dtype], shape.is_gated)
         else:
             self._multiply = runtime.cpu.expert_quantized
-            self._weights = (first, self.experts, panels, scales, bias, *sizes, group, shape.is_gated)
+            self._weights = (first, self.experts, panels, order, bias, *sizes, code, shape.is_gated)
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
         dtype = x.dtype

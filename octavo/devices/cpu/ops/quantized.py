@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights, in panels of 32 output columns."""
+"""Linear layers with codes as weights, in panels of 32 output columns: quantised here, or as a checkpoint has them."""
 
 from __future__ import annotations
 
@@ -6,32 +6,43 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.devices.cpu.ops.experts import PanelStack
 from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, addend, bias_spec, num_panels, panel_order
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.ops.coded import CodedFormat, CodeSpec
 from octavo.ops.codes import NotFinite, check_inputs
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
-_STEP = 64
 _TYPES = (torch.float32, torch.bfloat16)
+_SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+_ZEROS = ("none", "zeros", "minimums")
+_STEP = 64
+_TILE_COLUMNS = 16
+_PACKED_BYTES = 32 << 20
+"""Codes that are brought into panels at once."""
+
+
+def format_code(spec: CodeSpec) -> int:
+    """Return the number of a format: `CodeFormat` of csrc/cpu/quantized/quantized.h."""
+    kind = 2 if spec.bits == 8 else int(spec.is_float)
+    scales, zero = _SCALES.index(spec.scale_dtype), _ZEROS.index(spec.zero)
+    return kind | scales << 2 | zero << 4 | (spec.activation_bits == 16) << 6 | spec.group << 8
 
 
 class QuantizedPanels(PreparedLinear):
-    """State: `panels` as csrc/cpu/quantized has them; `scales` of int8 and a `bias`, both float32 in the panels' order.
+    """State: `panels` as csrc/cpu/quantized has them, `order` where inputs have one, `bias` in the panels' order."""
 
-    `group` inputs share a scale; it is 0 for int8, which has a scale per column.
-    """
-
-    def __init__(self, runtime: CpuRuntime, group: int, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, runtime: CpuRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
         super().__init__(shape, state)
         self._empty = runtime.empty
         self._linear, self._rows = runtime.cpu.quantized_linear, runtime.cpu.quantized_rows
-        addresses = [state[name].data_ptr() if name in state else 0 for name in ("panels", "scales", "bias")]
-        sizes = (shape.outputs, shape.inputs, group, shape.is_gated)
+        addresses = [state[name].data_ptr() if name in state else 0 for name in ("panels", "order", "bias")]
+        sizes = (shape.outputs, shape.inputs, format_code(spec), shape.is_gated)
         self._for_rows = (*addresses[:2], *sizes)
         self._for_linear = (*addresses, *sizes)
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
@@ -63,13 +74,95 @@ class QuantizedPanels(PreparedLinear):
         return out.to(self.shape.dtype)
 
 
+class CodedPanels(CodedFormat):
+    """Packs stored codes."""
+
+    order_of_bytes = "panels/1"
+
+    def __init__(self, runtime: CpuRuntime, spec: CodeSpec) -> None:
+        super().__init__(spec)
+        self._runtime = runtime
+
+    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        check_inputs(shape.inputs)
+        panel_bytes = self._runtime.cpu.quantized_panel_bytes(shape.inputs, format_code(self.spec))
+        specs = {"panels": TensorSpec((num_panels(shape), panel_bytes), torch.uint8)}
+        if self.spec.has_order:
+            specs["order"] = TensorSpec((shape.inputs,), torch.int32)
+        return {**specs, **bias_spec(shape)}
+
+    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
+        """Take memory of the runtime's arena."""
+        return self._runtime.weights.zeroed(spec.shape, spec.dtype)
+
+    def pack_into(
+        self, state: Mapping[str, Tensor], weight: Mapping[str, Tensor], bias: Tensor | None, *, gated: bool
+    ) -> None:
+        self.spec.check(weight)
+        if bias is not None:
+            state["bias"].copy_(panel_order(bias, gated))
+        if self.spec.has_order:
+            state["order"].copy_(weight["order"])
+        outputs, inputs = weight["codes"].shape
+        panels = state["panels"]
+        # where each column of the panels comes from; what fills the last one repeats the first row
+        columns = panel_order(torch.arange(outputs), gated).long().view(len(panels), PANEL_COLUMNS)
+        together = max(1, _PACKED_BYTES // (PANEL_COLUMNS * inputs))
+        for start in range(0, len(panels), together):
+            rows = columns[start : start + together].flatten()
+            own = {name: tensor[rows] for name, tensor in weight.items() if name != "order"}
+            _pack(self.spec, own, panels[start : start + together])
+
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return QuantizedPanels(self._runtime, self.spec, shape, state)
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return PanelStack(self._runtime, shape, state, first, format_code(self.spec))
+
+
+def _pack(spec: CodeSpec, weight: Mapping[str, Tensor], panels: Tensor) -> None:
+    """Write codes and scales of rows in the order of the columns to panels [panels, bytes]."""
+    inputs = weight["codes"].shape[1]
+    block = spec.super_group or spec.group
+    depth = -(-inputs // max(block, _STEP)) * max(block, _STEP)
+    group = spec.group or depth
+    block, unit = block or depth, min(group, _STEP)
+    blocks = panels.view(len(panels), depth // block, -1)
+
+    offset = 0 if spec.is_float or spec.zero != "none" else 2 ** (spec.bits - 1)
+    codes = F.pad(weight["codes"].view(torch.uint8) + offset, (0, depth - inputs))
+    # [panels, half, column, block, unit, quad of inputs], a quad in 32 bits
+    quads = codes.view(torch.int32).view(len(panels), 2, _TILE_COLUMNS, depth // block, block // unit, unit // 4)
+    if spec.bits == 4:
+        nibbles = quads & 0x0F0F0F0F
+        lines = (nibbles[:, 0] | nibbles[:, 1] << 4).permute(0, 2, 3, 4, 1)
+    else:
+        lines = quads.permute(0, 3, 4, 1, 5, 2)
+    at = block * PANEL_COLUMNS * spec.bits // 8
+    blocks[..., :at].view(torch.int32).view(lines.shape).copy_(lines)
+
+    for name in ("scales", "zeros", "minimums", "super_scales", "super_minimums"):
+        if name not in weight:
+            continue
+        span = spec.super_group if name.startswith("super") else group
+        values = weight[name] * 0.5 if spec.is_float else weight[name]
+        values = F.pad(values, (0, depth // span - values.shape[1]))
+        values = values.view(len(panels), PANEL_COLUMNS, len(blocks[0]), -1).permute(0, 2, 3, 1).flatten(2).contiguous()
+        found = values.view(torch.uint8)
+        blocks[..., at : at + found.shape[-1]].copy_(found)
+        at += found.shape[-1]
+    assert at == blocks.shape[-1], f"a block has {blocks.shape[-1]} bytes, {at} were written"
+
+
 class QuantizedFormat:
     """Quantises on the runtime's threads. See `LinearFormat`."""
 
-    def __init__(self, group: int, runtime: CpuRuntime) -> None:
-        self._runtime = runtime
-        self._group = group
-        self.layout = f"int4-g{group}-panels/1" if group else "int8-panels/1"
+    def __init__(self, spec: CodeSpec, runtime: CpuRuntime) -> None:
+        coded = CodedPanels(runtime, spec)
+        self._runtime, self._spec = runtime, spec
+        self.layout = coded.layout
+        self.state_specs, self.zeros = coded.state_specs, coded.zeros
+        self.restore, self.restore_stack = coded.restore, coded.restore_stack
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
         """Raise NotFinite for a weight with NaN or infinities."""
@@ -79,10 +172,6 @@ class QuantizedFormat:
         self.pack_into(state, weight, bias, gated=gated)
         return self.restore(shape, state)
 
-    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
-        """Take memory of the runtime's arena."""
-        return self._runtime.weights.zeroed(spec.shape, spec.dtype)
-
     def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
         """Raise NotFinite for a weight with NaN or infinities."""
         outputs, inputs = weight.shape
@@ -91,35 +180,15 @@ class QuantizedFormat:
         if bias is not None:
             state["bias"].copy_(panel_order(bias, gated))
         source = (plain.data_ptr(), rows_of(plain)[2], TYPE_CODES[plain.dtype])
-        target = (state["panels"].data_ptr(), state["scales"].data_ptr() if "scales" in state else 0)
-        spoilt_row = self._runtime.cpu.quantized_pack(*source, *target, outputs, inputs, self._group, gated)
+        sizes = (outputs, inputs, format_code(self._spec), gated)
+        spoilt_row = self._runtime.cpu.quantized_pack(*source, state["panels"].data_ptr(), *sizes)
         if spoilt_row >= 0:
             raise NotFinite(spoilt_row)
 
-    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """Raise ConfigError for a weight that is too wide."""
-        check_inputs(shape.inputs)
-        # the last step of inputs, or the last group, is filled with zeros
-        panels, step = num_panels(shape), self._group or _STEP
-        steps = -(-shape.inputs // step)
-        if self._group:
-            per_step = step * PANEL_COLUMNS // 2 + 2 * PANEL_COLUMNS
-            specs = {"panels": TensorSpec((panels, steps * per_step), torch.uint8)}
-        else:
-            specs = {
-                "panels": TensorSpec((panels, steps * step * PANEL_COLUMNS), torch.uint8),
-                "scales": TensorSpec((panels * PANEL_COLUMNS,), torch.float32),
-            }
-        return {**specs, **bias_spec(shape)}
 
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        return QuantizedPanels(self._runtime, self._group, shape, state)
-
-    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return PanelStack(self._runtime, shape, state, first, self._group)
-
-
-IMPLEMENTATIONS = tuple(
-    Implementation(operator, "native", partial(QuantizedFormat, group))
-    for operator, group in (("prepare_int8", 0), ("prepare_int4", 64), ("prepare_int4_g128", 128))
+IMPLEMENTATIONS = (
+    Implementation("prepare_int8", "native", partial(QuantizedFormat, CodeSpec(8, 0))),
+    Implementation("prepare_int4", "native", partial(QuantizedFormat, CodeSpec(4, 64, "none", torch.bfloat16))),
+    Implementation("prepare_int4_g128", "native", partial(QuantizedFormat, CodeSpec(4, 128, "none", torch.bfloat16))),
+    Implementation("prepare_coded", "native", lambda runtime: partial(CodedPanels, runtime)),
 )
