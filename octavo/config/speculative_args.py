@@ -30,12 +30,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The value of `speculative_config`, with vLLM's names.
 
     method: ngram looks the last tokens up in the prompt and the output of the request, suffix also in outputs of other
-    requests that share its prefix cache.
+    requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
+    the others guess that too.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
     """
 
-    method: Literal["ngram", "suffix"]
+    method: Literal["ngram", "suffix", "grammar"]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16
     prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2

@@ -143,6 +143,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tokens: what was drawn: one token, or several after drafts. Of a row with several samples, token i is the first one
     of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
+    forced: tokens that a grammar leaves no choice of behind those, where guesses are wanted.
     is_undrawn: the row was to draw, and has to be computed again: its grammar is not compiled yet.
     """
 
@@ -153,6 +154,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     error: RequestError | None = None
     candidates: TokenLogprobs | None = None
     is_undrawn: bool = False
+    forced: tuple[int, ...] = ()
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):

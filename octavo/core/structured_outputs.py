@@ -66,8 +66,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         given = {name: each for name, each in value.items() if each is not None}
         for name in _IN_JSON:
             if isinstance(given.get(name), dict | list):
-                check_field("structured_outputs", given[name], field)
-                given[name] = json.dumps(given[name], ensure_ascii=False, separators=(",", ":"))
+                given[name] = _as_json(given[name], field)
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
@@ -76,6 +75,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             raise InvalidRequest(f"{field}: {error}", field=field) from None
 
     def __post_init__(self) -> None:
+        for name in _IN_JSON:
+            if isinstance(value := getattr(self, name), dict | list):
+                msgspec.structs.force_setattr(self, name, _as_json(value, f"structured_outputs.{name}"))
         given = [name for name in FORMS if getattr(self, name)]
         self._check_regions(has_form=bool(given))
         if len(given) != 1 and (given or self.reasoning_budget is None):
@@ -116,6 +118,15 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     def form(self) -> str | None:
         """The one of `FORMS` that is set; None where only the length of reasoning is limited."""
         return next((name for name in FORMS if getattr(self, name)), None)
+
+
+def _as_json(value: Any, field: str) -> str:
+    """Return the text of nested JSON. Raises InvalidRequest where it is too large, or no JSON."""
+    check_field("structured_outputs", value, field)
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from error
 
 
 def _listed() -> str:

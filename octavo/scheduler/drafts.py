@@ -26,6 +26,10 @@ class Proposer(Protocol):
         """Return at most `max_drafts` (at least 1) ids of the vocabulary that may follow the known tokens; or none."""
         ...
 
+    def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        """Note tokens that have to follow the first `num_known` of a sequence."""
+        ...
+
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """Note the time of a step that has computed `num_tokens` tokens, drafts among them, and no prompt."""
         ...
@@ -55,12 +59,16 @@ class DraftLog:
         step = self._planned.popleft()
         if step.num_tokens:
             self._proposer.note_step(step.num_tokens, seconds)
-        if not step.num_drafts:
-            return
         for row in output.rows:
-            group, sequence = self._registry.find(row.seq_id)
             num_drafts = step.num_drafts.get(row.seq_id, 0)
-            if num_drafts and row.tokens and group is not None and sequence is not None and sequence.epoch == row.epoch:
+            if not row.tokens or not (num_drafts or row.forced):
+                continue
+            group, sequence = self._registry.find(row.seq_id)
+            if group is None or sequence is None or sequence.epoch != row.epoch:
+                continue
+            if row.forced:
+                self._proposer.note_forced(group, sequence, row.forced, len(sequence.token_ids) + len(row.tokens))
+            if num_drafts:
                 num_accepted = len(row.tokens) - 1
                 self._registry.stats.note_drafts(num_drafts, num_accepted)
                 group.metrics.num_draft_tokens += num_drafts

@@ -35,6 +35,7 @@ class Drafting:
     def __init__(self, history: History, own: Tally) -> None:
         self.history, self.own = history, own
         self.guess: _Guess | None = None
+        self.forced: _Guess | None = None
 
     def fork(self) -> Drafting:
         return Drafting(self.history.copy(), Tally(self.own.tried, self.own.right))
@@ -62,18 +63,20 @@ class Speculation:
         self._budget = StepBudget(self.costs.seconds(), num_rows)
         return self._budget.may_pay
 
+    def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        state = sequence.attached(Drafting) or self._begin(group, sequence)
+        state.forced = _Guess(list(tokens), "forced", num_known)
+
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"
-        state = sequence.attached(Drafting)
-        if state is None:
-            state = self._begin(group, sequence)
+        state = sequence.attached(Drafting) or self._begin(group, sequence)
         num_new = len(sequence.token_ids) - len(state.history) + len(group.request.prediction_token_ids)
         state.history.extend(sequence.token_ids[-num_new:] if num_new else ())
         self._compare(state, sequence)
         guess = state.guess = self._look_up(group, sequence, state)
         if guess is None:
             return []
-        most = min(max_drafts, len(guess.tokens))
+        most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
         return guess.tokens[: self._budget.take(self.acceptance.probability(guess.kind, state.own), most)]
 
     def _begin(self, group: SequenceGroup, sequence: Sequence) -> Drafting:
@@ -96,6 +99,10 @@ class Speculation:
     def _look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> _Guess | None:
         config, history = self._config, state.history
         tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
+        if state.forced is not None and state.forced.num_known == len(sequence.token_ids):
+            return state.forced
+        if config.method == "grammar":
+            return None
         num_known, predicted = len(sequence.token_ids), group.request.prediction_token_ids
         if predicted and predicted[: sequence.num_output_tokens] == sequence.token_ids[sequence.num_prompt_tokens :]:
             begun = predicted[sequence.num_output_tokens :][:most]

@@ -183,6 +183,16 @@ class GrammarProcessor:
         assert job is not None
         return job.masks.result()[row.position]
 
+    def forced(self, sequence: SampledSequence, num_tokens: int) -> tuple[int, ...]:
+        """Return tokens that have to follow the first `num_tokens` of a sequence; none where masks of it are being
+        computed."""
+        state = self._states.get(sequence)
+        if state is None or state.progress is None or not _is_settled(state):
+            return ()
+        output = sequence.first_tokens(num_tokens)[sequence.num_prompt_tokens :]
+        is_taken = state.progress.move_to(output) == len(output)
+        return tuple(state.progress.forced()) if is_taken else ()
+
     def _work(self) -> None:
         while self._queue:
             try:

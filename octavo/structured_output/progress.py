@@ -121,6 +121,13 @@ class Progress:
                 return mask if mask is None else mask | begins
         return None
 
+    def forced(self) -> list[int]:
+        """Return the tokens that have to follow, as far as the grammar leaves no choice; perhaps none of them."""
+        if self._phase.kind is not _Kind.REGION or self._matcher is None:
+            return []
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
     @property
     def _phase(self) -> _Phase:
         return self._phases[-1][1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
@@ -36,6 +37,8 @@ class ModelRunner:
     ) -> None:
         self.grammars: GrammarProcessor | None = None
         """The sampler's, where it draws: those of new sequences begin to be compiled."""
+        self.suggests = False
+        """Whether results have the tokens that grammars force."""
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self._cache = cache
@@ -67,7 +70,17 @@ class ModelRunner:
         if self._drawing is not None:
             outputs = self._drawing.results(hidden, rows)
             self._append(rows, outputs)
+            if self.suggests and self.grammars is not None and self.grammars.is_used:
+                outputs = [self._with_forced(row, output) for row, output in zip(rows, outputs, strict=True)]
         return ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)
+
+    def _with_forced(self, row: BatchRow, output: RowOutput) -> RowOutput:
+        state = row.state
+        if not output.tokens or row.scheduled.num_samples != 1 or state.params.structured_outputs is None:
+            return output
+        assert self.grammars is not None
+        forced = self.grammars.forced(state, state.num_tokens)
+        return msgspec.structs.replace(output, forced=forced) if forced else output
 
     def _append(self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput]) -> None:
         """Store what was drawn. Of several samples the first is the sequence's own; the others come back as forks."""

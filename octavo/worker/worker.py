@@ -316,6 +316,7 @@ class Worker:
             tokens=device.token_store(),
         )
         self._runner.grammars = grammars
+        self._runner.suggests = self._config.speculative is not None
 
     def _matchers(self) -> Matchers:
         model = self._config.model

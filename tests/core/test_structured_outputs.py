@@ -76,3 +76,10 @@ def test_a_text_that_ends_with_its_form_cannot_ignore_its_end() -> None:
 
 def test_every_form_has_a_field() -> None:
     assert set(FORMS) < set(StructuredOutputsParams.__struct_fields__)
+
+
+def test_a_schema_may_be_an_object() -> None:
+    schema = {"type": "object", "properties": {"ä": {"type": "integer"}}}
+    assert StructuredOutputsParams(json=schema) == StructuredOutputsParams.of({"json": schema})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"structured_outputs.json is no JSON"):
+        StructuredOutputsParams(json={"a": {1, 2}})  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
@@ -72,3 +73,21 @@ def test_speculation_changes_no_bit(method: str, tmp_path: Path) -> None:
         core = llm.engine.core
         assert isinstance(core, EngineCore)
         assert core.stats().num_drafts > 0
+
+
+def test_what_a_grammar_forces_is_guessed_and_changes_no_bit() -> None:
+    if not LEVELS:
+        pytest.skip("the compiled kernels cannot run on this machine")
+    properties = {"name_of_the_first": {"enum": ["one", "another one"]}, "is_it_so": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    params = [SamplingParams(seed=seed, n=2, logprobs=1, max_tokens=60, structured_outputs=form) for seed in range(3)]
+    prompts = ["a", "hello", "what is it"]
+    texts = []
+    for config in (None, {"method": "grammar"}, {"method": "ngram"}):
+        with LLM("octavo-tiny", speculative_config=config, num_gpu_blocks_override=64) as llm:
+            texts.append([each.outputs for each in llm.generate(prompts, params, use_tqdm=False)])
+            core = llm.engine.core
+            assert isinstance(core, EngineCore)
+            assert (core.stats().num_accepted_tokens > 0) == (config is not None)
+    assert texts[0] == texts[1] == texts[2]

@@ -22,6 +22,9 @@ class ToyProposer:
         self._random = random.Random(seed)
         self.num_proposed = 0
 
+    def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        raise AssertionError("nothing has a grammar here")
+
     def begin_step(self, num_rows: int) -> bool:
         return True
 
