@@ -15,6 +15,7 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig, ModelConfig
+from octavo.core.adapter import LoRARequest
 from octavo.core.messages import (
     AbortRequests,
     AddRequests,
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 _PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
 
+_READ_POLL_S: Final = 0.02
+"""How often cores are asked whether they have read an adapter."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +78,7 @@ class AsyncLLM:
             config.scheduler.max_num_seqs,
             config.cache.enable_prefix_caching,
             speculates=config.speculative is not None,
+            enable_lora=config.lora.enable_lora,
         )
         self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
@@ -181,6 +186,9 @@ class AsyncLLM:
         """
         if request_ids is None:
             request_ids = [f"request-{uuid4().hex}" for _ in prompts]
+        if options is not None and options.lora_request is not None:
+            adapter = await self.resolved(options.lora_request)
+            options = msgspec.structs.replace(options, lora_request=adapter)
         read = [Prompt.read(prompt) for prompt in prompts]
         params = self.default_sampling_params() if sampling_params is None else sampling_params
 
@@ -250,15 +258,40 @@ class AsyncLLM:
         """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks."""
         return bool(await self.call("reset_prefix_cache"))
 
-    async def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+    async def resolved(self, adapter: LoRARequest) -> LoRARequest:
+        """Return an adapter with the digest of its files, which a thread reads if they have changed. Raises
+        InvalidRequest."""
+        if adapter.digest:
+            return adapter
+        return await asyncio.to_thread(self._input.resolved, adapter) or adapter
+
+    async def read_adapter(self, adapter: LoRARequest) -> LoRARequest:
+        """Let every core read an adapter, which checks that it fits the model, and return it with its digest. Raises
+        InvalidRequest."""
+        found = await self.resolved(adapter)
+        while (error := await self.call("read_adapter", *msgspec.structs.astuple(found))) is None:
+            await asyncio.sleep(_READ_POLL_S)
+        if error:
+            raise InvalidRequest(f"the adapter {found.lora_name} cannot be used: {error}", field="lora_path")
+        return found
+
+    async def pin_prefix(
+        self,
+        prompt: PrefixLike,
+        ttl_s: float,
+        cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds, as `LLM.pin_prefix` does. Raises InvalidRequest."""
         ttl_s = checked_ttl_s(ttl_s)
-        token_ids, *key = await self._prefix(prompt, cache_salt)
+        token_ids, *key = await self._prefix(prompt, cache_salt, lora_request)
         return msgspec.convert(await self.call("pin_prefix", token_ids, ttl_s, *key), PinnedPrefix)
 
-    async def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
+    async def unpin_prefix(
+        self, prompt: PrefixLike, cache_salt: str | None = None, lora_request: LoRARequest | None = None
+    ) -> bool:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
-        return bool(await self.call("unpin_prefix", *await self._prefix(prompt, cache_salt)))
+        return bool(await self.call("unpin_prefix", *await self._prefix(prompt, cache_salt, lora_request)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""
@@ -282,11 +315,14 @@ class AsyncLLM:
         self._die(EngineDeadError("the engine has been shut down"))
         await self._client.shutdown()
 
-    async def _prefix(self, prompt: PrefixLike, cache_salt: str | None) -> tuple[list[int], str | None, str | None]:
+    async def _prefix(
+        self, prompt: PrefixLike, cache_salt: str | None, adapter: LoRARequest | None
+    ) -> tuple[list[int], str | None, str | None, str | None]:
         read = self._input.read_prefix(prompt)
+        adapter = None if adapter is None else await self.resolved(adapter)
         if read.text is not None and len(read.text) >= LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._input.process_prefix, read, cache_salt)
-        return self._input.process_prefix(read, cache_salt)
+            return await asyncio.to_thread(self._input.process_prefix, read, cache_salt, adapter)
+        return self._input.process_prefix(read, cache_salt, adapter)
 
     async def _open(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], note_change: Callable[[int], None]

@@ -13,6 +13,7 @@ import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
+from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestError, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
@@ -79,7 +80,7 @@ class LLM:
 
         sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
         progress bar on stderr; None shows it on a terminal. options: the fields of `RequestOptions` (priority,
-        first_token_deadline_s, tenant, cache_salt), each for all prompts or as a list with one for each.
+        first_token_deadline_s, tenant, cache_salt, lora_request), each for all prompts or as a list with one for each.
         Outputs come in the order of the prompts. A prompt that is refused has an output with `error`; others go on.
         Ctrl-C ends all of them and leaves the model usable.
         """
@@ -149,17 +150,25 @@ class LLM:
         """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
         return self.engine.reset_prefix_cache()
 
-    def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+    def pin_prefix(
+        self,
+        prompt: PrefixLike,
+        ttl_s: float,
+        cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> PinnedPrefix:
         """Keep a prefix (text, token ids, or the first messages of conversations) in the cache for `ttl_s` seconds.
 
         It may be pinned before it is computed. At most half of the KV blocks are pinned at once, whole blocks only, and
         pins end before their time when a request could not run otherwise. Raises InvalidRequest.
         """
-        return self.engine.pin_prefix(prompt, ttl_s, cache_salt)
+        return self.engine.pin_prefix(prompt, ttl_s, cache_salt, lora_request)
 
-    def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
+    def unpin_prefix(
+        self, prompt: PrefixLike, cache_salt: str | None = None, lora_request: LoRARequest | None = None
+    ) -> bool:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
-        return self.engine.unpin_prefix(prompt, cache_salt)
+        return self.engine.unpin_prefix(prompt, cache_salt, lora_request)
 
     def close(self) -> None:
         """Release the model's memory. Idempotent."""

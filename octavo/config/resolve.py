@@ -153,6 +153,8 @@ def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:
             f"max_cpu_loras is {num_host}, must be at least max_loras, which is {args.max_loras}: every adapter that "
             "runs is in host memory, too; raise the one or lower the other"
         )
+    if args.enable_lora and args.record_trace is not None:
+        raise ConfigError("enable_lora is set, and record_trace does not record when adapters are read; leave one out")
     lora_dtype = dtype if args.lora_dtype == "auto" else args.lora_dtype
     return LoRAConfig(**_values(args, LoRAArgs) | {"lora_dtype": lora_dtype, "max_cpu_loras": num_host})
 
@@ -228,7 +230,9 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         raise ConfigError(message)
     depth = args.max_steps_in_flight or args.pipeline_parallel_size
     given = _values(args, SchedulerArgs) | {"max_steps_in_flight": depth}
-    return SchedulerConfig(**given, max_model_len=max_model_len, max_loras=args.max_loras * args.enable_lora)
+    if args.enable_lora:
+        given |= {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}
+    return SchedulerConfig(**given, max_model_len=max_model_len)
 
 
 def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:

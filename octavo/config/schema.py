@@ -75,6 +75,7 @@ class SchedulerConfig(SchedulerArgs):
     max_steps_in_flight: int = 1
     max_loras: int = 0
     """Different adapters that run at once; 0 where adapters are off."""
+    max_cpu_loras: int = 0
 
     @property
     def target_step_s(self) -> float | None:

@@ -54,6 +54,8 @@ def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:
             return any(results)
         case "pin_prefix":
             return min(results, key=lambda pinned: (pinned["num_tokens"], pinned["num_cached_tokens"]))
+        case "read_adapter":
+            return next(filter(None, results), None if None in results else "")
         case "decisions" | "timelines":
             entries = [entry | {"replica": number} for number, value in values for entry in value]
             return sorted(entries, key=_time_of)

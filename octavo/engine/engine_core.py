@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from octavo.config.explain import MemoryPlan
+from octavo.core.adapter import LoRARequest
 from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
@@ -30,6 +31,7 @@ from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
+from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculation import Speculation
@@ -110,7 +112,8 @@ class EngineCore:
             )
             connect = partial(_connect, config, executor.call, wake) if moves_blocks else None
             proposer = None if config.speculative is None else Speculation(config.speculative)
-            scheduler = build_scheduler(settings, proposer, connect=connect)
+            adapters = AdapterCalls(executor.call, wake) if config.lora.enable_lora else None
+            scheduler = build_scheduler(settings, proposer, connect=connect, adapter_calls=adapters)
             connector = scheduler.connector
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None
@@ -236,17 +239,26 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def pin_prefix(
-        self, token_ids: list[int], ttl_s: float, cache_salt: str | None = None, cache_namespace: str | None = None
+        self,
+        token_ids: list[int],
+        ttl_s: float,
+        cache_salt: str | None = None,
+        cache_namespace: str | None = None,
+        adapter: str | None = None,
     ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds from now, also when it is computed later."""
-        key = CacheKey(cache_salt, cache_namespace=cache_namespace)
+        key = CacheKey(cache_salt, adapter, cache_namespace=cache_namespace)
         return self.scheduler.pin_prefix(token_ids, key, self.clock() + ttl_s)
 
     def unpin_prefix(
-        self, token_ids: list[int], cache_salt: str | None = None, cache_namespace: str | None = None
+        self,
+        token_ids: list[int],
+        cache_salt: str | None = None,
+        cache_namespace: str | None = None,
+        adapter: str | None = None,
     ) -> bool:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
-        key = CacheKey(cache_salt, cache_namespace=cache_namespace)
+        key = CacheKey(cache_salt, adapter, cache_namespace=cache_namespace)
         return self.scheduler.unpin_prefix(token_ids, key)
 
     def log_kv_events(self) -> None:
@@ -278,6 +290,7 @@ class EngineCore:
             "timelines": lambda: msgspec.to_builtins(self.scheduler.timelines),
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
+            "read_adapter": lambda *arguments: self.scheduler.read_adapter(LoRARequest(*arguments)),
             "kv_events": lambda read: msgspec.to_builtins(self.kv_events(read), builtin_types=(bytes,)),
             "live": self.live,
             "reset_prefix_cache": self.reset_prefix_cache,

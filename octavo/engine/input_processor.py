@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from octavo.config.schema import ModelConfig
+from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import namespace_digest
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt, checked_text
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
+from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message, no_template
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ContextTooLong, InvalidRequest
@@ -40,6 +42,7 @@ class InputSetup(msgspec.Struct, frozen=True):
     max_num_seqs: int
     enable_prefix_caching: bool = True
     speculates: bool = False
+    enable_lora: bool = False
 
 
 class InputProcessor:
@@ -65,6 +68,8 @@ class InputProcessor:
         self._max_num_seqs = setup.max_num_seqs
         self._enable_prefix_caching = setup.enable_prefix_caching
         self._speculates = setup.speculates
+        self._enable_lora = setup.enable_lora
+        self._adapter_files = AdapterFiles()
         self._clock = clock
         self._seed = secrets.randbits(63) if setup.model.seed is None else setup.model.seed
         # counted by namespace, so that a seed does not depend on how many requests others have sent
@@ -119,7 +124,10 @@ class InputProcessor:
         checked_text(request_id, "request_id")
         prompt = Prompt.read(prompt)
         options = options or RequestOptions()
-        options = msgspec.structs.replace(options, cache_salt=_one_salt(prompt, options.cache_salt))
+        adapter = self.resolved(options.lora_request)
+        options = msgspec.structs.replace(
+            options, cache_salt=_one_salt(prompt, options.cache_salt), lora_request=adapter
+        )
         params = self._with_all_logprobs(params)
         token_ids = self.tokenised(prompt, params.truncate_prompt_tokens, params.max_tokens or 1)
         self._check_params(params)
@@ -138,8 +146,21 @@ class InputProcessor:
             bad_words_token_ids=bad_words,
             cache_namespace=namespace,
             prediction_token_ids=self.predicted(prompt),
+            adapter=None if adapter is None else adapter.key,
             **msgspec.structs.asdict(options),
         )
+
+    def resolved(self, adapter: LoRARequest | None) -> LoRARequest | None:
+        """Return an adapter with the digest of its files, which are read where they are new. Raises InvalidRequest."""
+        if adapter is None:
+            return None
+        if not self._enable_lora:
+            raise InvalidRequest(
+                f"lora_request is {adapter.lora_name}, and this engine runs no adapters; start it with enable_lora",
+                field="lora_request",
+                code="unsupported_parameter",
+            )
+        return self._adapter_files.resolve(adapter)
 
     def read_prefix(self, prompt: PrefixLike) -> Prompt:
         """Return a prefix of prompts: text, token ids, or messages, behind which no turn of the model is opened."""
@@ -148,14 +169,19 @@ class InputProcessor:
             return self.render_chat(given, ChatOptions(add_generation_prompt=False))
         return Prompt.read(given)
 
-    def process_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> tuple[list[int], str | None, str | None]:
-        """Return token ids, salt and namespace digest of a prefix to pin or unpin. Raises InvalidRequest."""
+    def process_prefix(
+        self, prompt: Prompt, cache_salt: str | None = None, adapter: LoRARequest | None = None
+    ) -> tuple[list[int], str | None, str | None, str | None]:
+        """Return token ids, salt, namespace digest and the adapter's key of a prefix to pin or unpin. Raises
+        InvalidRequest."""
         if not self._enable_prefix_caching:
             raise InvalidRequest(
                 "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
                 code="unsupported_parameter",
             )
-        return self.tokenised(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
+        adapter = self.resolved(adapter)
+        key = None if adapter is None else adapter.key
+        return self.tokenised(prompt), _one_salt(prompt, cache_salt), _namespace(prompt), key
 
     def predicted(self, prompt: Prompt) -> list[int]:
         """Return the tokens that a prompt says will follow, at most as many as the context has; none where no engine

@@ -14,6 +14,7 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig, GenerationDefault
+from octavo.core.adapter import LoRARequest
 from octavo.core.messages import CoreReady, SchedulerStats, StepTimes
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
@@ -55,7 +56,13 @@ class LLMEngine:
         self._aborted: list[OpenRequest] = []
         self._step_times: list[StepTimes] = []
         self._input = InputProcessor(
-            InputSetup(config.model, core.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching),
+            InputSetup(
+                config.model,
+                core.ready,
+                config.scheduler.max_num_seqs,
+                config.cache.enable_prefix_caching,
+                enable_lora=config.lora.enable_lora,
+            ),
             tokenizer=tokenizer,
             chat_template=chat_template,
         )
@@ -187,19 +194,28 @@ class LLMEngine:
         """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks."""
         return bool(self.call("reset_prefix_cache"))
 
-    def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+    def pin_prefix(
+        self,
+        prompt: PrefixLike,
+        ttl_s: float,
+        cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds from now: its blocks are not evicted.
 
         Tokens that are not cached yet are kept from when a request computes them. Pinning the same prefix again sets a
         new time. Pins hold at most half of the KV blocks, and end before their time when a request could not run
         otherwise, even alone. Raises InvalidRequest.
         """
-        token_ids, *key = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)
+        token_ids, *key = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt, lora_request)
         return msgspec.convert(self.call("pin_prefix", token_ids, checked_ttl_s(ttl_s), *key), PinnedPrefix)
 
-    def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
+    def unpin_prefix(
+        self, prompt: PrefixLike, cache_salt: str | None = None, lora_request: LoRARequest | None = None
+    ) -> bool:
         """End the pin of exactly this prefix, which stays cached until it is evicted; False when there is none."""
-        return bool(self.call("unpin_prefix", *self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)))
+        prefix = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt, lora_request)
+        return bool(self.call("unpin_prefix", *prefix))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call, such as `reset_prefix_cache`. Raises ConfigError for an unknown name."""

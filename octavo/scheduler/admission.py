@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from octavo.config.schema import SchedulerConfig
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.allocation import PrefixHit, Shortage
+from octavo.scheduler.adapters import Adapters
 from octavo.scheduler.budget import AdapterBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.fetching import Fetching
@@ -45,9 +46,10 @@ class Admission:
 
     `config.max_bypasses`: how many later groups may be admitted before a waiting one that does not fit, while it is
     first; then all behind it wait until it fits, which bounds starvation. 0 is strict order. A swapped group is never
-    passed. Where prompts are computed whole (no chunked prefill), the order is strict, a prompt needs tokens for all
-    that is not cached, and only groups that lack a slot for their adapter, or blocks that another one fetches, are
-    passed, without a bound.
+    passed. A group that lacks a slot for its adapter is passed by those without one, without a bound.
+    Where prompts are computed whole (no chunked prefill), the order is strict, a prompt needs tokens for all that is
+    not cached, and only groups that lack a slot for their adapter, which all others pass, or blocks that another one
+    fetches, are passed, without a bound.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Admission:
         log: DecisionLog,
         config: SchedulerConfig,
         fetching: Fetching | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._fetching = fetching
+        self._adapters = adapters
         self._registry = registry
         self._block_manager = registry.block_manager
         self._rows = rows
@@ -84,6 +88,7 @@ class Admission:
                 self._log.note("blocked", group.request, because)
             if outcome is _Outcome.DEFERRED:
                 deferred.append(group)
+                plan.adapter_waits |= not self._whole_prompts and isinstance(plan.lacking(group), AdapterBudget)
                 self._registry.queue_of(group).remove(group)
             elif outcome is _Outcome.BLOCKED:
                 may_be_passed = not is_swapped and group.num_passed < self._max_bypasses
@@ -120,6 +125,8 @@ class Admission:
         refused = self._budget_refusal(group, plan)
         if refused is not None and plan.is_full and not self._policy.may_outrank:
             return refused  # whatever it would find in the cache
+        if refused is None and (because := self._adapter_refusal(group, plan)):
+            return _Attempt(_Outcome.DEFERRED, because)
         hit = self.find_prefix(group)
         if hit.missing in computing:
             return _Attempt(_Outcome.DEFERRED)  # this step computes what it needs: in the next one it is a hit
@@ -140,11 +147,15 @@ class Admission:
         """Bring the head of the swapped queue back to the device, if all budgets grant it and the blocks are free."""
         if (refused := self._budget_refusal(group, plan)) is not None:
             return refused
+        if because := self._adapter_refusal(group, plan):
+            return _Attempt(_Outcome.DEFERRED, because)
         shortage = self._without_pins(group, lambda: self._swap_in_shortage(group))
         if shortage is not None:
             return _Attempt(_Outcome.BLOCKED, shortage.because)
         moves = self._block_manager.swap_in(group.live)
         plan.swap_ins += moves
+        if self._adapters is not None:
+            self._adapters.assign(group)
         self._registry.swap_in(group, now)
         self._log.note("swapped_in", group.request, f"{len(moves)} blocks")
         return _Attempt(_Outcome.ADMITTED)
@@ -153,8 +164,15 @@ class Admission:
         budget = plan.lacking(group)
         if budget is None:
             return None
-        is_passed = self._whole_prompts and isinstance(budget, AdapterBudget)
+        is_passed = isinstance(budget, AdapterBudget)
         return _Attempt(_Outcome.DEFERRED if is_passed else _Outcome.BLOCKED, budget.reason(group))
+
+    def _adapter_refusal(self, group: SequenceGroup, plan: StepPlan) -> str:
+        """Return why the group's adapter keeps it from running now, though there is a slot; an empty string for no
+        reason."""
+        if plan.adapter_waits and group.request.adapter is not None:
+            return "another request waits for a slot for its adapter before it"
+        return "" if self._adapters is None else self._adapters.refusal(group)
 
     def _token_refusal(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan) -> str:
         """Return why the group's first row cannot be planned now; an empty string when it can."""
@@ -193,6 +211,8 @@ class Admission:
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Give blocks to a waiting group, and let it run."""
+        if self._adapters is not None:
+            self._adapters.assign(group)
         first, num_tokens = group.live[0], tokens_to_allocate(group)
         num_fetched = 0 if self._fetching is None else self._fetching.num_blocks(group, hit, num_tokens)
         if num_fetched:

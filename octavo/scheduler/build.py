@@ -10,6 +10,7 @@ from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
+from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.policies import make_policy
 from octavo.scheduler.rates import PreemptionCosts, Rates
@@ -33,11 +34,12 @@ def build_scheduler(
     settings: SchedulerSettings,
     proposer: Proposer | None = None,
     connect: Callable[[BlockManager, Callable[[], float | None]], Connector | None] | None = None,
+    adapter_calls: AdapterCalls | None = None,
 ) -> Scheduler:
     """Build a scheduler and its block manager, without requests.
 
     proposer: guesses tokens that steps verify. connect: returns what has prefixes that these blocks do not have,
-    given what returns the measured prompt tokens per second.
+    given what returns the measured prompt tokens per second. adapter_calls: reach the ranks that read adapters.
     """
     cache, scheduler = settings.cache, settings.scheduler
     block_manager = BlockManager(
@@ -59,4 +61,5 @@ def build_scheduler(
         sends_tokens=settings.sends_tokens,
         proposer=proposer,
         connector=None if connect is None else connect(block_manager, lambda: rates.known_prefill_tokens_per_s),
+        adapter_calls=adapter_calls,
     )

@@ -35,6 +35,7 @@ class StepPlan:
     num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
     connector: what KV transfers send to the ranks.
     may_draft: whether rows may carry guesses.
+    adapter_waits: a group lacks a slot for its adapter, and later groups with adapters do not pass it.
     """
 
     def __init__(self, tokens: TokenBudget, *others: Budget) -> None:
@@ -50,6 +51,7 @@ class StepPlan:
         self.prefix_copies: dict[int, list[BlockCopy]] = {}
         self.has_preempted = False
         self.connector: bytes | None = None
+        self.adapter_waits = False
         self.num_prompt_tokens = 0
         self.num_turns_left = sys.maxsize
         self.may_draft = False

@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceABC
 import msgspec
 
 from octavo.config.schema import SchedulerConfig
+from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import CacheKey
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestError
@@ -21,6 +22,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
+from octavo.scheduler.adapters import AdapterCalls, Adapters
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
@@ -55,12 +57,14 @@ class Scheduler:
         sends_tokens: bool = False,
         proposer: Proposer | None = None,
         connector: Connector | None = None,
+        adapter_calls: AdapterCalls | None = None,
     ) -> None:
         """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw. Then the
         sequences that decode take turns in the steps in flight.
 
         proposer: guesses tokens that the next rows verify. connector: has prefixes that the local cache does not have,
-        and other engines fetch from it.
+        and other engines fetch from it. adapter_calls: reach the ranks that read adapters; without them requests get
+        no slots.
         """
         if proposer is not None and block_manager.keeps_states:
             raise ConfigError(
@@ -85,7 +89,12 @@ class Scheduler:
             registry, self._preemption, policy, proposer, config.max_steps_in_flight if sends_tokens else 1
         )
         self._fetching = None if connector is None else Fetching(registry, connector, log)
-        self._admission = Admission(registry, self._rows, self._preemption, policy, log, config, self._fetching)
+        self._adapters = None
+        if adapter_calls is not None:
+            self._adapters = Adapters(registry, log, adapter_calls, config.max_loras, config.max_cpu_loras)
+        self._admission = Admission(
+            registry, self._rows, self._preemption, policy, log, config, self._fetching, self._adapters
+        )
         self._planner: ContinuousPlanner | ClassicPlanner
         if config.enable_chunked_prefill:
             self._planner = ContinuousPlanner(registry, self._rows, self._admission, policy, rates, config)
@@ -109,6 +118,14 @@ class Scheduler:
             )
         except RequestTooLarge as error:
             return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
+        if request.lora_request is not None and self._adapters is None:
+            return RequestError(
+                f"the request uses the adapter {request.lora_request.lora_name}, and this engine runs none; start it "
+                "with enable_lora",
+                field="lora_request",
+                code="adapters_off",
+                is_client_error=True,
+            )
         num_tokens = len(request.prompt_token_ids)
         if not self.config.enable_chunked_prefill and num_tokens > self.config.max_num_batched_tokens:
             return RequestError(
@@ -170,7 +187,9 @@ class Scheduler:
     @property
     def awaits_blocks(self) -> bool:
         """Whether a request waits for blocks that are fetched, or that are kept because something reads or writes
-        them."""
+        them, or for an adapter that is read."""
+        if self._adapters is not None and self._adapters.is_reading:
+            return True
         return bool(self._registry.fetching) or bool(self.groups and self.block_manager.holds)
 
     def has_unfinished(self) -> bool:
@@ -201,6 +220,12 @@ class Scheduler:
         """End a pin before its time. Returns False when there is none of exactly this prefix."""
         return self.block_manager.pins.unpin(token_ids, cache_key)
 
+    def read_adapter(self, adapter: LoRARequest) -> str | None:
+        """Read an adapter into host memory, as `Adapters.read` does."""
+        if self._adapters is None:
+            return "this engine runs no adapters; start it with enable_lora"
+        return self._adapters.read(adapter)
+
     # ---- planning ----
 
     def schedule(self, now: float) -> SchedulerOutput | None:
@@ -213,7 +238,11 @@ class Scheduler:
         self.block_manager.pins.expire(now)
         if self._fetching is not None:
             self._fetching.collect(now)
+        if self._adapters is not None:
+            self._adapters.collect()
         plan = self._planner.plan(now)
+        if self._adapters is not None:
+            self._adapters.end_failed(now)
         self.block_manager.end_planning()
         self._admission_control.note_planned()
         for group, sequence in plan.filling.values():

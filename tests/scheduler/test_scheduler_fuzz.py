@@ -194,7 +194,8 @@ class Schedules(RuleBasedStateMachine):
 
         def note_and_tell(kind: str, request: EngineCoreRequest, because: str = "") -> None:
             note(kind, request, because)
-            passes.note(kind, request.request_id)
+            if "adapter" not in because:  # those without an adapter pass, without a bound
+                passes.note(kind, request.request_id)
 
         log.begin, log.note = begin_and_tell, note_and_tell  # type: ignore[method-assign]
 

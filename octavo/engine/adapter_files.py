@@ -1,0 +1,104 @@
+"""Adapters on disk: which folder has which content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import msgspec
+
+from octavo.core.adapter import LoRARequest
+from octavo.errors import InvalidRequest
+
+FILES: Final = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 16 << 30}
+"""The files of an adapter, in the order in which they are digested, and the most bytes of each."""
+
+_CHUNK_BYTES: Final = 1 << 20
+_MOST_FOLDERS: Final = 4096
+
+_Signature = tuple[tuple[int, ...], ...]
+
+
+class AdapterFiles:
+    """Gives requests the digests of their adapters. The files of a folder are read again only where they have changed.
+    Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[_Signature, str]] = OrderedDict()
+        self._lock = Lock()
+
+    def resolve(self, adapter: LoRARequest) -> LoRARequest:
+        """Return the adapter with the digest of its files and its folder's absolute path. Reads the files; large ones
+        take seconds. Raises InvalidRequest."""
+        if adapter.digest:
+            return adapter
+        folder = str(Path(adapter.lora_path).expanduser().absolute())
+        signature = _signature(folder)
+        with self._lock:
+            known = self._known.get(folder)
+        if known is None or known[0] != signature:
+            known = signature, digest_of(folder)
+            with self._lock:
+                self._known[folder] = known
+                if len(self._known) > _MOST_FOLDERS:
+                    self._known.popitem(last=False)
+        return msgspec.structs.replace(adapter, lora_path=folder, digest=known[1])
+
+
+def digest_of(folder: str | Path) -> str:
+    """Return the SHA-256 of an adapter's files in hexadecimal digits: of the name, a NUL byte, the length in 8 bytes
+    and the content of each. Raises InvalidRequest."""
+    digest = hashlib.sha256()
+    for name, most_bytes in FILES.items():
+        path = Path(folder) / name
+        fd = _open(path, most_bytes)
+        with os.fdopen(fd, "rb") as file:
+            size = os.fstat(fd).st_size
+            digest.update(name.encode() + b"\0" + size.to_bytes(8, "little"))
+            left = size
+            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+        if left:
+            raise _refusal(path, "has become shorter while it was read")
+    return digest.hexdigest()
+
+
+def _signature(folder: str) -> _Signature:
+    found = []
+    for name, most_bytes in FILES.items():
+        fd = _open(Path(folder) / name, most_bytes)
+        try:
+            status = os.fstat(fd)
+        finally:
+            os.close(fd)
+        found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return tuple(found)
+
+
+def _open(path: Path, most_bytes: int) -> int:
+    """Return a descriptor of a regular file that is not too large. Raises InvalidRequest."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+    except OSError as error:
+        raise _refusal(path, f"cannot be read ({error.strerror})") from error
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes:
+        return fd
+    os.close(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(path, "is no regular file")
+    raise _refusal(path, f"has {status.st_size:,} bytes, must have at most {most_bytes:,}")
+
+
+def _refusal(path: Path, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"lora_path is {str(path.parent)!r}: {path.name} {why}; give a folder that PEFT has saved an adapter to, as "
+        "safetensors",
+        field="lora_path",
+    )

@@ -1,0 +1,156 @@
+"""Adapters of requests: which are in host memory, and which slot of the device each has.
+
+Requests whose adapter is being read wait, and later ones pass them; a read that fails ends them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from octavo.core.adapter import LoRARequest
+from octavo.core.messages import EngineCoreOutput
+from octavo.core.outputs import RequestError
+from octavo.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.registry import Registry
+
+_POLL_S: Final = 0.005
+"""How soon an idle core asks again whether an adapter has been read."""
+
+
+class AdapterCalls(NamedTuple):
+    """call: makes a control call on every rank. wake: called from any thread when a core that waits is to step."""
+
+    call: Callable[..., list[Any]]
+    wake: Callable[[], None]
+
+
+class Adapters:
+    """The adapters in host memory (at most `num_host`, and beyond these only ones of requests that have begun) and in
+    `num_slots` slots, from 1 on. Both keep what was used last. Contents are known by their digests."""
+
+    def __init__(
+        self, registry: Registry, log: DecisionLog, calls: AdapterCalls, num_slots: int, num_host: int
+    ) -> None:
+        self._registry = registry
+        self._log = log
+        self._call, self._wake = calls
+        self._num_slots = num_slots
+        self._num_host = num_host
+        self._free = list(range(num_slots, 0, -1))
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        self._host: OrderedDict[str, None] = OrderedDict()
+        self._reading: dict[str, LoRARequest] = {}
+        self._failed: dict[str, str] = {}
+        self._timer: threading.Timer | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._reading)
+
+    def read(self, adapter: LoRARequest) -> str | None:
+        """Read an adapter into host memory. Returns an empty string when it is there, None while it is being read, and
+        else why it cannot be used."""
+        digest = adapter.digest
+        if digest in self._host:
+            self._host.move_to_end(digest)
+            return ""
+        states = self._call("read_adapter", adapter.lora_path, digest)
+        error = next(filter(None, states), "")
+        if not error and None in states:
+            self._reading[digest] = adapter
+            self._poll_later()
+            return None
+        self._reading.pop(digest, None)
+        if error:
+            self._call("drop_adapter", digest)
+            return error
+        self._host[digest] = None
+        self._trim()
+        return ""
+
+    def _trim(self) -> None:
+        held = {each.digest for group in self._registry.groups.values() if (each := _held_by(group)) is not None}
+        for digest in list(self._host)[:-1]:
+            if len(self._host) <= self._num_host:
+                return
+            if digest not in held:
+                del self._host[digest]
+                self._call("drop_adapter", digest)
+
+    def _poll_later(self) -> None:
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Timer(_POLL_S, self._wake)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def refusal(self, group: SequenceGroup) -> str:
+        """Return why the group's adapter cannot have a slot now; an empty string when it can. Begins to read it while
+        fewer are read than there are slots for."""
+        adapter = group.request.lora_request
+        if adapter is None or adapter.digest in self._slots or adapter.digest in self._host:
+            return ""
+        digest = adapter.digest
+        has_turn = digest not in self._reading and len(self._reading) + len(self._in_use()) < self._num_slots
+        if has_turn and digest not in self._failed:
+            error = self.read(adapter)
+            if error == "":
+                return ""
+            if error is not None:
+                self._failed[digest] = error
+        return f"adapter {adapter.lora_name} is being read"
+
+    def assign(self, group: SequenceGroup) -> None:
+        """Give a group that begins to run, and whose adapter has no `refusal`, the slot of its adapter."""
+        adapter = group.request.lora_request
+        if adapter is None:
+            return
+        slot = self._slots.pop(adapter.digest, None)
+        if slot is None:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                in_use = self._in_use()
+                slot = self._slots.pop(next(digest for digest in self._slots if digest not in in_use))
+            self._call("load_adapter", slot, adapter.digest)
+            self._host.move_to_end(adapter.digest)
+            self._log.note("adapter", group.request, f"{adapter.lora_name} is loaded into slot {slot}")
+        self._slots[adapter.digest] = group.adapter = slot
+
+    def _in_use(self) -> set[str]:
+        """Return the adapters of groups with blocks on the device."""
+        groups = self._registry.on_device
+        return {group.request.lora_request.digest for group in groups if group.request.lora_request is not None}
+
+    def collect(self) -> None:
+        """Look which reads have ended; before a step is planned."""
+        for adapter in list(self._reading.values()):
+            if error := self.read(adapter):
+                self._failed[adapter.digest] = error
+
+    def end_failed(self, now: float) -> None:
+        """End the requests whose adapter could not be read."""
+        if not self._failed:
+            return
+        for group in list(self._registry.groups.values()):
+            adapter = group.request.lora_request
+            if adapter is None or adapter.digest not in self._failed or group in self._registry.on_device:
+                continue
+            message = f"the adapter {adapter.lora_name} cannot be used: {self._failed[adapter.digest]}"
+            error = RequestError(message, field="lora_request", code="adapter_unusable")
+            self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
+            self._registry.send(
+                EngineCoreOutput(
+                    request_id=group.request_id, deltas=[], finished=True, error=error, metrics=group.metrics
+                )
+            )
+        self._failed.clear()
+
+
+def _held_by(group: SequenceGroup) -> LoRARequest | None:
+    """Return the adapter of a group that has begun, which it may need again though its files have changed."""
+    has_begun = group.was_preempted or group.status is not SequenceStatus.WAITING
+    return group.request.lora_request if has_begun else None
