@@ -169,7 +169,7 @@ class _Stack:
         def joined(name: str) -> Tensor:
             first, *more = (arrived[each, name] for each in self.pieces)
             if name != "order":
-                return torch.cat((first, *more)) if more else first
+                return torch.cat((first, *more)) if more else first.contiguous()
             if any(not torch.equal(first, each) for each in more):
                 raise CheckpointError(f"gate and up of expert {expert} have different g_idx, expected the same")
             return first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -16,7 +17,9 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix, tensor_slots
 from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, stored_tensors
 from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
-from octavo.quantization.stored import ALL, TENSORS, StoredFormat, StoredWeight
+from octavo.quantization.stored import ALL, OF_ACTIVATIONS, TENSORS, StoredFormat, StoredWeight
+
+_log = logging.getLogger(__name__)
 
 
 class StoredView:
@@ -31,19 +34,33 @@ class StoredView:
         self._plain: dict[str, StoredTensor] = {}
         self._parts: dict[str, dict[str, StoredTensor]] = {}
         self._opened: dict[str, StoredWeight] = {}
+        ignored: list[str] = []
         try:
             files = checkpoint.weight_files()
         except CheckpointError:  # whoever reads the weights complains
             files = ()
         for tensor in (each for file in files for each in stored_tensors(file.path)):
-            suffix = next((each for each in kept.suffixes if tensor.name.endswith(each)), None)
-            if suffix is None:
+            suffix = next((each for each in (*kept.suffixes, *OF_ACTIVATIONS) if tensor.name.endswith(each)), None)
+            if suffix in OF_ACTIVATIONS:
+                ignored.append(tensor.name)
+            elif suffix is None:
                 self._plain[tensor.name] = tensor
             else:
                 self._parts.setdefault(tensor.name.removesuffix(suffix), {})[suffix] = tensor
         for name, parts in self._parts.items():
             if (weight := self._plain.pop(f"{name}.weight", None)) is not None:
                 parts[".weight"] = weight
+        for name in [
+            name for name, each in self._plain.items() if each.dtype not in FLOATS and name.endswith(".weight")
+        ]:
+            self._parts[name.removesuffix(".weight")] = {".weight": self._plain.pop(name)}
+        if ignored:
+            _log.info(
+                "%s: ignored %s and %d more, which scale activations of all tokens alike: octavo scales each token",
+                checkpoint.path,
+                ignored[0],
+                len(ignored) - 1,
+            )
         self._full = {strip_prefix(model, f"{name}.weight").removesuffix(".weight"): name for name in self._parts}
 
     def method_of(self, name: str) -> WeightMethod:
@@ -87,7 +104,8 @@ class StoredView:
                     f"quantised as {other} too, expected one of both"
                 )
             try:
-                self._opened[short] = self._format.open(name, parts)
+                with torch.device("cpu"):  # models are made on the meta device
+                    self._opened[short] = self._format.open(name, parts)
             except CheckpointError as error:
                 raise CheckpointError(f"{self._checkpoint.path}: {error}") from error
         return self._opened[short]
@@ -100,9 +118,11 @@ class StoredView:
         path = next(iter(parts.values())).file
 
         def values(of: Parts) -> Tensor:
-            # memory of rows that nothing asks for is never touched
-            whole = torch.empty(spec.shape, dtype=spec.dtype)
             try:
+                if len(of) == 1 and (not of[0] or torch.arange(spec.shape[0])[of[0][0]].numel() == spec.shape[0]):
+                    return weight.rows(wanted)
+                # memory of rows that nothing asks for is never touched
+                whole = torch.empty(spec.shape, dtype=spec.dtype)
                 for part in of:
                     rows = part[0] if part else ALL
                     whole[rows] = weight.rows(wanted, rows)

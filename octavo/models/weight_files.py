@@ -31,6 +31,7 @@ _TYPES: Final[Mapping[str, torch.dtype]] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
     "U8": torch.uint8,
     "I16": torch.int16,
@@ -159,7 +160,7 @@ def _mapped(pages: mmap.mmap, info: TensorInfo, parts: Parts) -> Tensor:
         values = torch.frombuffer(pages, dtype=dtype, count=count, offset=info.offset)
     values = values.view(info.shape)
     for part in parts:
-        read = values[part].view(torch.uint8) if values.dtype is torch.float8_e4m3fn else values[part]
+        read = values[part].view(torch.uint8) if dtype.itemsize == 1 else values[part]
         read = read.view(-1) if read.is_contiguous() else read
         read[..., :: max(1, mmap.PAGESIZE // dtype.itemsize)].sum()  # an element of each page
     return values

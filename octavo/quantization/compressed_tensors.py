@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo.config.section import Section
 from octavo.errors import CheckpointError
 from octavo.ops.coded import CodeSpec
+from octavo.quantization.floats import MXFP4, NVFP4, block_of, fp4_weight, fp8_weight
 from octavo.quantization.stored import (
     ALL,
     SCALES,
@@ -32,6 +33,8 @@ from octavo.quantization.stored import (
 )
 
 _LINEAR: Final = "Linear"
+_FLOATS: Final = {32: MXFP4, 16: NVFP4}
+"""By the inputs that share a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ class Scheme:
         kind, bits = weights.expect("type", "int", "float"), weights.int("num_bits")
         group = weights.optional_int("group_size") or 0
         strategy = weights.str("strategy", "group" if group > 0 else "channel" if group < 0 else "tensor")
-        block = weights.values.get("block_structure") or (0, 0)
-        if strategy == "block" and (len(block) != 2 or any(not isinstance(n, int) or n < 1 for n in block)):
-            raise weights.error("block_structure", "rows and columns that share a scale")
+        block = block_of(weights, "block_structure") if strategy == "block" else (0, 0)
+        if (kind, bits) == ("float", 4) and group not in _FLOATS:
+            raise weights.error("group_size", "16 (NVFP4) or 32 (MXFP4)")
         if (kind, bits) not in (("int", 4), ("int", 8), ("float", 4), ("float", 8)):
             raise weights.error("num_bits", "4 or 8")
-        return cls(bits, kind, strategy, group, weights.bool("symmetric", True), tuple(block), tuple(targets))
+        return cls(bits, kind, strategy, group, weights.bool("symmetric", True), block, tuple(targets))
 
 
 class CompressedTensors(StoredFormat):
@@ -75,7 +78,7 @@ class CompressedTensors(StoredFormat):
     name = "compressed-tensors"
     suffixes = (
         *(".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
-        *(".weight_global_scale", ".input_scale", ".input_zero_point", ".input_global_scale"),
+        ".weight_global_scale",
     )
 
     def __init__(self, section: Section) -> None:
@@ -89,8 +92,10 @@ class CompressedTensors(StoredFormat):
 
     def spec_of(self, name: str) -> CodeSpec | None:
         scheme = self._scheme(name)
-        if scheme is None or scheme.kind == "float":
+        if scheme is None or (scheme.kind, scheme.bits) == ("float", 8):
             return None
+        if scheme.kind == "float":
+            return _FLOATS[scheme.group]
         return _spec(name, scheme, torch.bfloat16, inputs=-1)
 
     def open(self, name: str, parts: Parts) -> StoredWeight:
@@ -102,7 +107,9 @@ class CompressedTensors(StoredFormat):
             )
         if scheme.kind == "int":
             return _integers(name, scheme, parts)
-        raise CheckpointError(f"{name} is stored as floats of {scheme.bits} bits, which is not implemented")
+        if scheme.bits == 8:
+            return fp8_weight(name, parts, ".weight_scale", scheme.block if scheme.strategy == "block" else None)
+        return fp4_weight(name, parts, _FLOATS[scheme.group])
 
     def _scheme(self, name: str) -> Scheme | None:
         if any(_matches(name, each) for each in self._ignored):
@@ -133,7 +140,7 @@ def _integers(name: str, scheme: Scheme, parts: Parts) -> StoredWeight:
         expect_shape(packed, (outputs, -(-inputs // per_word)), f"{scheme.bits} bits of {inputs} inputs")
 
         def unsigned(rows: slice) -> Tensor:
-            return unpacked(rows_of(packed, rows), scheme.bits, inputs)
+            return unpacked(rows_of(packed, rows), scheme.bits)[:, :inputs]
     else:
         packed = needed(parts, name, ".weight", "I8")
         outputs, inputs = packed.shape
@@ -186,7 +193,7 @@ def _zeros(part: Part, scheme: Scheme, outputs: int, groups: int) -> Any:
         )
 
         def read(rows: slice) -> Tensor:
-            return unpacked(rows_of(part).t(), scheme.bits, outputs).t()[rows].to(torch.int16)
+            return unpacked(rows_of(part).t(), scheme.bits)[:, :outputs].t()[rows].short().contiguous()
 
         return read
     if part.dtype != "I8":

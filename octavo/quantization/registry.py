@@ -7,7 +7,10 @@ from typing import Final
 
 from octavo.config.section import Section
 from octavo.errors import ConfigError, suggestion
+from octavo.quantization.bitsandbytes import BitsAndBytes
 from octavo.quantization.compressed_tensors import CompressedTensors
+from octavo.quantization.floats import Fp8, Mxfp4
+from octavo.quantization.gptq import AutoRound, Awq, Gptq
 from octavo.quantization.method import UNQUANTIZED, FromPlain, WeightMethod
 from octavo.quantization.stored import StoredFormat
 
@@ -32,7 +35,15 @@ def method_named(name: str | None) -> WeightMethod:
 
 
 FORMATS: Final[Mapping[str, Callable[[Section], StoredFormat]]] = {
+    "auto-round": AutoRound,
+    "awq": Awq,
+    "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
+    "fbgemm_fp8": Fp8,
+    "fp8": Fp8,
+    "gptq": Gptq,
+    "intel/auto-round": AutoRound,
+    "mxfp4": Mxfp4,
 }
 
 

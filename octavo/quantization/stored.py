@@ -7,6 +7,7 @@ headers alone how the weight is kept, and decodes what a layer asks for when it 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -14,6 +15,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from octavo.config.section import Section
 from octavo.errors import CheckpointError
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_linear import TensorSpec
@@ -147,11 +149,23 @@ def scales_of(part: Part, rows: slice) -> Tensor:
     return finite(part, rows_of(part, rows), rows.start or 0)
 
 
-def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """Return the unsigned numbers of `bits` that int32 words [rows, words] hold, lowest first: uint8 [rows, count]."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
-    return numbers.to(torch.uint8).flatten(-2)[..., :count]
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """Return the unsigned numbers of 4 or 8 bits that int32 words [rows, words] hold, lowest first: uint8."""
+    numbers = words.contiguous().view(torch.uint8)
+    return numbers if bits == 8 else torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+
+
+def names_in(section: Section, name: str) -> list[str]:
+    """Return a list of names in a config; empty where there is none. Raises CheckpointError."""
+    found = section.values.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise section.error(name, "a list of names")
+    return found
+
+
+def is_skipped(name: str, skipped: Sequence[str]) -> bool:
+    """Return whether the weight is one of those that are not quantised: parts of names, with * for anything."""
+    return any(re.search(re.escape(each).replace(r"\*", ".*"), name) for each in skipped)
 
 
 def group_of(name: str, group: int, inputs: int) -> int:
@@ -170,5 +184,10 @@ def digest(order: Tensor) -> str:
     return hashlib.sha256(order.to(torch.int32).numpy().tobytes()).hexdigest()[:16]
 
 
-SCALES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+OF_ACTIVATIONS: Final = (
+    *(".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale"),
+    *(".prob_output_scale", ".activation_scale", ".act_scales"),
+)
+"""Tensors that scale activations or caches for all tokens alike, which octavo does for each token."""
+SCALES: Final = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 """Types of scales by their names in safetensors."""

@@ -21,18 +21,51 @@ from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops, bind
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
-from tests.fakes.quantized import compressed_tensors, quantize
+from tests.fakes.quantized import (
+    Encode,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    floats,
+    fp8,
+    gptq,
+    llm_int8,
+    mxfp4,
+    nvfp4,
+    quantize,
+)
 from tests.models.paged_run import PagedRun, Stream
 
 TOKENS = [5, 17, 99, 3, 42, 8, 64, 21, 77]
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
-INTEGERS = {
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "int"}
+CODES: dict[str, tuple[Encode, dict[str, Any]]] = {
     "W4A16": compressed_tensors(4, 128),
     "W4A16 in channels": compressed_tensors(4, 0),
     "W4A16_ASYM": compressed_tensors(4, 32, symmetric=False),
     "W8A16": compressed_tensors(8, 64),
     "W8A8": compressed_tensors(8, 0, packing=False),
     "W8A8 with zero points": compressed_tensors(8, 0, packing=False, symmetric=False),
+    "GPTQ": gptq(4, 32),
+    "GPTQ, version 2 with zero points": gptq(4, 64, symmetric=False, version=2),
+    "GPTQ with zero points in an order": gptq(4, 32, symmetric=False, ordered=True),
+    "GPTQ of 8 bits in an order": gptq(8, 64, ordered=True),
+    "GPTQ of 8 bits with zero points": gptq(8, 0, symmetric=False),
+    "AWQ": awq(32),
+    "AutoRound as GPTQ": (gptq(4, 32)[0], AUTO_ROUND | {"packing_format": "auto_round:auto_gptq", "sym": True}),
+    "AutoRound as AWQ": (awq(32)[0], AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "sym": False}),
+    "MXFP4": (mxfp4, floats(4, "group", 32)),
+    "NVFP4": (nvfp4, floats(4, "tensor_group", 16)),
+    "LLM.int8": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+FLOATS = {
+    "FP8 in channels": (fp8(1, 0, ".weight_scale"), floats(8, "channel")),
+    "FP8 of tensors": (fp8(0, 0, ".weight_scale"), floats(8, "tensor")),
+    "FP8 in blocks": (fp8(48, 96, ".weight_scale"), floats(8, "block", block=[48, 96])),
+    "FP8 of DeepSeek": (fp8(48, 96, ".weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [48, 96]}),
+    "NF4": (bitsandbytes(48, nested=False), NF4),
+    "NF4 with nested scales": (bitsandbytes(64, nested=True), NF4 | {"bnb_4bit_use_double_quant": True}),
 }
 
 
@@ -59,9 +92,9 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", CODES)
 def test_codes_stay_as_they_are(name: str, tmp_path: Path) -> None:
-    encode, config = INTEGERS[name]
+    encode, config = CODES[name]
     plain = make_checkpoint("llama", tmp_path / "m", **SIZES)
     path = quantize(plain, encode, config)
     with torch.inference_mode():
@@ -73,6 +106,20 @@ def test_codes_stay_as_they_are(name: str, tmp_path: Path) -> None:
         assert error(found, wanted) < 5e-4
         assert torch.equal(found, logits(model, [9, 8, 7], [55]))
     assert error(logits(load(path, native(), bits=8)), wanted) < 0.05
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_become_plain_weights(name: str, tmp_path: Path) -> None:
+    plain = make_checkpoint("llama", tmp_path / "m", **SIZES)
+    path = quantize(plain, *FLOATS[name])
+    model = load(path)
+    check_weights(model, plain)
+    wanted = load(plain)
+    assert torch.equal(logits(model), logits(wanted))
+    for rank in range(2):
+        mesh = Mesh.of_rank(rank, tensor=2)
+        share, own = load(path, mesh=mesh).state(), load(plain, mesh=mesh).state()
+        assert all(torch.equal(share[name], own[name]) for name in own)
 
 
 def check_weights(model: DecoderStack, plain: Path) -> None:
