@@ -18,6 +18,7 @@ from octavo.errors import ConfigError
 from octavo.layers.layer import PreparedLayer
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
+from octavo.models.packed_folder import PackedFolder
 from octavo.ops.registry import Ops, bind
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
@@ -28,6 +29,7 @@ from tests.fakes.quantized import (
     compressed_tensors,
     floats,
     fp8,
+    gpt_oss,
     gptq,
     llm_int8,
     mxfp4,
@@ -129,6 +131,55 @@ def check_weights(model: DecoderStack, plain: Path) -> None:
         if isinstance(layer, PreparedLayer):
             wanted = torch.cat([tensors[f"{name}.weight"] for name, _ in layer.sources(path)])
             assert torch.equal(layer.prepared.rows(torch.arange(len(wanted))), wanted), path
+
+
+def test_experts_of_gpt_oss_stay_codes(tmp_path: Path) -> None:
+    plain = make_checkpoint("gpt_oss", tmp_path / "m", hidden_size=64, intermediate_size=32)
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
+    path = quantize(plain, gpt_oss, config, weights=r".*experts\.(gate_up|down)_proj")
+    model, wanted = load(path, native()), logits(load(plain, native()))
+    assert error(logits(model), wanted) < 5e-4
+    assert torch.equal(logits(model), logits(model, [9, 8, 7], [55]))
+    assert all(
+        each.dtype is not torch.float32
+        for name, each in model.state().items()
+        if "experts" in name and "bias" not in name
+    )
+    specs = LoadedModel.open(Checkpoint.open(path), Mesh.single()).model.state_specs(native())
+    assert {name: (each.shape, each.dtype) for name, each in specs.items()} == {
+        name: (each.shape, each.dtype) for name, each in model.state().items()
+    }
+
+
+def test_weights_of_one_layer_may_be_stored_in_different_ways(tmp_path: Path) -> None:
+    four, eight = compressed_tensors(4, 32), compressed_tensors(8, 64)
+    wide = {**eight[1]["config_groups"]["group_0"], "targets": [r"re:.*\.[vu]\w*_proj"]}
+    groups = {"four": four[1]["config_groups"]["group_0"], "eight": wide}
+    config = {**four[1], "config_groups": groups, "ignore": ["lm_head", r"re:.*layers\.1\.self_attn\.k_proj"]}
+
+    def encode(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return (eight if "v_proj" in name or "up_proj" in name else four)[0](name, weight)
+
+    plain = make_checkpoint("llama", tmp_path / "m", **SIZES, attention_bias=True)
+    path = quantize(plain, encode, config, weights=r".*layers\.(0\..*_proj|1\..*[qvo]_proj)$")
+    wanted = logits(load(plain))
+    for ops in (bind(), native()):
+        model = load(path, ops)
+        check_weights(model, plain)
+        assert error(logits(model), wanted) < 5e-4
+        assert torch.equal(logits(model), logits(model, [9, 8, 7], [55]))
+
+
+def test_packed_weights_of_codes_are_mapped_again(tmp_path: Path) -> None:
+    path = quantize(make_checkpoint("llama", tmp_path / "m", **SIZES), *gptq(4, 32, ordered=True))
+    found = []
+    for _ in range(2):
+        packed = PackedFolder(tmp_path / "packed", max_bytes=1 << 30)
+        found.append(logits(load(path, native(), packed=packed)))
+        packed.close(wait_s=10)
+    assert torch.equal(*found)
+    assert len(list((tmp_path / "packed").glob("*.packed"))) == 1
 
 
 def test_ranks_share_codes(tmp_path: Path) -> None:
