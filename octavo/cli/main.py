@@ -6,15 +6,15 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
-
-from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTokensError
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from octavo import __version__
-from octavo.cli.help import AlignedHelp
-from octavo.cli.terminal import exchange_any_text, say
-from octavo.core.absent import absent_options, renamed_options
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import OctavoError
+
+if TYPE_CHECKING:  # the parser is imported while the core of a server is
+    from cyclopts import App, UnknownOptionError
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -44,8 +44,16 @@ _BENCHMARKS = (
 )
 
 
-def build_app() -> App:
-    """Return the tree of commands; the module of a command is imported when it runs."""
+_NO_CORE: Final = re.compile(r"-h|--help|--version|--role(=.*)?")
+"""Words behind `octavo serve` with which it starts no process for its core."""
+
+
+def build_app(core: SpawnedCore | None = None) -> App:
+    """Return the tree of commands; the module of a command is imported when it runs. core: that of `octavo serve`."""
+    from cyclopts import App, Group
+
+    from octavo.cli.help import AlignedHelp
+
     app = App(
         name="octavo",
         help="Serve large language models: from a prompt to text, offline and over HTTP.",
@@ -56,7 +64,12 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for position, (name, target, text) in enumerate(_COMMANDS):
-        app.command(target, name=name, help=text, sort_key=position)
+        command: str | Callable[..., int] = target
+        if name == "serve" and core is not None:
+            from octavo.cli.serve import serving
+
+            command = serving(core)
+        app.command(command, name=name, help=text, sort_key=position)
     bench = App(
         name="bench",
         help="Measure throughput, latency, start-up or a server; fit a cost model and check it.",
@@ -70,11 +83,19 @@ def build_app() -> App:
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    return invoke(build_app(), tokens)
+    words = sys.argv[1:] if tokens is None else tokens
+    if words[:1] == ["serve"] and not any(_NO_CORE.fullmatch(word) for word in words):
+        with SpawnedCore() as core:  # it imports while the command line is read
+            return invoke(build_app(core), words)
+    return invoke(build_app(), words)
 
 
 def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     """Run a tree of commands and return the exit code; what goes wrong becomes one line on stderr."""
+    from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
+
+    from octavo.cli.terminal import exchange_any_text
+
     exchange_any_text()
     try:
         result = app(
@@ -126,6 +147,8 @@ _MOVED = {
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
+    from octavo.core.absent import absent_options, renamed_options
+
     flag = (error.token.keyword or error.token.value).partition("=")[0]
     if flag in _MOVED and "simulate" in (error.command_chain or ()):
         return f"{flag}: {_MOVED[flag]}"
@@ -152,6 +175,8 @@ def _flag_of_llama_cpp(flag: str) -> str | None:
 
 
 def _fail(message: str, code: int) -> int:
+    from octavo.cli.terminal import say
+
     say(f"octavo: {message}", sys.stderr)
     return code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from octavo.cli.options import Given, with_options
@@ -13,24 +14,37 @@ from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import ConfigError
 
 
-@with_options(ServerArgs, EngineArgs, model="positional")
-def serve(*, given: Given) -> int:
-    """Serve a model over HTTP, as the OpenAI API does, or one engine of it for `octavo proxy` (--role)."""
-    engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
-    mention_demonstration_model(engine_args)
-    if engine_args.role is not None:
-        from octavo.cli.serve_role import serve_role
+def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
+    """Return the command. ahead: the process of its core, where it was started before."""
 
-        of_http = [name for name in given.values if name in arguments(ServerArgs) and name not in ("host", "port")]
-        if of_http:
-            raise ConfigError(
-                f"{of_http[0]} is set, but role is {engine_args.role}: an engine with a role speaks no HTTP; give it "
-                "to `octavo proxy`"
-            )
-        return serve_role(engine_args, server_args.host, server_args.port)
+    @with_options(ServerArgs, EngineArgs, model="positional")
+    def serve(*, given: Given) -> int:
+        """Serve a model over HTTP, as the OpenAI API does, or one engine of it for `octavo proxy` (--role)."""
+        engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
+        mention_demonstration_model(engine_args)
+        if engine_args.role is not None:
+            if ahead is not None:
+                ahead.discard()
+            return _serve_role(engine_args, server_args, given)
+        with ahead or SpawnedCore() as core:  # it imports while we do
+            from octavo.engine.replicas import Replicas
+            from octavo.server.serving import serve as serve_http
 
-    with SpawnedCore() as core:  # it imports while we do
-        from octavo.engine.replicas import Replicas
-        from octavo.server.serving import serve as serve_http
+            return serve_http(engine_args, server_args, partial(Replicas.start, core=core))
 
-        return serve_http(engine_args, server_args, partial(Replicas.start, core=core))
+    return serve
+
+
+def _serve_role(engine_args: EngineArgs, server_args: ServerArgs, given: Given) -> int:
+    from octavo.cli.serve_role import serve_role
+
+    of_http = [name for name in given.values if name in arguments(ServerArgs) and name not in ("host", "port")]
+    if of_http:
+        raise ConfigError(
+            f"{of_http[0]} is set, but role is {engine_args.role}: an engine with a role speaks no HTTP; give it to "
+            "`octavo proxy`"
+        )
+    return serve_role(engine_args, server_args.host, server_args.port)
+
+
+serve = serving()

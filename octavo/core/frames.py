@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+if TYPE_CHECKING:  # a core reads no stream
+    import asyncio
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -47,7 +49,7 @@ async def read_async(reader: asyncio.StreamReader) -> bytes | None:
     try:
         head = await reader.readexactly(_LENGTH.size)
         return await reader.readexactly(_LENGTH.unpack(head)[0])
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (EOFError, ConnectionError):
         return None
 
 

@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from octavo.core import frames
-from octavo.core.messages import CoreFailed
 from octavo.errors import OctavoError
+
+if TYPE_CHECKING:  # a process is started before anything is imported that can wait
+    from octavo.core.messages import CoreFailed
 
 LINGER_S: Final = 2.0
 """How long a process that has failed waits until the one that started it has read why."""
@@ -113,6 +114,8 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
 
     A connection that is closed here with unread messages would be reset, and the failure lost.
     """
+    from octavo.core import frames
+
     try:
         connection.sendall(frames.pack(failure))
         connection.shutdown(socket.SHUT_WR)
@@ -126,6 +129,8 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
 
 def run_reporting(name: str, report: Callable[[CoreFailed], None], work: Callable[[], None]) -> int:
     """Run what a process is for. Returns its exit code: 0, or 1 after a failure, which `report` is called with."""
+    from octavo.core.messages import CoreFailed
+
     try:
         work()
     except OctavoError as error:

@@ -25,10 +25,14 @@ class SpawnedCore:
         """Wait for the process to end, with force when that takes longer than `timeout_s`."""
         processes.end(self.process, timeout_s)
 
+    def discard(self) -> None:
+        """End the process unless it is used."""
+        if not self.is_used:
+            self.connection.close()  # upon which it ends by itself
+            self.end()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if not self.is_used:
-            self.connection.close()  # upon which it ends by itself
-            self.end()
+        self.discard()

@@ -40,6 +40,32 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_server_starts_its_core_before_anything_else_is_imported() -> None:
+    code = """
+import sys
+from octavo.cli import main as module
+class Core(module.SpawnedCore):
+    def __init__(self):
+        print(sorted({"cyclopts", "msgspec", "asyncio"} & set(sys.modules)))
+        super().__init__()
+    def discard(self):
+        super().discard()
+        print(self.process.returncode)
+module.SpawnedCore = Core
+sys.exit(module.main(sys.argv[1:]))
+"""
+    started = [sys.executable, "-c", code, "serve", "--no-such-option"]
+    done = subprocess.run(started, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("\n")[:2]) == (EXIT_USAGE, ["[]", "0"]), done.stderr
+
+
+@pytest.mark.parametrize("words", [["serve", "-h"], ["serve", "--role=prefill"], ["serve", "--role", "decode"]])
+def test_what_needs_no_core_starts_none(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.cli.main.SpawnedCore", None)
+    monkeypatch.setattr("octavo.cli.main.invoke", lambda *_: 0)
+    assert main(words) == 0
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -65,7 +91,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
     headings = re.findall(r"^(\w[\w ,]*):$", shown, re.MULTILINE)
-    engine = ["Model", "Memory and cache", "Scheduling", "Device", "Ranks", "Replicas"]
+    engine = ["Model", "Memory and cache", "Scheduling", "Speculative decoding", "Device", "Ranks", "Replicas"]
     engine += ["Prefill and decode apart, and KV that is kept", "Logging"]
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
@@ -108,7 +134,6 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
         (["bench", "latency", "--input-len", "1.5"], "'1.5' is not a whole number"),
         (["serve", "--enable-sleep-mode"], "--enable-sleep-mode: sleeping without weights is not there yet"),
-        (["serve", "--speculative-config", "{}"], "--speculative-config: speculative decoding is not there yet"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
         (["serve", "-c", "2048"], "-c: octavo calls it --max-model-len"),
         (["serve", "-hf", "owner/model"], "-hf: octavo calls it --model"),

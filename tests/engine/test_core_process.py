@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from octavo.core import frames
 from octavo.core.messages import (
     AbortRequests,
     AddRequests,
@@ -27,7 +31,7 @@ from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_process import Inbox, build_and_serve, serve_core
 from octavo.errors import EngineDeadError
-from tests.fakes.core import ScriptedCore, endless
+from tests.fakes.core import ScriptedCore, endless, engine_config
 from tests.fakes.engine import make_core, run_alone
 from tests.fakes.engine import make_request as make_hash_request
 from tests.fakes.executor import HashExecutor
@@ -241,3 +245,23 @@ async def test_core_ends_when_its_front_goes_away() -> None:
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
     theirs.close()
+
+
+_COLLECTOR = """
+import gc, sys
+from octavo.engine import core_process
+core_process.import_ahead = lambda: print(gc.isenabled())
+core_process.build_core = lambda *_, **__: ScriptedCore()
+core_process.serve_core = lambda *_, **__: print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+from tests.fakes.core import ScriptedCore
+sys.exit(core_process.main())
+"""
+
+
+def test_garbage_is_collected_once_the_core_is_there_and_never_among_what_was_loaded(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frames.pack(engine_config(str(tmp_path))))
+        command = [sys.executable, "-c", _COLLECTOR, str(theirs.fileno())]
+        run = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.split()) == (0, ["False", "True", "True"]), run.stderr
