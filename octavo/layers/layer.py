@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -183,9 +184,27 @@ class PreparedLayer(Layer):
     def use(self, methods: Methods, path: str) -> None:
         self._keep([(methods(name), length) for name, length in self.sources(path)])
 
+    @property
+    def num_inputs(self) -> int:
+        """Columns of this rank's weight."""
+        return self._sizes[0]
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of this rank's weight; of a gated one, gate and up together."""
+        return self._sizes[1]
+
     def sources(self, path: str) -> list[tuple[str, int]]:
         """Return the names of the stored weights of the outputs, in their order, and how many outputs each has."""
         return [(path, self._sizes[1])]
+
+    def with_inputs(self, inputs: int) -> Self:
+        """Return a layer with these outputs for so many inputs, to be filled with plain weights in float32."""
+        made = copy(self)
+        made._parameters, made._scratch, made._dtype = {}, Scratch(), torch.float32
+        made._sizes = (inputs, self._sizes[1], False)
+        made._keep([(UNQUANTIZED, self._sizes[1])])
+        return made
 
     def fillings(self) -> Iterator[Filling]:
         """Yield what the layer is filled with."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.devices.device import LanguageModel, open_device
+from octavo.devices.device import open_device
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
@@ -46,6 +46,7 @@ from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
+    from octavo.lora.slots import Adapters
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
@@ -63,6 +64,9 @@ CALLS: Final[dict[str, Any]] = {
     "time_steps": None,
     "open_transfer": PeerRank | None,
     "release_memory": None,
+    "read_adapter": str | None,
+    "drop_adapter": None,
+    "load_adapter": None,
 }
 """Control calls, and the types of their values."""
 
@@ -139,6 +143,7 @@ class Worker:
         """How the memory is divided, after `prepare`."""
         self._cache: CacheEngine
         self._runner: ModelRunner
+        self._adapters: Adapters | None = None
         self._watch: StepWatch | None = None
         self._failure: str | None = None
 
@@ -237,7 +242,7 @@ class Worker:
         check_call(method)
         self._check()
         with collector_paused() if method in _START else nullcontext():
-            return [getattr(self, method)(*arguments)]
+            return [getattr(self._adapters if method.endswith("_adapter") else self, method)(*arguments)]
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -246,8 +251,14 @@ class Worker:
     def prepare(self) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little."""
         cache, scheduler = self._config.cache, self._config.scheduler
+        sizes = ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size)
+        if self._config.lora.enable_lora:
+            from octavo.lora.slots import planned_bytes
+
+            beside = planned_bytes(self._opened.model, self._config.lora, scheduler.max_num_batched_tokens)
+            sizes = replace(sizes, weights_bytes=sizes.weights_bytes + beside)
         plan = divide_memory(
-            ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size),
+            sizes,
             self._device.memory().share(self._config.device.ranks_per_machine),
             cache=cache,
             scheduler=scheduler,
@@ -294,10 +305,14 @@ class Worker:
             )
             for group, each in zip(shape.cache_groups, limits.groups, strict=True)
         ]
-        model_of_rank: LanguageModel = loaded
-        if self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable:
-            model_of_rank = device.recorded(loaded, scheduler.max_num_batched_tokens)
-        elif self._mesh.rank == 0:
+        is_recordable = self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable
+        recorded = partial(device.recorded, loaded, scheduler.max_num_batched_tokens if is_recordable else 0)
+        if self._config.lora.enable_lora:
+            from octavo.lora.slots import Adapters
+
+            self._adapters = Adapters(loaded, device.ops, self._config.lora, scheduler.max_num_batched_tokens)
+        model_of_rank = recorded() if self._adapters is None else self._adapters.around(loaded, recorded)
+        if not is_recordable and self._mesh.rank == 0:
             _log.info("the ranks that share a layer are on several machines: steps run without recordings, more slowly")
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
@@ -377,6 +392,8 @@ class Worker:
             self._ahead.packed.close()
         if "_transfer" in vars(self):
             self._transfer.close()
+        if self._adapters is not None:
+            self._adapters.close()
         self._mesh.close()
         vars(self).clear()
         self._failure = _SHUT_DOWN

@@ -63,8 +63,7 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
-        is_plain = batch.embeddings is None and batch.adapter_of_token is None
-        if not self._is_recordable or not is_plain or len(batch.token_ids) > self._max_tokens:
+        if not self._is_recordable or batch.embeddings is not None or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
         was_seen = key in self._recordings

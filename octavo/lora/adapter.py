@@ -1,0 +1,220 @@
+"""An adapter of PEFT, read and checked against a model, and packed for the layers of one rank."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from octavo.errors import CheckpointError
+from octavo.layers.embedding import LMHead
+from octavo.layers.experts import ExactLinear
+from octavo.layers.layer import PreparedLayer
+from octavo.layers.linear import SummedLinear
+from octavo.lora.adapter_config import CONFIG_FILE, AdapterConfig, is_end_of
+from octavo.models.decoder import DecoderStack
+from octavo.models.stored_names import strip_prefix
+from octavo.ops.lora import Factors, LoRAShape, PackedFactors, Run, SlotLinear
+
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+
+_KEY: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A layer whose product adapters may change."""
+
+    path: str
+    layer: PreparedLayer
+    shape: LoRAShape
+    sources: tuple[str, ...]
+    """The names of its stored weights in the checkpoint, without prefix and `.weight`."""
+    inputs: slice
+    """The columns of A that this rank multiplies."""
+    total_inputs: int
+
+    @classmethod
+    def of(cls, path: str, layer: PreparedLayer, num_slots: int) -> Target:
+        """Return the target of a layer of a model that is at least opened."""
+        parts = layer.sources(path)
+        names = tuple(dict.fromkeys(name for name, _ in parts))
+        starts = accumulate((length for _, length in parts), initial=0)
+        runs = tuple(
+            Run(start, length, names.index(name)) for start, (name, length) in zip(starts, parts, strict=False)
+        )
+        inputs, outputs = layer.num_inputs, layer.num_outputs
+        shape = LoRAShape(inputs, outputs, runs, len(names), num_slots)
+        if isinstance(layer, SummedLinear):
+            start, length = layer.mesh.share(layer.inputs)
+            return cls(path, layer, shape, names, slice(start, start + length), layer.inputs)
+        return cls(path, layer, shape, names, slice(0, inputs), inputs)
+
+    def num_elements(self, rank: int) -> int:
+        """Return the elements of A and B of an adapter that changes all of the layer."""
+        return rank * (len(self.sources) * self.shape.inputs + self.shape.outputs)
+
+    def own_outputs(self, source: int, b: Tensor) -> Tensor:
+        """Cut this rank's rows of B of a stored weight, and put them in the order of the layer's outputs.
+
+        Rows of other weights hold anything. Raises ValueError with the shape that was expected.
+        """
+        if isinstance(self.layer, SummedLinear):
+            _require(b, (self.layer.outputs, b.shape[1]))
+            return b
+        narrow = self.layer.with_inputs(b.shape[1])
+        slot = next(each for each in narrow.tensor_slots(self.path) if each.name == f"{self.sources[source]}.weight")
+        is_turned = getattr(self.layer, "transposed", False)
+        _require(b, slot.shape[::-1] if is_turned else slot.shape)
+        slot.fill(b.t().contiguous() if is_turned else b)
+        return narrow.get_parameter("weight").data
+
+
+def layers_of(model: DecoderStack, num_slots: int) -> Iterator[Target]:
+    """Yield the layers that adapters may change."""
+    for path, layer in model.layers_by_path():
+        if isinstance(layer, PreparedLayer) and not isinstance(layer, (LMHead, ExactLinear)):
+            yield Target.of(path, layer, num_slots)
+
+
+def digest_of(folder: Path) -> tuple[str, bytes]:
+    """Return what identifies an adapter, and its weights as they lie in their file.
+
+    It is the SHA-256, in hexadecimal digits, of the name, a NUL byte, the length in 8 bytes and the content of each
+    file. Raises CheckpointError.
+    """
+    found, data = hashlib.sha256(), b""
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        try:
+            data = (folder / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from error
+        found.update(name.encode() + b"\0" + len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.hexdigest(), data
+
+
+def read_tensors(folder: Path, digest: str) -> Mapping[str, Tensor]:
+    """Return the tensors of an adapter whose files have this digest. Raises CheckpointError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    found, data = digest_of(folder)
+    if found != digest:
+        raise CheckpointError(f"{folder}: the files have changed since the request named them; send it again")
+    try:
+        tensors: dict[str, Tensor] = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS_FILE}: truncated or damaged ({error}); copy it again") from error
+    return tensors
+
+
+class AdapterReader:
+    """Reads adapters for a model, of which this rank has `targets`."""
+
+    def __init__(self, model: DecoderStack, targets: Iterable[Target], dtype: torch.dtype, max_rank: int) -> None:
+        """dtype: of A and B in memory."""
+        self._model = model
+        self._targets = {source: each for each in targets for source in each.sources}
+        self._dtype, self._max_rank = dtype, max_rank
+
+    def read(self, folder: Path, digest: str, slots: Mapping[str, SlotLinear]) -> dict[str, PackedFactors]:
+        """Return what an adapter adds, by paths of layers. slots: by paths of layers. Raises CheckpointError."""
+        tensors = read_tensors(folder, digest)
+        config = AdapterConfig.read(folder)
+        file = folder / WEIGHTS_FILE
+        modules = self._modules(file, config, tensors)
+        found: dict[str, list[Factors | None]] = {}
+        for module, (source, a, b) in modules.items():
+            target = self._targets[source]
+            factors = found.setdefault(target.path, [None] * len(target.sources))
+            factors[target.sources.index(source)] = self._factors(file, config, module, target, source, (a, b))
+        return {path: slots[path].pack(factors) for path, factors in found.items()}
+
+    def _modules(
+        self, file: Path, config: AdapterConfig, tensors: Mapping[str, Tensor]
+    ) -> dict[str, tuple[str, Tensor, Tensor]]:
+        """Return (name of the stored weight, A, B) of the modules of this rank. Raises CheckpointError."""
+        pairs: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            key = _KEY.fullmatch(name)
+            if key is None:
+                raise CheckpointError(f"{file}: {name} is no A or B of a linear layer, as is required")
+            pairs.setdefault(key[1], {})[key[2]] = tensor
+        if not pairs:
+            raise CheckpointError(f"{file}: holds no tensors")
+        modules: dict[str, tuple[str, Tensor, Tensor]] = {}
+        for module, pair in pairs.items():
+            if len(pair) != 2:
+                missing = "B" if "A" in pair else "A"
+                raise CheckpointError(f"{file}: base_model.model.{module}.lora_{missing}.weight is missing")
+            if config.targets is not None and not any(is_end_of(each, module) for each in config.targets):
+                raise CheckpointError(f"{file}: holds {module}, which target_modules of {config.path} does not name")
+            source = strip_prefix(self._model, f"{module}.weight").removesuffix(".weight")
+            if source in {known for known, _, _ in modules.values()}:
+                raise CheckpointError(f"{file}: holds {source} twice, by different names")
+            if source in self._targets:
+                modules[module] = (source, pair["A"], pair["B"])
+            elif self._model.owns(source):
+                raise CheckpointError(
+                    f"{file}: {module} is no linear layer of this model that adapters may change "
+                    f"({', '.join(self._kinds())}); the adapter belongs to another model, or changes more"
+                )
+        self._check_targets(file, config, pairs)
+        return modules
+
+    def _check_targets(self, file: Path, config: AdapterConfig, modules: Iterable[str]) -> None:
+        for each in config.targets or ():
+            if not any(is_end_of(each, module) for module in modules):
+                raise CheckpointError(f"{config.path}: target_modules names {each}, of which {file} has no tensor")
+
+    def _kinds(self) -> list[str]:
+        return sorted({source.rpartition(".")[2] for source in self._targets})
+
+    def _factors(
+        self,
+        file: Path,
+        config: AdapterConfig,
+        module: str,
+        target: Target,
+        source: str,
+        pair: tuple[Tensor, Tensor],
+    ) -> Factors:
+        """Check one pair of matrices and cut this rank's share. Raises CheckpointError."""
+        rank = config.rank_of(module)
+        names = [f"{file}: base_model.model.{module}.lora_{each}.weight" for each in "AB"]
+        if rank > self._max_rank:
+            raise CheckpointError(f"{names[0]} has rank {rank}, max_lora_rank is {self._max_rank}; raise it")
+        for name, tensor in zip(names, pair, strict=True):
+            if tensor.dtype not in _FLOATS:
+                raise CheckpointError(f"{name} is stored as {tensor.dtype}, expected a plain type of floating point")
+        a, b = pair
+        try:
+            _require(a, (rank, target.total_inputs))
+        except ValueError as error:
+            raise CheckpointError(f"{names[0]} {error}") from error
+        try:
+            _require(b, (b.shape[0] if b.dim() else 0, rank))
+            own = target.own_outputs(target.sources.index(source), b.float())
+        except ValueError as error:
+            raise CheckpointError(f"{names[1]} {error}") from error
+        made = [a[:, target.inputs].to(self._dtype), own.to(self._dtype)]
+        for name, tensor in zip(names, (a, b), strict=True):
+            if not bool(tensor.to(self._dtype).isfinite().all()):
+                raise CheckpointError(f"{name} holds NaN, an infinity or what {self._dtype} has no room for")
+        if self._dtype is torch.float16:  # values of float16, which kernels take in float32
+            made = [each.float() for each in made]
+        return Factors(made[0].contiguous(), made[1], config.scale_of(module))
+
+
+def _require(tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"has shape {list(tensor.shape)}, the model and adapter_config.json require {list(shape)}")

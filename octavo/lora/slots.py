@@ -1,0 +1,148 @@
+"""The adapters of a worker: those in memory, the slots that steps use, and the model that adds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.schema import LoRAConfig
+from octavo.devices.device import LanguageModel
+from octavo.errors import CheckpointError
+from octavo.lora.adapter import AdapterReader, Target, layers_of
+from octavo.models.decoder import DecoderStack
+from octavo.models.loader import DTYPES
+from octavo.ops.lora import PackedFactors, SlotLinear
+from octavo.ops.prepare_linear import PreparedLinear
+from octavo.ops.registry import Ops
+
+
+class StepSlots:
+    """The slot of each token of the step that is computed, and room for addends. Both stay at their addresses."""
+
+    def __init__(self, num_tokens: int, outputs: int) -> None:
+        self._slots = torch.zeros(num_tokens, dtype=torch.int32)
+        self.of_row: Tensor | None = None
+        """int32 [tokens]; None where no token has an adapter."""
+        self.room = torch.empty(num_tokens * outputs)
+
+    def set(self, slot_of_token: Tensor) -> None:
+        """Take the slots of a step."""
+        self.of_row = self._slots[: len(slot_of_token)]
+        self.of_row.copy_(slot_of_token)
+
+
+class AdaptedLinear(PreparedLinear):
+    """A product, to which rows add what their adapters have for it."""
+
+    def __init__(self, base: PreparedLinear, slots: SlotLinear, step: StepSlots) -> None:
+        super().__init__(base.shape, {})
+        self.base, self._slots, self._step = base, slots, step
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        of_row = self._step.of_row
+        if of_row is None:
+            return self.base(x, add)
+        assert add is None, "a product has one addend"
+        return self.base(x, self._slots(x, of_row, self._step.room))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.base.rows(ids)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.base.state()
+
+
+class AdaptedModel:
+    """A model whose steps with adapters are run, and recorded, apart from all others, which cost what they did."""
+
+    def __init__(self, model: LanguageModel, recorded: Callable[[], LanguageModel], step: StepSlots) -> None:
+        """recorded: returns `model` with nothing recorded yet."""
+        self._make, self._step = recorded, step
+        self._plain, self._adapted = recorded(), recorded()
+        self.compute_logits = model.compute_logits
+
+    def __call__(self, batch: ModelInput) -> Any:
+        """Return what the model does."""
+        if batch.adapter_of_token is None:
+            return self._plain(batch)
+        self._step.set(batch.adapter_of_token)
+        try:
+            return self._adapted(batch)
+        finally:
+            self._step.of_row = None
+
+    def forget(self) -> None:
+        """Drop the recordings of steps with adapters: further layers have some now."""
+        self._adapted = self._make()
+
+
+class Adapters:
+    """Adapters by their digests, and slots from 1 on. Files are read by a thread; the rest is for the worker's."""
+
+    def __init__(self, model: DecoderStack, ops: Ops, config: LoRAConfig, num_tokens: int) -> None:
+        """num_tokens: most of a step."""
+        targets = list(layers_of(model, config.max_loras))
+        self._layers = {each.path: each.layer for each in targets}
+        self._slots: dict[str, SlotLinear] = {each.path: ops.slot_linear(each.shape) for each in targets}
+        self._reader = AdapterReader(model, targets, DTYPES[config.lora_dtype], config.max_lora_rank)
+        self._step = StepSlots(num_tokens, _widest(targets))
+        self._adapters: dict[str, Future[dict[str, PackedFactors]]] = {}
+        self._adapted: AdaptedModel | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-adapters")
+
+    def around(self, model: LanguageModel, recorded: Callable[[], LanguageModel]) -> LanguageModel:
+        """Return the model whose steps use the slots."""
+        self._adapted = AdaptedModel(model, recorded, self._step)
+        return self._adapted
+
+    def read_adapter(self, folder: str, digest: str) -> str | None:
+        """Have an adapter in memory. Returns an empty string when it is there, None while its files are read, and else
+        why it cannot be used, until it is dropped."""
+        if digest not in self._adapters:
+            self._adapters[digest] = self._thread.submit(self._reader.read, Path(folder), digest, self._slots)
+        future = self._adapters[digest]
+        if not future.done():
+            return None
+        try:
+            future.result()
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter that no slot in use has."""
+        self._adapters.pop(digest, None)
+
+    def load_adapter(self, slot: int, digest: str) -> None:
+        """Let a slot have an adapter that is in memory."""
+        packed = self._adapters[digest].result()
+        for path, slots in self._slots.items():
+            slots.set(slot, packed.get(path))
+        bare = [path for path in packed if not isinstance(self._layers[path].prepared, AdaptedLinear)]
+        for path in bare:
+            self._layers[path].prepared = AdaptedLinear(self._layers[path].prepared, self._slots[path], self._step)
+        if bare and self._adapted is not None:
+            self._adapted.forget()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+def planned_bytes(model: DecoderStack, config: LoRAConfig, num_tokens: int) -> int:
+    """Return the bytes of as many adapters as are kept, of the largest rank, and of the addends of a step of
+    `num_tokens`; before the model is loaded."""
+    layers, dtype = list(layers_of(model, 1)), DTYPES[config.lora_dtype]
+    elements = sum(each.num_elements(config.max_lora_rank) for each in layers)
+    number, size = config.max_cpu_loras or config.max_loras, 4 if dtype is torch.float16 else dtype.itemsize
+    return number * elements * size + 4 * num_tokens * _widest(layers)
+
+
+def _widest(layers: Iterable[Target]) -> int:
+    return max((each.shape.outputs for each in layers), default=0)
