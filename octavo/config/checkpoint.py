@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.safetensors_header import TensorInfo, read_header
-from octavo.config.section import LARGEST_SIZE, Section, shown
+from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.text_config import TEXT_CONFIG, flattened
 from octavo.errors import CheckpointError, UnsupportedModel
 
@@ -113,13 +113,13 @@ class Checkpoint(Section):
             raise self.error("architectures", 'a list with the name of the architecture, such as ["LlamaForCausalLM"]')
         return names[0]
 
-    def max_model_len(self) -> builtins.int:
-        """Return the longest context the model is made for, in tokens.
+    def max_model_len(self, default: builtins.int = REQUIRED) -> builtins.int:
+        """Return the longest context the model is made for, in tokens; required when no default is given.
 
         A number beyond all memory is no reason to refuse: an engine takes the context that fits it.
         """
         name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
-        length = self.int(name)
+        length = self.int(name, default)
         return self._stretched(min(length, LARGEST_SIZE) if length > 0 else self.positive(name))
 
     def _stretched(self, length: builtins.int) -> builtins.int:
@@ -299,7 +299,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); download it again"
         ) from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds {shown(value)}, expected a JSON object")

@@ -33,6 +33,7 @@ from octavo.config.schema import (
     ReplicaConfig,
     SchedulerConfig,
 )
+from octavo.config.section import LARGEST_SIZE
 from octavo.config.speculative_args import speculative_config
 from octavo.config.transfer import transfer_config
 from octavo.core.sampling_params import SamplingParams
@@ -252,7 +253,8 @@ def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Pat
 
 
 def _max_model_len(args: EngineArgs, checkpoint: Checkpoint) -> int:
-    longest = checkpoint.max_model_len()
+    # a config without it may be that of a family that octavo does not have: that is found out when the model is opened
+    longest = checkpoint.max_model_len(LARGEST_SIZE)
     if args.max_model_len is not None and args.max_model_len > longest:
         raise ConfigError(
             f"max_model_len is {args.max_model_len}, must be at most {longest}, the context that the checkpoint was "

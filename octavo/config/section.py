@@ -12,8 +12,16 @@ from octavo.errors import CheckpointError, UnsupportedModel
 
 T = TypeVar("T")
 
-_REQUIRED: Final[Any] = object()
+REQUIRED: Final[Any] = object()
 LARGEST_SIZE: Final = 2**31 - 1
+LARGEST_COUNT: Final = 1 << 13
+"""Of what is made one by one: with more of it a start would take minutes before weights are looked at."""
+COUNTS: Final = frozenset(
+    {
+        *("num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"),
+        *("linear_num_value_heads", "linear_num_key_heads"),
+    }
+)
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
     int: "an integer",
     float: "a number",
@@ -35,29 +43,32 @@ class Section:
         self.where = where
         self._prefix = prefix
 
-    def int(self, name: str, default: builtins.int = _REQUIRED) -> builtins.int:
+    def int(self, name: str, default: builtins.int = REQUIRED) -> builtins.int:
         """Return the integer `name`; required when no default is given."""
         return self._read(name, int, default)
 
-    def float(self, name: str, default: builtins.float = _REQUIRED) -> builtins.float:
+    def float(self, name: str, default: builtins.float = REQUIRED) -> builtins.float:
         """Return the number `name`, an integer included; JSON's NaN and Infinity are refused."""
-        value = float(self._read(name, float, default))
+        try:
+            value = float(self._read(name, float, default))
+        except OverflowError:  # an integer of hundreds of digits
+            value = math.inf
         if not math.isfinite(value):
             raise self.error(name, "a finite number")
         return value
 
-    def positive_float(self, name: builtins.str, default: builtins.float = _REQUIRED) -> builtins.float:
+    def positive_float(self, name: builtins.str, default: builtins.float = REQUIRED) -> builtins.float:
         """Return the number `name`, above 0: a factor or a base."""
         value = self.float(name, default)
         if value <= 0.0:
             raise self.error(name, "a number above 0")
         return value
 
-    def bool(self, name: str, default: builtins.bool = _REQUIRED) -> builtins.bool:
+    def bool(self, name: str, default: builtins.bool = REQUIRED) -> builtins.bool:
         """Return the flag `name`."""
         return self._read(name, bool, default)
 
-    def str(self, name: str, default: builtins.str = _REQUIRED) -> builtins.str:
+    def str(self, name: str, default: builtins.str = REQUIRED) -> builtins.str:
         """Return the string `name`."""
         return self._read(name, str, default)
 
@@ -65,13 +76,14 @@ class Section:
         """Return the integer `name`, or None when it is absent or null."""
         return None if self.values.get(name) is None else self.int(name)
 
-    def positive(self, name: builtins.str, default: builtins.int = _REQUIRED) -> builtins.int:
+    def positive(self, name: builtins.str, default: builtins.int = REQUIRED) -> builtins.int:
         """Return the integer `name`, at least 1: a size or a count."""
         value = self.int(name, default)
         if value < 1:
             raise self.error(name, "an integer of at least 1")
-        if value > LARGEST_SIZE:
-            raise self.error(name, f"an integer of at most {LARGEST_SIZE}")
+        most = LARGEST_COUNT if name in COUNTS else LARGEST_SIZE
+        if value > most:
+            raise self.error(name, f"an integer of at most {most}")
         return value
 
     def optional_positive(self, name: builtins.str) -> builtins.int | None:
@@ -84,18 +96,18 @@ class Section:
             return None
         return Section(self._read(name, dict, {}), self.where, f"{self._path(name)}.")
 
-    def expect(self, name: builtins.str, *allowed: object, default: object = _REQUIRED) -> Any:
+    def expect(self, name: builtins.str, *allowed: object, default: object = REQUIRED) -> Any:
         """Return the value of `name` when it is one of `allowed`; any other is a model that is not implemented.
 
         Without a `default` an absent key stands for the first allowed value.
         """
         value = self.values.get(name)
         if value is None:
-            value = allowed[0] if default is _REQUIRED else default
+            value = allowed[0] if default is REQUIRED else default
         if value not in allowed:
             wanted = " or ".join(json.dumps(each) for each in allowed)
             raise UnsupportedModel(
-                f"{self.where}: {self._path(name)} is {json.dumps(value)}, expected {wanted}; "
+                f"{self.where}: {self._path(name)} is {shown(value)}, expected {wanted}; "
                 "this variant of the model is not implemented"
             )
         return value
@@ -118,7 +130,7 @@ class Section:
     def _read(self, name: builtins.str, kind: type[T], default: T) -> T:
         value: T | None = self.values.get(name)
         if value is None:
-            if default is _REQUIRED:
+            if default is REQUIRED:
                 raise self.error(name, _TYPE_WORDS[kind])
             return default
         # an integer is a fine number, but a flag is no integer although Python says so

@@ -201,20 +201,28 @@ def read_rope(
     """
     rope = c.rope(kind)
     if rope.str("rope_type") == "proportional":
-        turning = int(rope.positive_float("partial_rotary_factor", 1.0) * head_dim // 2)
+        turning = int(_turning_share(rope, 1.0) * head_dim // 2)
         scaling = ProportionalScaling(turning, rope.positive_float("factor", 1.0))
         return Rope(head_dim, rope.positive_float("rope_theta"), scaling)
     if share is None:
         _check_whole_heads_turn(c, rope, head_dim)
         turned = head_dim
     else:
-        turned = int(head_dim * rope.positive_float("partial_rotary_factor", share))
+        turned = int(head_dim * _turning_share(rope, share))
     if turned % 2 or not 0 < turned <= head_dim:
         raise CheckpointError(
             f"{c.where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
             "them: they turn in pairs"
         )
     return Rope(turned, rope.positive_float("rope_theta"), _read_scaling(c, rope, turned), interleaved)
+
+
+def _turning_share(rope: Section, default: float) -> float:
+    """Return which share of a head turns, as the config says or by `default`. Raises CheckpointError."""
+    share = rope.positive_float("partial_rotary_factor", default)
+    if share > 1.0:
+        raise rope.error("partial_rotary_factor", "the share of a head that turns, at most 1")
+    return share
 
 
 def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None:
@@ -226,7 +234,7 @@ def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None
     factor = rope.values.get("partial_rotary_factor")
     if rope.str("rope_type") == "default" or factor is None:
         return
-    if int(head_dim * rope.positive_float("partial_rotary_factor")) != head_dim:
+    if int(head_dim * _turning_share(rope, 1.0)) != head_dim:
         raise UnsupportedModel(
             f"{c.where}: partial_rotary_factor is {shown(factor)} and rope_type is {shown(rope.values['rope_type'])}; "
             'expected 1, or rope_type "default", which turns whole heads whatever the factor is'
@@ -301,7 +309,7 @@ def _read_factors(rope: Section, name: str, pairs: int) -> tuple[float, ...]:
     if (
         not isinstance(found, list)
         or len(found) != pairs
-        or any(not isinstance(each, int | float) or isinstance(each, bool) or not each > 0 for each in found)
+        or any(not isinstance(each, int | float) or isinstance(each, bool) or not 0 < each < 1e300 for each in found)
     ):
         raise rope.error(name, f"a list of {pairs} numbers above 0, one for each pair of elements that turns")
     return tuple(float(each) for each in found)

@@ -60,7 +60,11 @@ class Glm4MoeLiteForCausalLM(LatentDecoder):
     def read(cls, c: Checkpoint) -> LatentConfig:
         kinds, sparse = c.values.get("mlp_layer_types"), dense_first(c, 1)
         if kinds is not None:
-            if not isinstance(kinds, list) or len(kinds) != len(sparse) or set(kinds) - {"dense", "sparse"}:
+            if (
+                not isinstance(kinds, list)
+                or len(kinds) != len(sparse)
+                or any(each not in ("dense", "sparse") for each in kinds)
+            ):
                 raise c.error("mlp_layer_types", f'"dense" or "sparse" for each of {len(sparse)} layers')
             sparse = tuple(kind == "sparse" for kind in kinds)
         mixture, eps = corrected(c, groups=(1, 1), factor=1.8), c.positive_float("rms_norm_eps", 1e-5)

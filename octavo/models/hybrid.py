@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import shown
+from octavo.config.section import LARGEST_SIZE, shown
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -73,7 +73,8 @@ def read_kinds(
     """Return the kind of each layer, from `layer_types` or `layers_block_type`. Raises UnsupportedModel."""
     num_layers = c.positive("num_hidden_layers") if c.values.get("num_hidden_layers") is not None else None
     kinds = c.values.get("layer_types") or c.values.get("layers_block_type") or default
-    found: list[Any] = [ALIASES.get(each, each) for each in kinds] if isinstance(kinds, list) else []
+    names = kinds if isinstance(kinds, list) and all(isinstance(each, str) for each in kinds) else []
+    found = [ALIASES.get(each, each) for each in names]
     if not found or len(found) != (num_layers or len(found)) or any(each not in known for each in found):
         raise UnsupportedModel(
             f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
@@ -103,8 +104,8 @@ def read_mamba(c: Checkpoint) -> dict[str, Any]:
 
 def read_mamba_sizes(c: Checkpoint) -> RecurrentSizes:
     """Return the sizes of Mamba2 under the names that begin with `mamba_`. Raises CheckpointError."""
-    expanded = int(c.positive_float("mamba_expand", 2.0) * c.positive("hidden_size"))
-    inner = c.optional_positive("mamba_d_ssm") or expanded
+    expanded = c.positive_float("mamba_expand", 2.0) * c.positive("hidden_size")
+    inner = c.optional_positive("mamba_d_ssm") or int(min(expanded, LARGEST_SIZE))
     heads, groups = c.positive("mamba_n_heads"), c.positive("mamba_n_groups", 1)
     dim = inner // heads if c.values.get("mamba_d_head") in (None, "auto") else c.positive("mamba_d_head")
     if heads * dim != inner:
@@ -117,11 +118,13 @@ def read_mamba_sizes(c: Checkpoint) -> RecurrentSizes:
 def read_limits(c: Checkpoint) -> tuple[float, float]:
     """Return the limits of Mamba2's time step. Raises CheckpointError."""
     found = c.values.get("time_step_limit")
-    if not isinstance(found, list):
+    if found is None:
         return MambaOptions().limits
-    limits: list[Any] = [each.get("__float__") if isinstance(each, dict) else each for each in found]  # infinity
     try:
+        limits: list[Any] = [each.get("__float__") if isinstance(each, dict) else each for each in found]  # infinity
         least, most = map(float, limits)
-    except (TypeError, ValueError):
-        raise c.error("time_step_limit", "two numbers, the least and the largest time step") from None
+    except (TypeError, ValueError, OverflowError):
+        least, most = 1.0, 0.0
+    if not least <= most:
+        raise c.error("time_step_limit", "two numbers, the least and the largest time step")
     return least, most

@@ -44,6 +44,8 @@ class Lfm2ForCausalLM(HybridDecoder):
         else:
             own["intermediate_size"] = _width(c)
         attends = c.values.get("full_attn_idxs") or list(layers)
+        if not isinstance(attends, list):
+            raise c.error("full_attn_idxs", "a list of layers")
         return HybridConfig.common(
             c,
             qk_norms=head_norms,

@@ -172,7 +172,11 @@ def _factors(c: Checkpoint, name: str, count: int) -> tuple[float, ...]:
     found = c.values.get(name)
     if found is None:
         return (1.0,) * count
-    if not isinstance(found, list) or len(found) != count or not all(isinstance(each, int | float) for each in found):
+    if (
+        not isinstance(found, list)
+        or len(found) != count
+        or not all(isinstance(each, int | float) and abs(each) < 1e300 for each in found)
+    ):
         raise c.error(name, f"a list of {count} numbers")
     return tuple(map(float, found))
 

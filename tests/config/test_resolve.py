@@ -272,3 +272,15 @@ def test_packed_weights_of_large_models_are_kept_in_the_users_cache_folder(tmp_p
     assert directory(128 << 20, packed_cache="none") is None
     assert directory(128 << 20, load_format="dummy") is None
     assert directory(1, packed_cache=str(tmp_path)) == str(tmp_path)
+
+
+def test_a_config_without_a_length_is_left_to_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "vocab_size": 50}')
+    config = resolve(EngineArgs(model="m", load_format="dummy"), Checkpoint.open(tmp_path), PLATFORM)
+    assert config.model.max_model_len > 1 << 30
+
+
+def test_a_number_of_thousands_of_digits_is_no_valid_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": ' + "9" * 5000 + "}")
+    with pytest.raises(CheckpointError, match=r"config.json: cannot be read"):
+        Checkpoint.open(tmp_path)

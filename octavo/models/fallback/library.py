@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import shown
+from octavo.config.section import COUNTS, shown
 from octavo.errors import CheckpointError, UnsupportedModel
 
 INSTALL = "pip install 'octavo[transformers]'"
@@ -88,6 +88,9 @@ def open_library(checkpoint: Checkpoint) -> Library:
             f"{checkpoint.where}: architecture is {checkpoint.architecture} and model_type is {shown(model_type)}, "
             "expected a text model of transformers"
         )
+    for count in COUNTS.intersection(checkpoint.values):
+        if checkpoint.values[count]:
+            checkpoint.positive(count)
     values = {key: value for key, value in checkpoint.values.items() if key != "auto_map"}
     try:
         config = CONFIG_MAPPING[model_type].from_dict(values)
@@ -96,10 +99,11 @@ def open_library(checkpoint: Checkpoint) -> Library:
             f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
         ) from error
     for number in _NUMBERS:
-        if not isinstance(getattr(config, number, None), int):
+        found = getattr(config, number, None)
+        if not isinstance(found, int):
             raise UnsupportedModel(
-                f"{checkpoint.where}: {number} is {shown(getattr(config, number, None))}, expected an integer, as in "
-                "the config of one text model"
+                f"{checkpoint.where}: {number} of {name} is {shown(found)}, expected an integer, as in "
+                "the config of one text model with attention"
             )
     return Library(getattr(transformers, name), config)
 

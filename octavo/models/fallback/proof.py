@@ -8,6 +8,7 @@ attention over whole sequences. The verdict is kept, so that it costs one start.
 from __future__ import annotations
 
 import hashlib
+import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,10 @@ _LENGTHS: Final = (50, 39)
 _CUT: Final = 23
 _DECODED: Final = 3
 _NUM_BLOCKS: Final = 16
+_MOST_PARAMETERS: Final = 1 << 27
+"""Of the small copy, whose heads have their full size."""
+
+_log = logging.getLogger(__name__)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -62,23 +67,34 @@ def proved(
     keep none. Raises UnsupportedModel where the class does not compute the same.
     """
     file = None if folder is None else folder / f"{_digest(library, ops)}.json"
-    verdict = None if file is None or not file.is_file() else _read(file)
+    verdict = None if file is None else _read(file)
     if verdict is None:
         verdict = _find(library, where, ops, attention)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with replacement(file) as content:
-                content.write(msgspec.json.encode(verdict))
+        # without an error it may be about this start, as when the disk is full
+        if file is not None and verdict.error is not None:
+            _keep(file, verdict)
     if verdict.refused is not None:
         raise UnsupportedModel(f"{where}: {library.model.__name__} by transformers' code is refused: {verdict.refused}")
     return verdict.render()
 
 
 def _read(file: Path) -> Verdict | None:
+    """Return a verdict that is kept; None where there is none, or one that no comparison finds."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Verdict)
+        verdict = msgspec.json.decode(file.read_bytes(), type=Verdict) if file.is_file() else Verdict()
     except (OSError, msgspec.DecodeError):
-        return None  # it is found again
+        return None
+    is_found = verdict.error is not None and (verdict.refused is not None or 0 <= verdict.error <= TOLERANCE)
+    return verdict if is_found else None
+
+
+def _keep(file: Path, verdict: Verdict) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacement(file) as content:
+            content.write(msgspec.json.encode(verdict))
+    except OSError as error:
+        _log.warning("what was proved of the model is not kept, and the next start proves it again: %s", error)
 
 
 def _digest(library: Library, ops: Ops) -> str:
@@ -93,9 +109,13 @@ def _find(library: Library, where: str, ops: Ops, attention: Callable[[int], Att
     try:
         small = shrink(library, whole)
         with _silence(), tempfile.TemporaryDirectory(prefix="octavo-proof-") as name:
-            eager = _with_random_weights(small.eager())
-            if missing := _missing_kinds(whole, record(small, where)):
+            recording = record(small, where)
+            if missing := _missing_kinds(whole, recording):
                 return Verdict(refused=f"its small copy lacks layers of the kind {missing}")
+            count = sum(each.numel() for each in recording.causal.parameters())
+            if count > _MOST_PARAMETERS:
+                return Verdict(refused=f"its small copy has {count:,} parameters, at most {_MOST_PARAMETERS:,} are run")
+            eager = _with_random_weights(small.eager())
             eager.save_pretrained(name)
             return _compare(eager, _Paged(Path(name), ops, attention))
     except OctavoError as error:

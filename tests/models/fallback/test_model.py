@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.cli.main import main
 from octavo.core.outputs import CompletionOutput
-from octavo.errors import ConfigError, UnsupportedModel
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.models.fallback import proof
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, load_oracle
@@ -107,6 +108,22 @@ def test_a_class_that_computes_something_else_is_refused_by_name(
         load(path)
 
 
+def test_a_small_copy_that_is_not_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_stranger("arcee", tmp_path)
+    write_byte_tokenizer(path)
+    monkeypatch.setattr(proof, "_MOST_PARAMETERS", 100)
+    with pytest.raises(UnsupportedModel, match=r"its small copy has [\d,]+ parameters, at most 100 are run"):
+        load(path)
+
+
+def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    path = make_stranger("arcee", tmp_path)
+    write_byte_tokenizer(path)
+    edit_config(path, num_hidden_layers=1_000_000)
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000, expected an integer of at most 8192"):
+        load(path)
+
+
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_ranks_are_refused_by_name(option: str, tmp_path: Path) -> None:
     path = make_stranger("arcee", tmp_path)
@@ -130,3 +147,10 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     edit_config(path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"})
     with pytest.raises(UnsupportedModel, match="no model family Own .*auto_map names code"):
         load(path)
+
+
+def test_a_recurrent_model_is_refused_by_its_architecture(tmp_path: Path) -> None:
+    config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 32, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "state_size": 8}))
+    with pytest.raises(UnsupportedModel, match="MambaForCausalLM"):
+        load(tmp_path, load_format="dummy", tokenizer="octavo-tiny")
