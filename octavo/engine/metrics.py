@@ -86,6 +86,19 @@ _COUNTERS: Final = {
 }
 """Totals since the start. Names are vLLM's where it has the same metric."""
 
+_HISTOGRAMS: Final = {
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", _LONG_S),
+    "inter_token_latency_seconds": ("Between one token of a sequence and the next.", _SHORT_S),
+    "time_per_output_token_seconds": ("Mean time for each token of a request behind the first.", _SHORT_S),
+    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _LONG_S),
+    "request_queue_time_seconds": ("From the arrival of a request to its first step.", _LONG_S),
+    "request_prefill_time_seconds": ("From the first step of a request to its first token.", _LONG_S),
+    "request_decode_time_seconds": ("From the first token of a request to its last.", _LONG_S),
+    "request_inference_time_seconds": ("From the first step of a request to its last token.", _LONG_S),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("Tokens of a generated sequence.", _TOKENS),
+}
+
 _PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos"
 
 _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
@@ -169,32 +182,12 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self._time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From the arrival of a request to its first token.", _LONG_S
-        )
-        self._inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between one token of a sequence and the next.", _SHORT_S
-        )
-        self._time_per_output_token = self._histogram(
-            "time_per_output_token_seconds", "Mean time for each token of a request behind the first.", _SHORT_S
-        )
-        self._latency = self._histogram(
-            "e2e_request_latency_seconds", "From the arrival of a request to its end.", _LONG_S
-        )
-        self._queue_time = self._histogram(
-            "request_queue_time_seconds", "From the arrival of a request to its first step.", _LONG_S
-        )
-        self._prefill_time = self._histogram(
-            "request_prefill_time_seconds", "From the first step of a request to its first token.", _LONG_S
-        )
-        self._decode_time = self._histogram(
-            "request_decode_time_seconds", "From the first token of a request to its last.", _LONG_S
-        )
-        self._inference_time = self._histogram(
-            "request_inference_time_seconds", "From the first step of a request to its last token.", _LONG_S
-        )
-        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self._output_length = self._histogram("request_generation_tokens", "Tokens of a generated sequence.", _TOKENS)
+        self._histograms = {
+            name: _Histogram(f"octavo:{name}", doc, buckets, self._labels)
+            for name, (doc, buckets) in _HISTOGRAMS.items()
+        }
+        for histogram in self._histograms.values():
+            self.registry.register(histogram)
 
     def observe_stats(self, stats: SchedulerStats, replica: int = 0) -> None:
         """Add the state of a replica after a step."""
@@ -215,7 +208,7 @@ class Metrics:
 
     def observe_inter_token_latency(self, seconds: float, num_sequences: int) -> None:
         """Add the time since the last token of a request, once for each of its sequences."""
-        self._inter_token_latency.observe(seconds, num_sequences)
+        self._histograms["inter_token_latency_seconds"].observe(seconds, num_sequences)
 
     def observe_request(
         self,
@@ -228,27 +221,27 @@ class Metrics:
         """Add a request that has ended; lengths and reasons are by sequence."""
         for reason, number in Count(finish_reasons).items():
             self._finished.labels(**self._labels, finished_reason=reason).inc(number)
-        self._prompt_length.observe(num_prompt_tokens)
-        for length in num_generated_tokens:
-            self._output_length.observe(length)
-        if metrics.time_to_first_token is not None:
-            self._time_to_first_token.observe(metrics.time_to_first_token)
-        if metrics.time_in_queue is not None:
-            self._queue_time.observe(metrics.time_in_queue)
+        observed = {
+            "time_to_first_token_seconds": metrics.time_to_first_token,
+            "request_queue_time_seconds": metrics.time_in_queue,
+            "request_prompt_tokens": num_prompt_tokens,
+        }
         if metrics.finished_time is not None:
-            self._latency.observe(metrics.finished_time - metrics.arrival_time)
-        self._observe_parts(metrics, longest=max(num_generated_tokens, default=0))
-
-    def _observe_parts(self, metrics: RequestMetrics, longest: int) -> None:
-        """Add the times between the first step, the first and the last token. longest: tokens of a sequence."""
+            observed["e2e_request_latency_seconds"] = metrics.finished_time - metrics.arrival_time
         began, first, last = metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time
-        if began is None or first is None or last is None:
-            return
-        self._prefill_time.observe(first - began)
-        self._decode_time.observe(last - first)
-        self._inference_time.observe(last - began)
-        if longest > 1:
-            self._time_per_output_token.observe((last - first) / (longest - 1))
+        if began is not None and first is not None and last is not None:
+            observed |= {
+                "request_prefill_time_seconds": first - began,
+                "request_decode_time_seconds": last - first,
+                "request_inference_time_seconds": last - began,
+            }
+            if (longest := max(num_generated_tokens, default=0)) > 1:
+                observed["time_per_output_token_seconds"] = (last - first) / (longest - 1)
+        for name, value in observed.items():
+            if value is not None:
+                self._histograms[name].observe(value)
+        for length in num_generated_tokens:
+            self._histograms["request_generation_tokens"].observe(length)
 
     def render(self, *, vllm_names: bool = False, others: Sequence[Counts] = ()) -> bytes:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more.
@@ -287,8 +280,3 @@ class Metrics:
                 _children(self._gauges, labels), _children(self._counters, labels), labels
             )
         return self._replicas[number]
-
-    def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> _Histogram:
-        histogram = _Histogram(f"octavo:{name}", doc, buckets, self._labels)
-        self.registry.register(histogram)
-        return histogram
