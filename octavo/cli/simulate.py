@@ -15,6 +15,7 @@ from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
 from octavo.config.fields import Arg, arguments
+from octavo.config.speculative_args import speculative_config
 from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
 from octavo.platform import Platform
@@ -29,6 +30,7 @@ from octavo.simulate.report import Run, summarize, table, to_json
 from octavo.simulate.settings import engine_settings
 from octavo.simulate.simulation import Simulation
 from octavo.simulate.simulation import simulate as run_simulation
+from octavo.simulate.speculation import Guessing
 from octavo.simulate.trace_file import read_trace, write_trace
 from octavo.simulate.traces import Trace, Workload, generate
 
@@ -79,6 +81,10 @@ class SimulationOptions(Options):
     transfer_bytes_per_s: Annotated[
         float, Arg("Rate at which keys and values get from the one to the other.", gt=0)
     ] = Disaggregation(num_prefill=1).bytes_per_s
+    draft_acceptance: Annotated[
+        float | None,
+        Arg("Probability that a guess of speculative_config is right, if those before it were.", ge=0, le=1),
+    ] = None
     request_rate: Annotated[
         str, Arg("Requests (conversations) a second; several, as in 1,2,4, are as many simulations.", group="Workload")
     ] = f"{Workload.request_rate:g}"
@@ -105,7 +111,7 @@ _OF_ROOFLINE: Final = ("model", "device", "tensor_parallel_size", "pipeline_para
 _NOT_SIMULATED: Final = [
     argument.name
     for argument in arguments(EngineArgs).values()
-    if argument.group not in ("Memory and cache", "Scheduling")
+    if argument.group not in ("Memory and cache", "Scheduling", "Speculative decoding")
     and argument.name not in {"max_model_len", "gpu_memory_utilization", "split_min_tokens", *_OPTIONS}
 ]
 """Engine arguments that have no effect on scheduling."""
@@ -138,6 +144,7 @@ def simulate(*, given: Given) -> int:
             bytes_per_s=options.transfer_bytes_per_s,
             min_tokens=args.split_min_tokens,
         ),
+        guessing=_guessing(args, options.draft_acceptance),
     )
     _print_header(simulation, args, recorded)
     runs = []
@@ -224,6 +231,14 @@ def _cost_model(options: SimulationOptions, recorded: Recorded | None) -> CostMo
     if recorded is not None and options.cost_model is None:
         return recorded_costs(f"recorded steps of {options.recording}", recorded)
     return load_cost_model(options.cost_model or _DEFAULT_COST_MODEL)
+
+
+def _guessing(args: EngineArgs, acceptance: float | None) -> Guessing | None:
+    """Return how guesses are simulated; None without any. Raises ConfigError where one of two options is missing."""
+    config = speculative_config(args)
+    if (config is None) != (acceptance is None):
+        raise ConfigError("speculative_config and draft_acceptance are simulated together; give both or neither")
+    return None if config is None or acceptance is None else Guessing(config, acceptance)
 
 
 def _print_header(simulation: Simulation, args: EngineArgs, recorded: Recorded | None) -> None:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from math import exp, log
 from typing import Any, Final
 
+from octavo.core.messages import EngineCoreRequest
 from octavo.core.step import (
     ModelRunnerOutput,
     RowOutput,
@@ -135,6 +136,13 @@ class SimulatedExecutor:
         """Drop the script of a request that has ended."""
         del self._scripts[seed]
 
+    def output_tokens(self, request: EngineCoreRequest, index: int, place: int, count: int) -> list[int]:
+        """Return the next `count` tokens of a sequence that has `place` tokens of its output, or fewer up to its
+        end."""
+        script = self._scripts[request.params.seed or 0]
+        places = range(place, min(place + count, script.output_len(index)))
+        return [script.output_token(index, each) for each in places]
+
     @property
     def sends_tokens(self) -> bool:
         return len(self._free_at) > 1
@@ -165,7 +173,9 @@ class SimulatedExecutor:
         results = []
         for row in step.rows:
             state = states[row.seq_id]
-            if row.num_samples == 1 and row.start + row.num_tokens < state.end and state.usual is not None:
+            if row.drafts:
+                results.append(self._verified(row, state))
+            elif row.num_samples == 1 and row.start + row.num_tokens < state.end and state.usual is not None:
                 results.append(state.usual)
             else:
                 results.append(self._result(row, state))
@@ -190,6 +200,14 @@ class SimulatedExecutor:
         if step.finished_ids:
             for seq_id in {*step.finished_ids} - {new.seq_id for new in step.new_sequences}:
                 del self._states[seq_id]
+
+    def _verified(self, row: ScheduledSequence, state: _State) -> RowOutput:
+        """Return the tokens of a row up to and with the first that its guesses do not have."""
+        place = row.start + row.num_tokens - len(row.drafts) - state.num_prompt_tokens
+        tokens = [state.script.output_token(state.index, place)]
+        while tokens[-1] != END_TOKEN and len(tokens) <= len(row.drafts) and tokens[-1] == row.drafts[len(tokens) - 1]:
+            tokens.append(state.script.output_token(state.index, place + len(tokens)))
+        return _drawn(row.seq_id, row.epoch, *tokens)
 
     def _result(self, row: ScheduledSequence, state: _State) -> RowOutput:
         script = state.script

@@ -50,6 +50,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     num_swapped_blocks: int = 0
     num_recomputed_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     gaps: dict[int, int] = {}
 
     @classmethod
@@ -61,6 +63,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
             num_preemptions=stats.num_preemptions,
             num_swapped_blocks=stats.num_swapped_blocks,
             num_recomputed_tokens=stats.num_recomputed_tokens,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
             gaps=dict(gaps),
         )
 
@@ -73,6 +77,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
             num_preemptions=sum(each.num_preemptions for each in parts),
             num_swapped_blocks=sum(each.num_swapped_blocks for each in parts),
             num_recomputed_tokens=sum(each.num_recomputed_tokens for each in parts),
+            num_draft_tokens=sum(each.num_draft_tokens for each in parts),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in parts),
             gaps=dict(sum((Counter(each.gaps) for each in parts), Counter[int]())),
         )
 

@@ -12,6 +12,7 @@ from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import Clock, Script, SimulatedExecutor
 from octavo.simulate.link import Link, LinkedConnector
 from octavo.simulate.outcome import Totals
+from octavo.simulate.speculation import Guessing
 
 
 class Replica:
@@ -37,6 +38,7 @@ class Replica:
         candidate_spread: float = 0.5,
         link: Link | None = None,
         sources: Mapping[str, Link] | None = None,
+        guessing: Guessing | None = None,
     ) -> None:
         """sources: the links by which blocks arrive, by the names that `EngineCoreRequest.prefill` has for them."""
         self.number = number
@@ -47,7 +49,8 @@ class Replica:
         self.clock = Clock()
         self.executor = SimulatedExecutor(cost_model, settings.cache.block_size, self.clock, candidate_spread)
         connector = None if sources is None else LinkedConnector(sources, self.clock, lambda at: self.wake(at))
-        self.scheduler = build_scheduler(settings, connect=lambda *_: connector)
+        proposer = None if guessing is None else guessing.proposer(self.executor)
+        self.scheduler = build_scheduler(settings, proposer, connect=lambda *_: connector)
         self.ready = CoreReady(
             cache=settings.limits,
             max_model_len=settings.scheduler.max_model_len,

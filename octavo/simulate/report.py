@@ -75,6 +75,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     num_swapped_blocks: int
     num_recomputed_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 class Run(NamedTuple):
@@ -117,6 +119,8 @@ def summarize(outcome: Outcome) -> Summary:
         num_preemptions=totals.num_preemptions,
         num_swapped_blocks=totals.num_swapped_blocks,
         num_recomputed_tokens=totals.num_recomputed_tokens,
+        num_draft_tokens=totals.num_draft_tokens,
+        num_accepted_tokens=totals.num_accepted_tokens,
     )
 
 
@@ -157,8 +161,11 @@ def table(run: Run) -> str:
         "found in cache": f"{s.cached_share:.1%} of prompt tokens",
         "preemptions": f"{s.num_preemptions:,}; {s.num_recomputed_tokens:,} tokens computed again, "
         f"{s.num_swapped_blocks:,} blocks moved",
+        "guesses": f"{s.num_draft_tokens:,} verified, {s.num_accepted_tokens:,} right",
         "waiting": f"at most {s.max_waiting:,}",
     }
+    if not s.num_draft_tokens:
+        del rows["guesses"]
     if not run.outcome.samples:
         del rows["KV cache in use"], rows["waiting"]
     lines = [f"{s.num_requests:,} requests on {replicas}, {s.offered_requests_per_s:,.4g} a second offered{refused}"]

@@ -22,6 +22,7 @@ from octavo.simulate.cost_model import CostModel
 from octavo.simulate.link import Disaggregation, Link
 from octavo.simulate.outcome import Outcome, merged
 from octavo.simulate.replica import Replica
+from octavo.simulate.speculation import Guessing
 from octavo.simulate.traces import Trace, TraceRequest
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     router: str = "round-robin"
     disaggregation: Disaggregation | None = None
+    guessing: Guessing | None = None
 
     @classmethod
     def of_engine(
@@ -47,7 +49,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     def replica(self, number: int) -> Replica:
         """Return a new replica."""
-        return Replica(number, self.settings, self.cost_model)
+        return Replica(number, self.settings, self.cost_model, guessing=self.guessing)
 
 
 def simulate(
@@ -83,9 +85,12 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
     costs, block_size = simulation.cost_model, settings.cache.block_size
     links = [Link(disaggregation, block_size * costs.kv_bytes_per_token, costs.num_layers) for _ in range(num_prefill)]
     sources = {str(number): link for number, link in enumerate(links)}
-    replicas = [Replica(number, settings, costs, link=link) for number, link in enumerate(links)]
+    replicas = [
+        Replica(number, settings, costs, link=link, guessing=simulation.guessing) for number, link in enumerate(links)
+    ]
     replicas += [
-        Replica(number, settings, costs, sources=sources) for number in range(num_prefill, simulation.num_replicas)
+        Replica(number, settings, costs, sources=sources, guessing=simulation.guessing)
+        for number in range(num_prefill, simulation.num_replicas)
     ]
     scheduler = settings.scheduler
     make_split = partial(

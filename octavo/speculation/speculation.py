@@ -22,7 +22,9 @@ _MOST_SHARED_TOKENS: Final = 1 << 16
 """Tokens of outputs that are kept for one cache key."""
 
 
-class _Guess(NamedTuple):
+class Guess(NamedTuple):
+    """What may follow a sequence. kind: guesses of one kind are right about as often."""
+
     tokens: list[int]
     kind: Hashable
     num_known: int
@@ -34,8 +36,8 @@ class Drafting:
 
     def __init__(self, history: History, own: Tally) -> None:
         self.history, self.own = history, own
-        self.guess: _Guess | None = None
-        self.forced: _Guess | None = None
+        self.guess: Guess | None = None
+        self.forced: Guess | None = None
 
     def fork(self) -> Drafting:
         return Drafting(self.history.copy(), Tally(self.own.tried, self.own.right))
@@ -65,15 +67,13 @@ class Speculation:
 
     def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
-        state.forced = _Guess(list(tokens), "forced", num_known)
+        state.forced = Guess(list(tokens), "forced", num_known)
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"
         state = sequence.attached(Drafting) or self._begin(group, sequence)
-        num_new = len(sequence.token_ids) - len(state.history) + len(group.request.prediction_token_ids)
-        state.history.extend(sequence.token_ids[-num_new:] if num_new else ())
         self._compare(state, sequence)
-        guess = state.guess = self._look_up(group, sequence, state)
+        guess = state.guess = self.look_up(group, sequence, state)
         if guess is None:
             return []
         most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
@@ -96,8 +96,11 @@ class Speculation:
         num_right = next((i for i, token in enumerate(drawn) if token != guess.tokens[i]), len(drawn))
         self.acceptance.note(guess.kind, state.own, min(len(drawn), num_right + 1), num_right)
 
-    def _look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> _Guess | None:
+    def look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
+        """Return what may follow a sequence; None where nothing is known."""
         config, history = self._config, state.history
+        num_new = len(sequence.token_ids) - len(history) + len(group.request.prediction_token_ids)
+        history.extend(sequence.token_ids[-num_new:] if num_new else ())
         tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
         if state.forced is not None and state.forced.num_known == len(sequence.token_ids):
             return state.forced
@@ -106,13 +109,13 @@ class Speculation:
         num_known, predicted = len(sequence.token_ids), group.request.prediction_token_ids
         if predicted and predicted[: sequence.num_output_tokens] == sequence.token_ids[sequence.num_prompt_tokens :]:
             begun = predicted[sequence.num_output_tokens :][:most]
-            return _Guess(begun, "predicted", num_known) if begun else None
+            return Guess(begun, "predicted", num_known) if begun else None
         shared = self._shared.get(group.request.cache_key) if self._shared else None
         own = history.find(tail, config.prompt_lookup_min, is_own=True)
         others = None if shared is None else shared.find(tail, config.prompt_lookup_min)
         if shared is not None and others is not None and (own is None or others.length > own.length):
-            return _Guess(shared.after(others.end, most), ("shared", others.length), num_known)
-        return None if own is None else _Guess(history.after(own.end, most), ("own", own.length), num_known)
+            return Guess(shared.after(others.end, most), ("shared", others.length), num_known)
+        return None if own is None else Guess(history.after(own.end, most), ("own", own.length), num_known)
 
     def _collect(self) -> None:
         """Move the outputs of sequences that have ended to those that others look up."""
