@@ -134,6 +134,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
         (["bench", "latency", "--input-len", "1.5"], "'1.5' is not a whole number"),
         (["serve", "--enable-sleep-mode"], "--enable-sleep-mode: sleeping without weights is not there yet"),
+        (["serve", "--speculative-model", "x"], "--speculative-model: give speculative_config"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
         (["serve", "-c", "2048"], "-c: octavo calls it --max-model-len"),
         (["serve", "-hf", "owner/model"], "-hf: octavo calls it --model"),
