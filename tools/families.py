@@ -20,7 +20,7 @@ from octavo.models.loader import LoadedModel
 from octavo.models.registry import ModelClass, known_architectures, resolve_model
 from octavo.ops.registry import bind
 from octavo.quantization.method import WeightMethod
-from octavo.quantization.registry import METHODS
+from octavo.quantization.registry import QUANTIZED, method_named
 from tests.fakes.checkpoints import FAMILIES, family_config
 from tests.models.test_against_transformers import VARIANTS
 
@@ -73,11 +73,11 @@ def families() -> dict[str, dict[str, list[str]]]:
             continue
         row["parallel"] |= {way for way, mesh in _TWO.items() if _open(checkpoint, mesh)}
         plain = opened.model.state_specs(ops)
-        for method in METHODS:
+        for method in map(method_named, QUANTIZED):
             held = _open(checkpoint, method=method)
             if held is not None and held.model.state_specs(ops) != plain:
                 row["quantization"].add(method.name)
-    order = {name: place for place, name in enumerate((*_KINDS, *(method.name for method in METHODS), *_TWO))}
+    order = {name: place for place, name in enumerate((*_KINDS, *QUANTIZED, *_TWO))}
     return {
         names[model]: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}
         for model, row in sorted(found.items(), key=lambda item: names[item[0]])

@@ -173,7 +173,7 @@ def _argument_flag(argument: Argument) -> inspect.Parameter:
     elif arg.choices is not None:
         kind = Literal[arg.choices]
     # an argument with a single value so far is in the reference page alone
-    return _flag(argument.name, kind, doc, argument.group, show=arg.only is None)
+    return _flag(argument.name, kind, doc, argument.group, show=arg.only is None or len(arg.only) > 1)
 
 
 def _sampling_flags() -> list[inspect.Parameter]:

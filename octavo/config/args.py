@@ -82,6 +82,10 @@ class ModelArgs:
             choices=("int8", "int4", "int4-g128"),
         ),
     ] = None
+    activation_bits: Annotated[
+        int,
+        Arg("What activations are rounded to beside quantised weights.", only=(8, 16), otherwise="bits are 8 or 16"),
+    ] = 8
     max_model_len: Annotated[
         int | None,
         Arg(

@@ -181,6 +181,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "device": self.device.device,
             "dtype": self.model.dtype,
             "quantization": str(self.model.quantization),
+            "activation_bits": str(self.model.activation_bits),
             "kv_cache_dtype": self.cache.dtype,
             "lora_dtype": self.lora.lora_dtype if self.lora.enable_lora else "none",
             "tensor_parallel_reduce": self.device.tensor_parallel_reduce,

@@ -81,7 +81,6 @@ class LoadedModel:
         mesh: Mesh,
         dtype: torch.dtype = torch.float32,
         method: WeightMethod | None = None,
-        *,
         activation_bits: int = 8,
     ) -> LoadedModel:
         """Build the model on the meta device: shapes and names in `dtype`, no memory, and no weight is read.

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CheckpointError, ConfigError
-from octavo.ops.codes import NotFinite, QuantizedLinear, check_inputs, exact_product, quantize_rows
+from octavo.ops.codes import TOLERANCE, NotFinite, QuantizedLinear, check_inputs, exact_product, quantize_rows
 from octavo.ops.experts import PreparedStack
 from octavo.ops.memory import zeroed
-from octavo.ops.prepare_int8 import TOLERANCE
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, linear_stack
 from octavo.ops.registry import Operator
 

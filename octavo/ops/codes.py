@@ -6,6 +6,7 @@ All of it is done in float32 and rounded as it is written, so that compiled kern
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from octavo.errors import CheckpointError, ConfigError
 from octavo.ops.elementwise import silu_and_mul
 from octavo.ops.prepare_linear import PreparedLinear
+
+TOLERANCE: Final[Mapping[torch.dtype, float]] = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+"""Integer sums are exact: implementations may differ in the exponential of SiLU, and so in the last place."""
 
 SMALLEST: Final = 1e-30
 """Smaller magnitudes count as zero: 127 divided by one of them would leave the range of float32."""

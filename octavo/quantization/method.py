@@ -43,14 +43,11 @@ Methods = Callable[[str], WeightMethod]
 
 
 class FromPlain:
-    """A method whose layers are filled with plain `weight` [outputs, inputs].
+    """A method whose layers are filled with plain `weight` [outputs, inputs]: quantised as `spec` says, or kept."""
 
-    `operator` names the `LinearFormat` that they are brought into.
-    """
-
-    def __init__(self, name: str, operator: str) -> None:
+    def __init__(self, name: str, spec: CodeSpec | None = None) -> None:
         self.name = name
-        self._operator = operator
+        self._spec = spec
 
     def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
         return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
@@ -59,7 +56,7 @@ class FromPlain:
         return tensors["weight"]
 
     def format(self, ops: Ops) -> LinearFormat:
-        found: LinearFormat = getattr(ops, self._operator)
+        found: LinearFormat = ops.prepare_linear if self._spec is None else ops.prepare_quantized(self._spec)
         return found
 
     def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
@@ -96,7 +93,7 @@ class Coded:
         return made
 
 
-UNQUANTIZED = FromPlain("unquantized", "prepare_linear")
+UNQUANTIZED = FromPlain("unquantized")
 """Weights are multiplied in their own type."""
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from octavo.config.section import Section
 from octavo.errors import ConfigError, suggestion
+from octavo.ops.coded import CodeSpec
+from octavo.ops.prepare_quantized import INT4, INT4_G128, INT8
 from octavo.quantization.bitsandbytes import BitsAndBytes
 from octavo.quantization.compressed_tensors import CompressedTensors
 from octavo.quantization.floats import Fp8, Mxfp4
@@ -14,24 +17,18 @@ from octavo.quantization.gptq import AutoRound, Awq, Gptq
 from octavo.quantization.method import UNQUANTIZED, FromPlain, WeightMethod
 from octavo.quantization.stored import StoredFormat
 
-METHODS: tuple[WeightMethod, ...] = (
-    # a scale per output channel, times 8-bit activations with a scale per token
-    FromPlain("int8", "prepare_int8"),
-    # groups of 64 or 128 inputs that share a scale, times the same activations
-    FromPlain("int4", "prepare_int4"),
-    FromPlain("int4-g128", "prepare_int4_g128"),
-)
+QUANTIZED: Final[Mapping[str, CodeSpec]] = {"int8": INT8, "int4": INT4, "int4-g128": INT4_G128}
+"""What weights are quantised to while loading."""
 
 
-def method_named(name: str | None) -> WeightMethod:
+def method_named(name: str | None, activation_bits: int = 8) -> WeightMethod:
     """Return the method of `--quantization`; without a name weights stay as they are. Raises ConfigError."""
     if name is None:
         return UNQUANTIZED
-    methods = {each.name: each for each in METHODS}
-    if name not in methods:
-        known = ", ".join(methods)
-        raise ConfigError(f"quantization is {name}, must be one of {known}{suggestion(name, methods)}")
-    return methods[name]
+    if name not in QUANTIZED:
+        known = ", ".join(QUANTIZED)
+        raise ConfigError(f"quantization is {name}, must be one of {known}{suggestion(name, QUANTIZED)}")
+    return FromPlain(name, replace(QUANTIZED[name], activation_bits=activation_bits))
 
 
 FORMATS: Final[Mapping[str, Callable[[Section], StoredFormat]]] = {

@@ -93,8 +93,8 @@ def _place(config: EngineConfig, rank: int) -> Mesh:
 
 
 def _opened(config: EngineConfig, mesh: Mesh) -> LoadedModel:
-    checkpoint, method = Checkpoint.open(Path(config.model.path)), method_named(config.model.quantization)
-    return LoadedModel.open(checkpoint, mesh, DTYPES[config.model.dtype], method)
+    model, bits, checkpoint = config.model, config.model.activation_bits, Checkpoint.open(Path(config.model.path))
+    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method_named(model.quantization, bits), bits)
 
 
 class Worker:

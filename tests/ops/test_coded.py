@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CheckpointError, ConfigError
-from octavo.ops.coded import CodedFormat, CodeSpec, example_specs, example_weight
+from octavo.ops.coded import HALF_BASE, CodedFormat, CodeSpec, example_specs, example_weight, quantize_activations
 from octavo.ops.codes import NotFinite
 
 SPECS = list(example_specs())
@@ -52,6 +52,16 @@ def test_a_product_loses_only_the_rounding_of_activations(spec: CodeSpec, bits: 
     found = prepared(x)
     assert (found - expected).norm() < most * expected.norm()
     assert torch.equal(prepared(x[2:3]), found[2:3])
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.8e-2), (16, 0.003e-2)])
+def test_the_error_that_is_explained_is_that_of_a_product(bits: int, error: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, weight = torch.randn((32, 2048), generator=generator), torch.randn((64, 2048), generator=generator)
+    codes, scales = quantize_activations(x, bits)
+    rounded = (codes[0] if bits == 8 else codes[0] * HALF_BASE + codes[1]) * scales
+    found = ((rounded - x) @ weight.T).norm() / (x @ weight.T).norm()
+    assert found == pytest.approx(error, rel=0.15)
 
 
 def test_the_layout_depends_on_the_weight_alone() -> None:

@@ -12,8 +12,9 @@ from octavo.ops.experts import PreparedStack, RouterRule, Routing, route
 from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear
 from octavo.ops.registry import Ops, bind
 from octavo.platform import Platform
+from octavo.quantization.registry import QUANTIZED, method_named
 
-FORMATS = ("prepare_linear", "prepare_int8", "prepare_int4", "prepare_int4_g128")
+FORMATS = (None, *QUANTIZED)
 EXPERTS, TOP_K = 5, 2
 
 
@@ -63,7 +64,7 @@ def expert_of(routing: Routing, row: int) -> int:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_have_the_bits_of_their_experts_linear(level: str, name: str, dtype: torch.dtype) -> None:
-    kept: LinearFormat = getattr(OPS[level], name)
+    kept: LinearFormat = method_named(name).format(OPS[level])
     for gated in (True, False):
         stack, linears = make_stack(kept, dtype, gated=gated, bias=not gated)
         for tokens in (1, 3, 40):
@@ -83,7 +84,7 @@ def test_rows_have_the_bits_of_their_experts_linear(level: str, name: str, dtype
 @pytest.mark.parametrize("level", OPS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_experts_elsewhere_are_zeros(level: str, name: str) -> None:
-    kept: LinearFormat = getattr(OPS[level], name)
+    kept: LinearFormat = method_named(name).format(OPS[level])
     parts = [
         make_stack(kept, torch.float32, gated=True, bias=False, experts=each)[0] for each in (range(2), range(2, 5))
     ]

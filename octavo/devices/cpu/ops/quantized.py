@@ -157,7 +157,7 @@ def _pack(spec: CodeSpec, weight: Mapping[str, Tensor], panels: Tensor) -> None:
 class QuantizedFormat:
     """Quantises on the runtime's threads. See `LinearFormat`."""
 
-    def __init__(self, spec: CodeSpec, runtime: CpuRuntime) -> None:
+    def __init__(self, runtime: CpuRuntime, spec: CodeSpec) -> None:
         coded = CodedPanels(runtime, spec)
         self._runtime, self._spec = runtime, spec
         self.layout = coded.layout
@@ -187,8 +187,6 @@ class QuantizedFormat:
 
 
 IMPLEMENTATIONS = (
-    Implementation("prepare_int8", "native", partial(QuantizedFormat, CodeSpec(8, 0))),
-    Implementation("prepare_int4", "native", partial(QuantizedFormat, CodeSpec(4, 64, "none", torch.bfloat16))),
-    Implementation("prepare_int4_g128", "native", partial(QuantizedFormat, CodeSpec(4, 128, "none", torch.bfloat16))),
+    Implementation("prepare_quantized", "native", lambda runtime: partial(QuantizedFormat, runtime)),
     Implementation("prepare_coded", "native", lambda runtime: partial(CodedPanels, runtime)),
 )

@@ -1,17 +1,18 @@
-"""Linear layers with 4-bit weights in groups along their inputs, activations of 8 bits quantised token by token."""
+"""Linear layers that quantise plain weights while loading, into codes without zero points."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops import prepare_linear as plain
-from octavo.ops.codes import SMALLEST, QuantizedLinear, check_finite, check_inputs, quantize_rows
-from octavo.ops.prepare_int8 import TOLERANCE
-from octavo.ops.prepare_linear import LinearShape, ReferenceFormat, TensorSpec
+from octavo.ops.coded import CodedLinear, CodeSpec
+from octavo.ops.codes import SMALLEST, TOLERANCE, check_finite, check_inputs, quantize_rows
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, ReferenceFormat, TensorSpec
 from octavo.ops.registry import Operator
 
 DIVISORS: Final = (8.0, 7.5, 8.5, 9.0, 10.0)
@@ -56,56 +57,51 @@ def _squared_error(values: Tensor, scale: Tensor) -> Tensor:
     return total
 
 
-class Int4Linear(QuantizedLinear):
-    """State: `codes` int8 [outputs, groups, group] in [-8, 7], `scales` bfloat16 [outputs, groups], perhaps `bias`."""
+class QuantizedFormat(ReferenceFormat):
+    """Symmetric codes: of 8 bits by the largest magnitude of an output, or of 4 bits by the best scale of each group.
 
-    def values(self, x: Tensor) -> Tensor:
-        """Return (Σ over groups, in order, of Σ codes · codes · scale) · scale of the row."""
-        codes, row_scales = quantize_rows(x)
-        weights, scales = self._state["codes"], self._state["scales"]
-        _, num_groups, group = weights.shape
-        codes = F.pad(codes, (0, num_groups * group - self.shape.inputs))
-        total = codes.new_zeros((x.shape[0], self.shape.outputs))
-        for g in range(num_groups):
-            # at most 128 · 127 · 8: float32 holds every partial sum
-            sums = F.linear(codes[:, g * group : (g + 1) * group], weights[:, g].float())
-            total = total + sums * scales[:, g].float()
-        return total * row_scales
+    The reference keeps a code in a byte. It is made for a spec of one of these two kinds.
+    """
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Return code · scale for each element of the rows."""
-        values = self._state["codes"][ids].float() * self._state["scales"][ids, :, None].float()
-        return values.flatten(1)[:, : self.shape.inputs].to(self.shape.dtype)
-
-
-class Int4Format(ReferenceFormat):
-    """Symmetric groups of `group` inputs; the reference keeps a code in a byte."""
-
-    linear_class = Int4Linear
-
-    def __init__(self, group: int) -> None:
-        self.group = group
-        self.layout = f"int4-g{group}-rows/1"
+    def __init__(self, spec: CodeSpec) -> None:
+        self.spec = spec
+        self.layout = f"{spec.layout}-rows/1"
 
     def pack(self, weight: Tensor) -> dict[str, Tensor]:
         """Raise NotFinite for a weight with NaN or infinities."""
         check_finite(weight)
+        if not self.spec.group:
+            codes, scales = quantize_rows(weight)
+            return {"codes": codes.to(torch.int8), "scales": scales}
         outputs, inputs = weight.shape
-        groups = F.pad(weight.float(), (0, -inputs % self.group)).view(outputs, -1, self.group)
+        groups = F.pad(weight.float(), (0, -inputs % self.spec.group)).view(outputs, -1, self.spec.group)
         codes, scales = quantize_groups(groups)
-        return {"codes": codes, "scales": scales[..., 0]}
+        return {"codes": codes.view(outputs, -1)[:, :inputs], "scales": scales[..., 0]}
 
     def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """Raise ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
-        groups = -(-shape.inputs // self.group)
-        return {
-            "codes": TensorSpec((shape.outputs, groups, self.group), torch.int8),
-            "scales": TensorSpec((shape.outputs, groups), torch.bfloat16),
-        }
+        return self.spec.tensor_specs(shape.outputs, shape.inputs)
+
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return CodedLinear(self.spec, shape, state)
 
 
-OPERATORS = (
-    Operator("prepare_int4", Int4Format(64), plain.examples, TOLERANCE, plain.trial),
-    Operator("prepare_int4_g128", Int4Format(128), plain.examples, TOLERANCE, plain.trial),
-)
+INT8: Final = CodeSpec(8, 0)
+INT4: Final = CodeSpec(4, 64, "none", torch.bfloat16)
+INT4_G128: Final = CodeSpec(4, 128, "none", torch.bfloat16)
+
+
+def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield those of plain weights behind each spec."""
+    for spec in (INT8, INT4, INT4_G128):
+        yield from ((spec, *each) for each in plain.examples(dtype))
+
+
+def trial(make: Any, spec: CodeSpec, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return (the product, rows of the weight) of one list of `examples`."""
+    made: LinearFormat = make(spec)
+    return plain.trial(made, *arguments)
+
+
+OPERATORS = (Operator("prepare_quantized", QuantizedFormat, examples, TOLERANCE, trial),)
