@@ -58,6 +58,7 @@ class CodeSpec:
             f"scales in {self.scale_dtype}": self.scale_dtype in ((torch.int8,) if self.super_group else _FLOATS),
             f"factors of {self.super_group} inputs beside groups of {self.group}": not self.super_group
             or (self.super_group == 256 and 0 < self.group < 256),
+            "factors beside zero points or floats": not self.super_group or not (self.is_float or self.zero == "zeros"),
             "floats of 4 bits with zero points or 8 bits": not self.is_float or (self.bits, self.zero) == (4, "none"),
             f"activations of {self.activation_bits} bits, expected 8 or 16": self.activation_bits in (8, 16),
         }
@@ -177,19 +178,32 @@ class CodedLinear(QuantizedLinear):
         return (sums[0] if len(sums) == 1 else sums[0] * HALF_BASE + sums[1]) * row_scales
 
     def _sums(self, codes: Tensor) -> Tensor:
-        """Return Σ over groups, in order, of Σ codes · codes · scale, minus Σ codes · minimum for each group."""
+        """Return the product with codes of activations, but for their scale: float32 [rows, outputs].
+
+        It is Σ over groups, in order, of Σ codes · codes · scale, minus Σ codes · minimum for each group. Of scales of
+        two levels, those groups that share factors are summed as integers first.
+        """
         spec, state, inputs = self._spec, self._state, self.shape.inputs
         group = spec.group or inputs
-        weights, scales = spec.code_values(state["codes"]), spec.group_floats(state, "scales")
-        minimums = spec.group_floats(state, "minimums") if spec.zero == "minimums" else None
+        weights = spec.code_values(state["codes"])
         total = codes.new_zeros((codes.shape[0], self.shape.outputs))
+        # what is above and below zero of the groups so far that share factors
+        above = below = total.double()
         for g, start in enumerate(range(0, inputs, group)):
             own, of_group = codes[:, start : start + group], weights[:, start : start + group]
             if spec.zero == "zeros":
                 of_group = of_group - state["zeros"][:, g, None]
-            total = total + exact_product(own, of_group) * scales[:, g]
-            if minimums is not None:
-                total = total - own.sum(1, keepdim=True) * minimums[:, g]
+            above = above + exact_product(own, of_group).double() * (state["scales"][:, g] if spec.super_group else 1)
+            if spec.zero == "minimums":
+                below = below + own.sum(1, keepdim=True) * (state["minimums"][:, g] if spec.super_group else 1)
+            end = start + group
+            if spec.super_group and end < inputs and end % spec.super_group:
+                continue
+            factors, f = ("super_", start // spec.super_group) if spec.super_group else ("", g)
+            total = total + above.float() * state[f"{factors}scales"][:, f].float()
+            if spec.zero == "minimums":
+                total = total - below.float() * state[f"{factors}minimums"][:, f].float()
+            above = below = torch.zeros_like(above)
         return total
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -112,8 +112,8 @@ struct QuantizedLinear {
   [[gnu::always_inline]] constexpr std::int64_t code_rows() const {
     return static_cast<std::int64_t>(rows) * weight.format.codes_per_input();
   }
-  // Sums that a row needs for a panel: floats, and integers of one group.
-  [[gnu::always_inline]] constexpr int sums_per_row() const { return 2 * kPanelColumns * weight.format.codes_per_input(); }
+  // Sums that a row needs for a panel: floats, and integers of a group and of a block.
+  [[gnu::always_inline]] constexpr int sums_per_row() const { return 3 * kPanelColumns * weight.format.codes_per_input(); }
 };
 
 struct QuantizedKernels {

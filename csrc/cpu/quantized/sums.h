@@ -66,7 +66,7 @@ inline void widen(__m512i line, __m512i& low, __m512i& high) {
 }
 
 // Blocks of so many rows wait for memory more than for products.
-constexpr int kStreamRows = 8;
+constexpr int kStreamRows = 8, kStreamGroupRows = 3;
 
 // A product waits four cycles for the one before it in the same sum: few rows take several sums each.
 constexpr int chains_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
@@ -83,10 +83,10 @@ inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
 }
 
 // sum += codes of the block · codes of a unit; both pointers go on behind it.
-template <int kRows, Kind kKind, int kChains>
+template <int kRows, Kind kKind, bool kIsChannel, int kChains>
 [[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
                                             Ints (&sum)[kChains][kRows][2]) {
-  constexpr int kAhead = ahead_of(kKind, kRows);
+  constexpr int kAhead = ahead_of(kKind, kRows), kUnrolled = kIsChannel ? kStepDepth / 4 : 4;
   if constexpr (kKind != Kind::int8) {
     const std::int8_t* const end = codes + depth * kRows;
     do {
@@ -105,7 +105,7 @@ template <int kRows, Kind kKind, int kChains>
       }
       codes += 16 * kRows;
     } while (codes != end);
-  } else if constexpr (kRows <= kStreamRows) {
+  } else if constexpr (kRows <= (kIsChannel ? kStreamRows : kStreamGroupRows)) {
     // one stream in the order of memory, which is what few rows wait for
     const auto add_half = [&](auto half) {
       const std::int8_t* quads = codes;
@@ -126,21 +126,25 @@ template <int kRows, Kind kKind, int kChains>
     add_half(Half<0>()), add_half(Half<1>());
     codes += depth * kRows;
   } else {
-    // a channel, whose units are steps
+    const std::int8_t* const end = codes + depth * kRows;
+    const int other = depth * kTileColumns;
+    do {
 #pragma GCC unroll 16
-    for (int quad = 0; quad < kStepDepth / 4; ++quad, panel += 64, codes += 4 * kRows) {
-      const __m512i low = line_at(panel), high = line_at(panel + kStepDepth * kTileColumns);
-      prefetch(panel + kAhead);
-      prefetch(panel + kAhead + kStepDepth * kTileColumns);
+      for (int inner = 0; inner < kUnrolled; ++inner, panel += 64) {
+        const __m512i low = line_at(panel), high = line_at(panel + other);
+        prefetch(panel + kAhead);
+        prefetch(panel + kAhead + other);
 #pragma GCC unroll 16
-      for (int row = 0; row < kRows; ++row) {
-        const __m512i x = _mm512_set1_epi32(quad_at(codes, row));
-        __m512i* to = sum[quad % kChains][row];
-        to[0] = _mm512_dpbusd_epi32(to[0], low, x);
-        to[1] = _mm512_dpbusd_epi32(to[1], high, x);
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i x = _mm512_set1_epi32(quad_at(codes, inner * kRows + row));
+          __m512i* to = sum[inner % kChains][row];
+          to[0] = _mm512_dpbusd_epi32(to[0], low, x);
+          to[1] = _mm512_dpbusd_epi32(to[1], high, x);
+        }
       }
-    }
-    panel += depth * kTileColumns;
+      codes += kUnrolled * 4 * kRows;
+    } while (codes != end);
+    panel += other;
   }
 }
 
@@ -190,7 +194,7 @@ inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
 // vpmaddubsw would saturate on bytes up to 255; on magnitudes up to 128, with the sign moved to the activation, two
 // products are 32,512 at most. Two products of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a
 // byte of E2M1 they are 6,096, and four do.
-template <int kRows, Kind kKind, int kChains>
+template <int kRows, Kind kKind, bool kIsChannel, int kChains>
 [[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
                                             Ints (&sum)[kChains][kRows][4]) {
   constexpr int kAhead = ahead_of(kKind, kRows);
@@ -244,17 +248,15 @@ template <int kRows, Kind kKind, int kChains>
 
 #endif
 
-// Scales or minimums of the columns of a vector.
-inline Floats load_scales(Scales type, const std::uint8_t* from, const std::uint8_t* factors, int column) {
+// Scales or minimums of one level of the columns of a vector.
+inline Floats load_scales(Scales type, const std::uint8_t* from, int column) {
   switch (type) {
     case Scales::float32:
       return load(reinterpret_cast<const float*>(from) + column);
     case Scales::bfloat16:
       return load(reinterpret_cast<const bf16*>(from) + column);
-    case Scales::float16:
+    default:
       return load_halves(from + 2 * column);
-    default:  // exact: 8 bits times 11
-      return mul(to_floats(load_bytes(from + column)), load_halves(factors + 2 * column));
   }
 }
 
@@ -265,7 +267,7 @@ template <class Sum, class Change>
                                              const std::int32_t* row_sums, const Sum& sum, const Change& change) {
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; ++part) {
-    const Floats scale = load_scales(format.scales(), tail.scales, tail.factors, part * kLanes);
+    const Floats scale = load_scales(format.scales(), tail.scales, part * kLanes);
     if (format.zero() == Zero::none) {
 #pragma GCC unroll 16
       for (int row = 0; row < rows; ++row)
@@ -278,7 +280,7 @@ template <class Sum, class Change>
         change(row, part, [&](Floats total) { return add(total, mul(to_floats(above), scale)); });
       }
     } else {
-      const Floats least = load_scales(format.scales(), tail.zeros, tail.factors + 2 * kPanelColumns, part * kLanes);
+      const Floats least = load_scales(format.scales(), tail.zeros, part * kLanes);
 #pragma GCC unroll 16
       for (int row = 0; row < rows; ++row) {
         const Floats below = mul(all(static_cast<float>(row_sums[row])), least);
@@ -289,7 +291,7 @@ template <class Sum, class Change>
 }
 
 // The integer sums of codes, from what they begin with on.
-template <int kRows, Kind kKind, int kChains>
+template <int kRows, Kind kKind, bool kIsChannel, int kChains>
 [[gnu::always_inline]] inline void sum_units(const std::int8_t*& codes, const std::uint8_t*& panel, int units, int depth,
                                              int offset, const std::int32_t* row_sums,
                                              Ints (&sum)[kChains][kRows][kParts]) {
@@ -301,7 +303,7 @@ template <int kRows, Kind kKind, int kChains>
       for (int part = 0; part < kParts; ++part)
         sum[chain][row][part] = all_ints(chain == 0 ? first_sum<kKind>(offset, row_sums[row]) : 0);
   do {
-    add_unit<kRows, kKind, kChains>(codes, panel, depth, sum);
+    add_unit<kRows, kKind, kIsChannel, kChains>(codes, panel, depth, sum);
   } while (--units);
 #pragma GCC unroll 4
   for (int chain = 1; chain < kChains; ++chain)
@@ -317,7 +319,8 @@ void channel_sums(const QuantizedWeight& weight, const std::int8_t* codes, const
                   const std::uint8_t* panel, std::int32_t* sums) {
   constexpr int kChains = chains_for(kRows);
   Ints sum[kChains][kRows][kParts];
-  sum_units<kRows, Kind::int8, kChains>(codes, panel, weight.steps(), kStepDepth, weight.format.offset(), row_sums, sum);
+  sum_units<kRows, Kind::int8, true, kChains>(codes, panel, weight.steps(), kStepDepth, weight.format.offset(), row_sums,
+                                              sum);
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
@@ -332,33 +335,87 @@ void group_sums(const QuantizedWeight& weight, const std::int8_t* codes, const s
   constexpr int kChains = chains_for(kRows);
   const CodeFormat format = weight.format;
   const int offset = format.offset(), unit = weight.unit_depth(), units = weight.group_depth() / unit;
-  const int groups = weight.groups_per_block();
   const std::int64_t block_bytes = weight.block_bytes();
-  const GroupTail first_tail = weight.tail(panel, 0);
+  GroupTail tail = weight.tail(panel, 0);
   Floats totals[kRows][kParts];
   for (int row = 0; row < kRows; ++row)
     for (int part = 0; part < kParts; ++part) totals[row][part] = zero();
-  int blocks = weight.depth() / weight.block_depth();
-  std::int64_t start = 0;  // of the block
+  int groups = weight.num_groups();
   do {
-    const std::uint8_t* from = panel + start;
-    int group = 0;
-    do {
-      Ints sum[kChains][kRows][kParts];
-      sum_units<kRows, kKind, kChains>(codes, from, units, unit, offset, row_sums, sum);
-      const GroupTail tail{first_tail.scales + start + group * format.scale_bytes(),
-                           first_tail.zeros + start + group * format.zero_bytes(), first_tail.factors + start};
-      add_group(
-          format, tail, kRows, row_sums, [&](int row, int part) { return sum[0][row][part]; },
-          [&](int row, int part, const auto& change) { totals[row][part] = change(totals[row][part]); });
-      row_sums += kRows;
-    } while (++group < groups);
-    start += block_bytes;
-  } while (--blocks);
+    const std::uint8_t* from = panel;
+    Ints sum[kChains][kRows][kParts];
+    sum_units<kRows, kKind, false, kChains>(codes, from, units, unit, offset, row_sums, sum);
+    add_group(
+        format, tail, kRows, row_sums, [&](int row, int part) { return sum[0][row][part]; },
+        [&](int row, int part, const auto& change) { totals[row][part] = change(totals[row][part]); });
+    row_sums += kRows, panel += block_bytes, tail.scales += block_bytes, tail.zeros += block_bytes;
+  } while (--groups);
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) store(sums + row * kPanelColumns + part * kLanes, totals[row][part]);
+}
+
+// totals [rows][32] += factor · sums of a block, minus factor · (what the rows add up to in its groups · minimums). The
+// row sums of a group lie `stride` apart. `sum` gives the sums of (row, part).
+template <class Sum>
+[[gnu::always_inline]] inline void add_factors(const QuantizedWeight& weight, const GroupTail& tail, int rows,
+                                               const std::int32_t* row_sums, int stride, const Sum& sum, float* totals) {
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) {
+    const Floats factor = load_halves(tail.factors + 2 * part * kLanes);
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; ++row) {
+      float* const total = totals + row * kPanelColumns + part * kLanes;
+      store(total, add(load(total), mul(to_floats(sum(row, part)), factor)));
+    }
+    if (weight.format.zero() != Zero::minimums) continue;
+    const Floats least = load_halves(tail.factors + 2 * (kPanelColumns + part * kLanes));
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; ++row) {
+      Ints below = all_ints(0);
+      for (int group = 0; group < weight.groups_per_block(); ++group) {
+        const Ints minimum = load_bytes(tail.zeros + group * kPanelColumns + part * kLanes);
+        below = add_ints(below, mul_ints(minimum, all_ints(row_sums[group * stride + row])));
+      }
+      float* const total = totals + row * kPanelColumns + part * kLanes;
+      store(total, sub(load(total), mul(to_floats(below), least)));
+    }
+  }
+}
+
+// Likewise for scales of two levels: integers up to the factors of a block.
+template <int kRows, Kind kKind>
+void factor_sums(const QuantizedWeight& weight, const std::int8_t* codes, const std::int32_t* row_sums,
+                 const std::uint8_t* panel, float* totals) {
+  constexpr int kChains = chains_for(kRows);
+  const int offset = weight.format.offset(), unit = weight.unit_depth(), units = weight.group_depth() / unit;
+  const int groups = weight.groups_per_block();
+  const std::int64_t block_bytes = weight.block_bytes();
+  GroupTail tail = weight.tail(panel, 0);
+  std::memset(totals, 0, sizeof(float) * kRows * kPanelColumns);
+  int blocks = weight.depth() / kFactorDepth;
+  do {
+    const std::uint8_t* from = panel;
+    Ints scaled[kRows][kParts];
+    for (int row = 0; row < kRows; ++row)
+      for (int part = 0; part < kParts; ++part) scaled[row][part] = all_ints(0);
+    int group = 0;
+    do {
+      Ints sum[kChains][kRows][kParts];
+      sum_units<kRows, kKind, false, kChains>(codes, from, units, unit, offset, row_sums + group * kRows, sum);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        const Ints scale = load_bytes(tail.scales + group * kPanelColumns + part * kLanes);
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row)
+          scaled[row][part] = add_ints(scaled[row][part], mul_ints(sum[0][row][part], scale));
+      }
+    } while (++group < groups);
+    add_factors(weight, tail, kRows, row_sums, kRows, [&](int row, int part) { return scaled[row][part]; }, totals);
+    row_sums += groups * kRows, panel += block_bytes;
+    tail.scales += block_bytes, tail.zeros += block_bytes, tail.factors += block_bytes;
+  } while (--blocks);
 }
 
 // As add_group for sums [rows][32] in memory, from which `offset` times the row's sum is taken off.

@@ -94,16 +94,17 @@ class TiledProduct {
   TiledProduct(const QuantizedLinear& a, float* sums, int first_block, int last_block)
       : a_(a), blocks_(tile_blocks(a)), halves_(a.weight.format.codes_per_input()), depth_(a.weight.unit_depth()),
         first_block_(first_block), last_block_(last_block), first_row_(blocks_.start(first_block)), totals_(sums),
-        sums_(reinterpret_cast<std::int32_t*>(
-            sums + static_cast<std::int64_t>(blocks_.start(last_block) - first_row_) * halves_ * kPanelColumns)) {}
+        size_((blocks_.start(last_block) - first_row_) * halves_ * kPanelColumns),
+        sums_(reinterpret_cast<std::int32_t*>(sums + size_)) {}
 
   void multiply(int panel) {
     const QuantizedWeight& weight = a_.weight;
     const std::uint8_t* block = weight.panels + panel * weight.panel_bytes();
-    std::memset(totals_, 0, sizeof(float) * kPanelColumns * halves_ * (blocks_.start(last_block_) - first_row_));
+    std::memset(totals_, 0, sizeof(float) * size_);
     for (int group = 0; group < weight.num_groups(); ++group) {
       const int in_block = group % weight.groups_per_block();
       if (group && !in_block) block += weight.block_bytes();
+      if (!in_block) std::memset(sums_ + size_, 0, sizeof(float) * size_);
       add_codes(group, block + weight.format.code_bytes(in_block * weight.group_depth()));
       for (int pair = first_block_; pair < last_block_; ++pair) add_block(group, weight.tail(block, in_block), pair);
     }
@@ -139,8 +140,25 @@ class TiledProduct {
   void add_block(int group, const GroupTail& tail, int block) {
     const int rows = blocks_.size(block) * halves_;
     const std::int64_t first = static_cast<std::int64_t>(blocks_.start(block)) * halves_ * a_.weight.num_groups();
-    add_sums(a_.weight.format, tail, rows, a_.row_sums + first + group * rows, a_.weight.format.offset(),
-             row_of(sums_, block), row_of(totals_, block));
+    const std::int32_t* const row_sums = a_.row_sums + first + group * rows;
+    const std::int32_t* const sums = row_of(sums_, block);
+    const int offset = a_.weight.format.offset(), last = a_.weight.groups_per_block() - 1;
+    if (a_.weight.format.scales() != Scales::factors)
+      return add_sums(a_.weight.format, tail, rows, row_sums, offset, sums, row_of(totals_, block));
+    std::int32_t* const scaled = row_of(sums_ + size_, block);
+    for (int part = 0; part < kParts; ++part) {
+      const Ints scale = load_bytes(tail.scales + part * kLanes);
+      for (int row = 0; row < rows; ++row) {
+        const int at = row * kPanelColumns + part * kLanes;
+        const Ints sum = sub_ints(load_ints(sums + at), all_ints(offset * row_sums[row]));
+        store_ints(scaled + at, add_ints(load_ints(scaled + at), mul_ints(sum, scale)));
+      }
+    }
+    if (group % (last + 1) != last) return;
+    const GroupTail first_tail{nullptr, tail.zeros - last * a_.weight.format.zero_bytes(), tail.factors};
+    add_factors(a_.weight, first_tail, rows, row_sums - last * rows, rows,
+                [&](int row, int part) { return load_ints(scaled + row * kPanelColumns + part * kLanes); },
+                row_of(totals_, block));
   }
 
   // The tiles take its shape. `k` is an input at which a unit begins.
@@ -166,8 +184,9 @@ class TiledProduct {
   const QuantizedLinear& a_;
   const RowBlocks blocks_;
   const int halves_, depth_, first_block_, last_block_, first_row_;
-  float* const totals_;        // [code rows][32]
-  std::int32_t* const sums_;  // [code rows][32]: of one group
+  float* const totals_;  // [code rows][32]
+  const std::int64_t size_;
+  std::int32_t* const sums_;  // [code rows][32] of one group, then [code rows][32] of the groups of a block, scaled
   Tiles tiles_{TileShapes::full()};
   int top_rows_ = 0, bottom_rows_ = -1;
 };

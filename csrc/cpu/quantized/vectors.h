@@ -21,19 +21,27 @@ constexpr PanelSums<std::int32_t> kChannelSums[] = {
 template <Kind kKind>
 constexpr PanelSums<float> kGroupSums[] = {group_sums<1, kKind>, group_sums<2, kKind>, group_sums<3, kKind>,
                                            group_sums<4, kKind>, group_sums<5, kKind>, group_sums<6, kKind>};
+template <Kind kKind>
+constexpr PanelSums<float> kFactorSums[] = {factor_sums<1, kKind>, factor_sums<2, kKind>, factor_sums<3, kKind>,
+                                            factor_sums<4, kKind>, factor_sums<5, kKind>, factor_sums<6, kKind>};
 #else
 constexpr PanelSums<std::int32_t> kChannelSums[] = {channel_sums<1>, channel_sums<2>};
 template <Kind kKind>
 constexpr PanelSums<float> kGroupSums[] = {group_sums<1, kKind>, group_sums<2, kKind>};
+template <Kind kKind>
+constexpr PanelSums<float> kFactorSums[] = {factor_sums<1, kKind>, factor_sums<2, kKind>};
 #endif
 
 inline void multiply_vectors(const QuantizedLinear& a, int first_block, int last_block, int first_panel, int last_panel) {
   const QuantizedWeight& weight = a.weight;
   const RowBlocks blocks = vector_blocks(a);
   const int halves = weight.format.codes_per_input();
-  const auto* const group_sums = weight.format.kind() == Kind::int8   ? kGroupSums<Kind::int8>
-                                 : weight.format.kind() == Kind::e2m1 ? kGroupSums<Kind::e2m1>
-                                                                      : kGroupSums<Kind::int4>;
+  const Kind kind = weight.format.kind();
+  const auto* const group_sums = weight.format.scales() == Scales::factors
+                                     ? kind == Kind::int8 ? kFactorSums<Kind::int8> : kFactorSums<Kind::int4>
+                                 : kind == Kind::int8 ? kGroupSums<Kind::int8>
+                                 : kind == Kind::e2m1 ? kGroupSums<Kind::e2m1>
+                                                      : kGroupSums<Kind::int4>;
   alignas(64) float sums[kMostChannelRows * kPanelColumns];
   alignas(64) std::int32_t integers[kMostChannelRows * kPanelColumns];
   for (int panel = first_panel; panel < last_panel; ++panel) {

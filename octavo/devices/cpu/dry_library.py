@@ -44,7 +44,7 @@ class DryLibrary:
     def quantized_linear(self, x: int, stride: int, rows: int, code: int, *rest: Any) -> None:
         """Count a product whose rows of activations are quantised."""
         halves = _codes_per_input(rest[8])
-        self._use_scratch(rows, rest[7], 2 * halves, 2 * halves)
+        self._use_scratch(rows, rest[7], 2 * halves, 3 * halves)
 
     def linear_by_head(self, x: int, stride: int, rows: int, *rest: Any) -> None:
         """Count a product by heads, some rows of one head at a time on each thread."""
@@ -60,7 +60,7 @@ class DryLibrary:
     def expert_quantized(self, x: int, stride: int, per_token: int, pairs: int, *rest: Any) -> None:
         """Count a product with quantised experts, whose rows are brought together and quantised."""
         halves = _codes_per_input(rest[9])
-        self._use_scratch(pairs, rest[8], 4 + 4 * halves, 2 * halves)
+        self._use_scratch(pairs, rest[8], 4 + 4 * halves, 3 * halves)
 
     def _use_scratch(self, rows: int, inputs: int, width: int, sums_of_column: int = 1) -> None:
         self._call()
