@@ -16,14 +16,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.core.adapter import LoRARequest
-from octavo.core.messages import (
-    AbortRequests,
-    AddRequests,
-    CoreReady,
-    EngineCoreRequest,
-    SchedulerStats,
-    StepOutputs,
-)
+from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import check_logprob_entries
@@ -59,11 +52,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        client: Replicas,
-        tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None = None,
+        self, config: EngineConfig, client: Replicas, tokenizer: Tokenizer, chat_template: ChatTemplate | None = None
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -276,11 +265,7 @@ class AsyncLLM:
         return found
 
     async def pin_prefix(
-        self,
-        prompt: PrefixLike,
-        ttl_s: float,
-        cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
+        self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None
     ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds, as `LLM.pin_prefix` does. Raises InvalidRequest."""
         ttl_s = checked_ttl_s(ttl_s)

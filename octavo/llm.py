@@ -151,11 +151,7 @@ class LLM:
         return self.engine.reset_prefix_cache()
 
     def pin_prefix(
-        self,
-        prompt: PrefixLike,
-        ttl_s: float,
-        cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
+        self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None
     ) -> PinnedPrefix:
         """Keep a prefix (text, token ids, or the first messages of conversations) in the cache for `ttl_s` seconds.
 

@@ -79,13 +79,7 @@ class AttentionBackend(Protocol):
         ...
 
     def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: Tensor,
-        metadata: AttentionMetadata,
-        scores: Scores,
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:
         """Write `k`, `v` to their slots, then let every query see its own sequence up to itself.
 

@@ -108,10 +108,7 @@ def limits_of(texts: Sequence[str]) -> dict[str, float]:
 
 
 def table(
-    result: Mapping[str, Any],
-    shown: Sequence[str],
-    percentiles: Sequence[float],
-    answers: Sequence[Answer],
+    result: Mapping[str, Any], shown: Sequence[str], percentiles: Sequence[float], answers: Sequence[Answer]
 ) -> str:
     """Return the figures as a table, with a histogram of each metric, from its least value to its largest."""
     failed = f", {result['failed']:,} failed" if result["failed"] else ""

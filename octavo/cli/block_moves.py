@@ -24,9 +24,7 @@ class BlockMoveRates(NamedTuple):
 
 
 def measure_block_moves(
-    submit: Submit,
-    limits: CacheLimits,
-    clock: Callable[[], float] = time.perf_counter,
+    submit: Submit, limits: CacheLimits, clock: Callable[[], float] = time.perf_counter
 ) -> BlockMoveRates:
     """Return the rates of the executor whose `submit` this is, without the other costs of a step.
 

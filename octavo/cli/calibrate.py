@@ -32,14 +32,7 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
-from octavo.simulate.cost_model import (
-    COPIED_BLOCK,
-    FEATURES,
-    Fitted,
-    MeasuredStep,
-    fit,
-    work_of,
-)
+from octavo.simulate.cost_model import COPIED_BLOCK, FEATURES, Fitted, MeasuredStep, fit, work_of
 from octavo.simulate.traces import Workload, generate
 
 if TYPE_CHECKING:

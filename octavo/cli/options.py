@@ -111,10 +111,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 def with_options(
-    *classes: type,
-    without: Iterable[str] = (),
-    also: Iterable[str] = (),
-    model: Literal["positional", "flag"] = "flag",
+    *classes: type, without: Iterable[str] = (), also: Iterable[str] = (), model: Literal["positional", "flag"] = "flag"
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Return a decorator that adds the flags of `classes` to a command, which gets them as `given: Given`.
 

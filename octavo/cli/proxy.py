@@ -37,12 +37,10 @@ class ProxyOptions(Options):
     heading: ClassVar = "Engines"
 
     prefill: Annotated[
-        tuple[str, ...],
-        Arg("Where an engine with --role prefill listens, as host:port; may be given several times."),
+        tuple[str, ...], Arg("Where an engine with --role prefill listens, as host:port; may be given several times.")
     ] = ()
     decode: Annotated[
-        tuple[str, ...],
-        Arg("Where an engine with --role decode listens, as host:port; may be given several times."),
+        tuple[str, ...], Arg("Where an engine with --role decode listens, as host:port; may be given several times.")
     ] = ()
     engines: Annotated[
         str | None,

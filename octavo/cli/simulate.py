@@ -118,10 +118,7 @@ _NOT_SIMULATED: Final = [
 
 
 @with_options(
-    SimulationOptions,
-    Workload,
-    EngineArgs,
-    without=(*_NOT_SIMULATED, "kv_cache_memory", "kv_cache_dtype", "max_len"),
+    SimulationOptions, Workload, EngineArgs, without=(*_NOT_SIMULATED, "kv_cache_memory", "kv_cache_dtype", "max_len")
 )
 def simulate(*, given: Given) -> int:
     """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""

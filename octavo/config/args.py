@@ -199,8 +199,7 @@ class SchedulerArgs:
     max_num_seqs: Annotated[int, Arg("Most sequences in one step.", ge=1, le=1 << 16)] = 256
     max_num_batched_tokens: Annotated[int, Arg("Most tokens in one step.", ge=1, le=1 << 24)] = 2048
     stream_interval: Annotated[
-        int,
-        Arg("Tokens of a sequence that an event of a stream has at least; the first one is sent at once.", ge=1),
+        int, Arg("Tokens of a sequence that an event of a stream has at least; the first one is sent at once.", ge=1)
     ] = 1
     target_step_ms: Annotated[
         float | None,
@@ -291,7 +290,7 @@ class SchedulerArgs:
         PreemptionMode,
         Arg(
             "How a running request gives its blocks up when there are too few: recompute them later, swap them to the "
-            "host, classic (requests with several sequences swap, others recompute), or auto, what costs less time.",
+            "host, classic (requests with several sequences swap, others recompute), or auto, what costs less time."
         ),
     ] = "auto"
     max_steps_in_flight: Annotated[

@@ -66,14 +66,14 @@ class ParallelArgs:
         TensorParallelReduce,
         Arg(
             "How ranks that share a layer put it together. gather gives the bits of one rank; sum sends fewer bytes "
-            "where a network lies between the ranks, and gives the same bits each time.",
+            "where a network lies between the ranks, and gives the same bits each time."
         ),
     ] = "gather"
     enable_expert_parallel: Annotated[
         bool,
         Arg(
             "Share the experts of a mixture among the ranks of tensor_parallel_size, instead of cutting each of them. "
-            "The results are those of one rank.",
+            "The results are those of one rank."
         ),
     ] = False
     pipeline_parallel_size: Annotated[
@@ -101,10 +101,7 @@ class ClusterArgs:
     master_addr: Annotated[str, Arg("Address of the first machine at which it waits for the ranks of the others.")] = (
         "127.0.0.1"
     )
-    master_port: Annotated[
-        int,
-        Arg("Port at master_addr; the next one is used, too.", ge=1, le=65534),
-    ] = 29501
+    master_port: Annotated[int, Arg("Port at master_addr; the next one is used, too.", ge=1, le=65534)] = 29501
     cluster_secret_file: Annotated[
         str | None,
         Arg("File with the secret of at least 16 characters that all machines of an engine prove to each other."),

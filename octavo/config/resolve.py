@@ -8,14 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-from octavo.config.args import (
-    CacheArgs,
-    EngineArgs,
-    ModelArgs,
-    ObservabilityArgs,
-    ReplicaArgs,
-    SchedulerArgs,
-)
+from octavo.config.args import CacheArgs, EngineArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
 from octavo.config.device_args import DeviceArgs
 from octavo.config.effects import without_effect

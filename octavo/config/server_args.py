@@ -41,8 +41,7 @@ class ServerArgs:
         str | None, Arg("PEM file with the certificates that sign those of clients, for --ssl-cert-reqs.")
     ] = None
     ssl_cert_reqs: Annotated[
-        int,
-        Arg("Certificates of clients: 0 asks for none, 1 checks one that is sent, 2 needs one.", ge=0, le=2),
+        int, Arg("Certificates of clients: 0 asks for none, 1 checks one that is sent, 2 needs one.", ge=0, le=2)
     ] = 0
     ssl_ciphers: Annotated[str | None, Arg("Ciphers of TLS up to 1.2, in OpenSSL's format.")] = None
     api_key: Annotated[
@@ -62,20 +61,14 @@ class ServerArgs:
         ),
     ] = ()
     api_key_file: Annotated[
-        str | None,
-        Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes."),
+        str | None, Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes.")
     ] = None
     public_metrics: Annotated[bool, Arg("Answer /metrics without a key, where there are keys.")] = False
     vllm_metrics: Annotated[
         bool, Arg("Show the metrics that vLLM has under its names, too (vllm:...), for dashboards made for it.")
     ] = False
     max_body_size: Annotated[
-        int,
-        Arg(
-            f"Largest request body, with a suffix such as 8MiB. {request_limits_in_short()}",
-            ge=1,
-            is_bytes=True,
-        ),
+        int, Arg(f"Largest request body, with a suffix such as 8MiB. {request_limits_in_short()}", ge=1, is_bytes=True)
     ] = 32 << 20
     max_bodies_size: Annotated[
         int | None,
@@ -87,15 +80,13 @@ class ServerArgs:
         ),
     ] = None
     max_header_size: Annotated[
-        int,
-        Arg("Most bytes of a request's URL and headers together.", ge=256, le=16 << 20, is_bytes=True),
+        int, Arg("Most bytes of a request's URL and headers together.", ge=256, le=16 << 20, is_bytes=True)
     ] = 64 << 10
     header_timeout_s: Annotated[float, Arg("Seconds in which the headers of a request must arrive.", gt=0, le=3600)] = (
         10.0
     )
     body_timeout_s: Annotated[
-        float,
-        Arg("Seconds in which the body of a request must arrive, after its headers.", gt=0, le=86400),
+        float, Arg("Seconds in which the body of a request must arrive, after its headers.", gt=0, le=86400)
     ] = 60.0
     max_connections_per_address: Annotated[
         int,
@@ -109,22 +100,18 @@ class ServerArgs:
         tuple[str, ...],
         Arg(
             "Address or network, such as 10.0.0.0/8, of a proxy whose connections are not limited; its open requests "
-            "are, by the client's address in X-Forwarded-For. May be given several times.",
+            "are, by the client's address in X-Forwarded-For. May be given several times."
         ),
     ] = ()
     allowed_origins: Annotated[
         tuple[str, ...],
-        Arg(
-            "Web origin whose pages may call the server from a browser, or *; may be given several times.",
-        ),
+        Arg("Web origin whose pages may call the server from a browser, or *; may be given several times."),
     ] = ()
     allowed_methods: Annotated[
-        tuple[str, ...],
-        Arg("HTTP method that pages of other origins may use, or *; may be given several times."),
+        tuple[str, ...], Arg("HTTP method that pages of other origins may use, or *; may be given several times.")
     ] = ("GET", "POST")
     allowed_headers: Annotated[
-        tuple[str, ...],
-        Arg("Header that pages of other origins may send, or *; may be given several times."),
+        tuple[str, ...], Arg("Header that pages of other origins may send, or *; may be given several times.")
     ] = ("*",)
     allow_credentials: Annotated[
         bool, Arg("Let pages of other origins send cookies and certificates; needs their origins by name.")
@@ -133,12 +120,11 @@ class ServerArgs:
         tuple[str, ...],
         Arg(
             "Name by which clients ask for the server, as in the Host header, or *; may be given several times. By "
-            "default any name, but on a loopback address only localhost and the machine's name. Addresses always pass.",
+            "default any name, but on a loopback address only localhost and the machine's name. Addresses always pass."
         ),
     ] = ()
     shutdown_timeout_s: Annotated[
-        float,
-        Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", ge=0, le=86400),
+        float, Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", ge=0, le=86400)
     ] = 10.0
     trust_request_chat_template: Annotated[
         bool, Arg("Let a request bring its own chat template, a program that runs here.")
@@ -147,7 +133,7 @@ class ServerArgs:
         bool,
         Arg(
             "Let a special token that a message spells, such as <|im_end|>, become that token; by default it is text, "
-            "and only the chat template writes such tokens.",
+            "and only the chat template writes such tokens."
         ),
     ] = False
     otlp_traces_endpoint: Annotated[

@@ -39,8 +39,7 @@ class TransferArgs:
     ] = "127.0.0.1"
     kv_port: Annotated[int, Arg("Port at kv_host; 0 takes a free one.", ge=0, le=65535)] = 0
     kv_lease_s: Annotated[
-        float,
-        Arg("Seconds that an engine keeps KV blocks for another one that it does not hear from.", gt=0, le=86400),
+        float, Arg("Seconds that an engine keeps KV blocks for another one that it does not hear from.", gt=0, le=86400)
     ] = 30.0
     split_min_tokens: Annotated[
         int | None,

@@ -153,10 +153,7 @@ def _possible(found: TokenLogprobs) -> TokenLogprobs:
         return found
     count = scores.index(-math.inf)
     return msgspec.structs.replace(
-        found,
-        top_ids=found.top_ids[:count],
-        top_logprobs=found.top_logprobs[:count],
-        scores=found.scores[:count],
+        found, top_ids=found.top_ids[:count], top_logprobs=found.top_logprobs[:count], scores=found.scores[:count]
     )
 
 

@@ -107,6 +107,5 @@ def _check_deadline(value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value < math.inf):
         raise InvalidRequest(
-            f"first_token_deadline_s is {value!r}, must be a number of seconds above 0",
-            field="first_token_deadline_s",
+            f"first_token_deadline_s is {value!r}, must be a number of seconds above 0", field="first_token_deadline_s"
         )

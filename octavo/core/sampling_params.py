@@ -100,8 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         float, Param("Subtracted for each time that a token is in the output.", ge=-2, le=2)
     ] = 0.0
     repetition_penalty: Annotated[
-        float,
-        Param("Divides positive (multiplies negative) logits of tokens in prompt or output.", ge=0.01, le=100),
+        float, Param("Divides positive (multiplies negative) logits of tokens in prompt or output.", ge=0.01, le=100)
     ] = 1.0
     seed: Annotated[
         int | None,

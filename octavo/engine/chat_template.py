@@ -93,10 +93,7 @@ class ChatTemplate:
         return None if source is None else cls(source, tokenizer.special_tokens, name)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        options: ChatOptions | None = None,
-        limits: RenderLimits | None = None,
+        self, messages: Sequence[Message], options: ChatOptions | None = None, limits: RenderLimits | None = None
     ) -> str:
         """Return the text of a conversation.
 

@@ -11,17 +11,7 @@ import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
-from octavo.core.messages import (
-    PING,
-    Call,
-    CallResult,
-    CoreFailed,
-    CoreReady,
-    FromCore,
-    Shutdown,
-    StepOutputs,
-    ToCore,
-)
+from octavo.core.messages import PING, Call, CallResult, CoreFailed, CoreReady, FromCore, Shutdown, StepOutputs, ToCore
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S, ProcessState, how_it_ended
 from octavo.engine.core_health import CORE, CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
@@ -82,11 +72,7 @@ class ProcessClient:
 
     @classmethod
     async def connect(
-        cls,
-        connection: socket.socket,
-        core: SpawnedCore | None = None,
-        max_idle_s: float = math.inf,
-        name: str = CORE,
+        cls, connection: socket.socket, core: SpawnedCore | None = None, max_idle_s: float = math.inf, name: str = CORE
     ) -> ProcessClient:
         """Wait for CoreReady on a connection whose other end is served by `serve_core`.
 

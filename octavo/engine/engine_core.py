@@ -105,10 +105,7 @@ class EngineCore:
             )
             max_model_len = _fitting_max_model_len(config.model, limits)
             settings = SchedulerSettings(
-                cache=config.cache,
-                scheduler=config.scheduler,
-                limits=limits,
-                sends_tokens=executor.sends_tokens,
+                cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
             connect = partial(_connect, config, executor.call, wake) if moves_blocks else None
             proposer = None if config.speculative is None else Speculation(config.speculative)

@@ -25,14 +25,7 @@ from octavo.core.messages import (
     StopSequence,
 )
 from octavo.engine.dispatch import ToResume
-from octavo.engine.hub import (
-    Attached,
-    CollectCounts,
-    CollectedCounts,
-    FromHub,
-    ReplicaOutputs,
-    ToHub,
-)
+from octavo.engine.hub import Attached, CollectCounts, CollectedCounts, FromHub, ReplicaOutputs, ToHub
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Process
 from octavo.engine.summed_metrics import Counts

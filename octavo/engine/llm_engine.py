@@ -195,11 +195,7 @@ class LLMEngine:
         return bool(self.call("reset_prefix_cache"))
 
     def pin_prefix(
-        self,
-        prompt: PrefixLike,
-        ttl_s: float,
-        cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
+        self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None
     ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds from now: its blocks are not evicted.
 

@@ -20,16 +20,7 @@ class BlockTable:
         that has to be looked up.
     """
 
-    __slots__ = (
-        "blocks",
-        "digests",
-        "is_on_host",
-        "num_published",
-        "num_unseen",
-        "snapshots",
-        "tail",
-        "writable_end",
-    )
+    __slots__ = ("blocks", "digests", "is_on_host", "num_published", "num_unseen", "snapshots", "tail", "writable_end")
 
     def __init__(self) -> None:
         self.blocks: list[list[int]] = []

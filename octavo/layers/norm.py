@@ -138,10 +138,7 @@ class HeadLayerNorm(LayerNorm):
         if not self._is_apart:
             rows = slice(own.start, own.stop)
             yield TensorSlot(
-                f"{path}.weight",
-                (self._count, dim),
-                lambda stored: self.hold("weight", stored[rows]),
-                parts=((rows,),),
+                f"{path}.weight", (self._count, dim), lambda stored: self.hold("weight", stored[rows]), parts=((rows,),)
             )
             return
         for head in range(self._count):

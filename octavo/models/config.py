@@ -187,12 +187,7 @@ class DecoderConfig:
 
 
 def read_rope(
-    c: Checkpoint,
-    head_dim: int,
-    *,
-    kind: str = "full_attention",
-    share: float | None = None,
-    interleaved: bool = False,
+    c: Checkpoint, head_dim: int, *, kind: str = "full_attention", share: float | None = None, interleaved: bool = False
 ) -> Rope:
     """Read the rotary parameters of one `kind` of layer, for heads of size `head_dim`.
 

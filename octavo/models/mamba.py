@@ -209,11 +209,7 @@ class NemotronHForCausalLM(HybridDecoder):
     KINDS: ClassVar[Mapping[str, str]] = {"M": RECURRENT, "*": ATTENTION, "-": "mlp", "E": "moe"}
     PREFIXES = ("backbone.", "model.")
     RECURRENT_NAME = "mixer"
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "embed_tokens": "embeddings",
-        "norm": "norm_f",
-        "input_layernorm": "norm",
-    }
+    RENAMED: ClassVar[Mapping[str, str]] = {"embed_tokens": "embeddings", "norm": "norm_f", "input_layernorm": "norm"}
 
     def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
         def layer(index: int) -> nn.Module:

@@ -74,8 +74,7 @@ class Connections:
             )
         if self._num_counted >= self.max_connections:
             return _too_many(
-                503,
-                f"the server has {self.max_connections:,} open connections, which is the limit; try again",
+                503, f"the server has {self.max_connections:,} open connections, which is the limit; try again"
             )
         self._num_per_address[host] += 1
         self._num_counted += 1

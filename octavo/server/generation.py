@@ -27,13 +27,7 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.rate_limits import Meter
-from octavo.server.responses.common import (
-    CacheInfo,
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    Timings,
-    Usage,
-)
+from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, SLICE, EventStream, encode, error_event, event
 

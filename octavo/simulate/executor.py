@@ -15,13 +15,7 @@ from math import exp, log
 from typing import Any, Final
 
 from octavo.core.messages import EngineCoreRequest
-from octavo.core.step import (
-    ModelRunnerOutput,
-    RowOutput,
-    ScheduledSequence,
-    SchedulerOutput,
-    TokenLogprobs,
-)
+from octavo.core.step import ModelRunnerOutput, RowOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
 from octavo.errors import ConfigError
 from octavo.simulate.cost_model import CostModel, StepWork, work_of
 from octavo.simulate.link import Link

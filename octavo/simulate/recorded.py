@@ -20,15 +20,7 @@ from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import Planned, PrefixCacheReset, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
-from octavo.simulate.cost_model import (
-    COPIED_BLOCK,
-    FEATURES,
-    Fitted,
-    MeasuredStep,
-    StepWork,
-    fit,
-    work_of,
-)
+from octavo.simulate.cost_model import COPIED_BLOCK, FEATURES, Fitted, MeasuredStep, StepWork, fit, work_of
 from octavo.simulate.executor import TokenGaps
 from octavo.simulate.outcome import Outcome, RequestRecord, Totals
 from octavo.simulate.replay import Replay, ReplayedStep

@@ -53,10 +53,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    trace: Trace,
-    simulation: Simulation,
-    num_processes: int = 1,
-    progress: Callable[[float], None] | None = None,
+    trace: Trace, simulation: Simulation, num_processes: int = 1, progress: Callable[[float], None] | None = None
 ) -> Outcome:
     """Return what becomes of the trace, which does not depend on `num_processes`.
 

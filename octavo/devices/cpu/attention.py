@@ -81,13 +81,7 @@ class CpuBackend:
         return scratch
 
     def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: Tensor,
-        metadata: AttentionMetadata,
-        scores: Scores,
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:
         tokens, heads, dim = q.shape
         kv_heads = k.shape[1]

@@ -109,11 +109,7 @@ def _addresses(batch: ModelInput) -> _Key:
         *(
             number
             for each in batch.attention
-            for number in (
-                each.slot_mapping.data_ptr(),
-                each.block_tables.data_ptr(),
-                each.block_tables.stride(0),
-            )
+            for number in (each.slot_mapping.data_ptr(), each.block_tables.data_ptr(), each.block_tables.stride(0))
         ),
     )
 

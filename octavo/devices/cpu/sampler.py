@@ -104,15 +104,7 @@ class NativeSampler:
         scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
         first_request = self._input.write(b"".join(packed))
         self._kernels.rank_tokens(
-            logits.data_ptr(),
-            num_rows,
-            vocab_size,
-            first_request,
-            listed,
-            statuses,
-            top_tokens,
-            top_values,
-            scratch,
+            logits.data_ptr(), num_rows, vocab_size, first_request, listed, statuses, top_tokens, top_values, scratch
         )
         read = answer.read()
         results = []

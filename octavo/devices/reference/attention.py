@@ -92,13 +92,7 @@ class ReferenceBackend:
         return gathered + masks + max_tokens * (row_bytes + 4 * num_heads * head_dim * element_size)
 
     def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: Tensor,
-        metadata: AttentionMetadata,
-        scores: Scores,
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:
         return self._run(q, torch.stack((k, v)), cache, metadata, scores)
 
@@ -119,8 +113,7 @@ class ReferenceBackend:
 
         window, has_alibi = scores.sliding_window, scores.alibi is not None
         pieces = metadata.once(
-            ("pieces", window, has_alibi),
-            lambda: list(_pieces(metadata, window, has_alibi, q.dtype, q.device)),
+            ("pieces", window, has_alibi), lambda: list(_pieces(metadata, window, has_alibi, q.dtype, q.device))
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if len(pieces) > 1 else q
         for index, piece in enumerate(pieces):

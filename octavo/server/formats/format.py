@@ -216,10 +216,7 @@ def format_names(part: Literal["tool_calls", "reasoning"]) -> list[str]:
 
 
 def format_of(
-    chat_template: str | None,
-    response_template: Any = None,
-    tool_call_parser: str = AUTO,
-    reasoning_parser: str = AUTO,
+    chat_template: str | None, response_template: Any = None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> Format | None:
     """Return the format of a model, None where nothing is read from its text.
 

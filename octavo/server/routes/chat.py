@@ -11,14 +11,7 @@ from starlette.responses import Response
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.context import ServerContext
-from octavo.server.formats.events import (
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallBegin,
-    ToolCallDelta,
-    joined,
-)
+from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, joined
 from octavo.server.responses.chat import (
     ChatChoice,
     ChatChunkChoice,

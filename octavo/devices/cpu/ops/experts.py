@@ -100,7 +100,4 @@ def make_sum(runtime: CpuRuntime) -> Callable[..., Tensor]:
     return expert_sum
 
 
-IMPLEMENTATIONS = (
-    Implementation("route", "native", make_route),
-    Implementation("expert_sum", "native", make_sum),
-)
+IMPLEMENTATIONS = (Implementation("route", "native", make_route), Implementation("expert_sum", "native", make_sum))
