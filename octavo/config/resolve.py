@@ -129,6 +129,7 @@ def resolve(
                 "device": _device(args),
                 "threads": args.threads or most_threads,
                 "user_set_threads": args.threads is not None,
+                "needs_exact_rows": speculative is not None,
             }
         ),
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),

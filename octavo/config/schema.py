@@ -103,6 +103,8 @@ class DeviceConfig(DeviceArgs):
     threads: int
     user_set_threads: bool = False
     """Whether the number of threads was given: then short steps use all of them too."""
+    needs_exact_rows: bool = False
+    """Whether results must not depend on how many rows a step has: where it speculates."""
     most_ranks_together: int | None = None
     """Ranks on the machine that has most, where machines have different numbers; then each counts as a machine."""
 

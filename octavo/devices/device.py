@@ -105,6 +105,8 @@ class Device(Protocol):
     """Where weights, caches and activations are."""
     ops: Ops
     """The operators, bound once."""
+    rows_are_exact: bool
+    """Whether the bits of a row never depend on how many rows are beside it, on any processor."""
     kernel_clock: KernelClock | None
     """Counts the time of the device's own kernels; None where torch computes."""
 
@@ -195,7 +197,14 @@ def open_device(config: DeviceConfig, platform: Platform) -> Device:
                 _log.warning("%s; PyTorch computes instead, several times slower", "; ".join(obstacles.values()))
             reasons = [f"{other} cannot run: {reason}" for other, reason in obstacles.items()]
             chosen = "the best that can run here" if config.device == "auto" else "asked for"
-            return device(config, platform, "; ".join(reasons) or chosen)
+            opened = device(config, platform, "; ".join(reasons) or chosen)
+            if config.needs_exact_rows and not opened.rows_are_exact:
+                raise ConfigError(
+                    f"speculative_config is set, but the bits of a row on the device {name} ({opened.because}) may "
+                    "depend on how many rows there are, and so results on guesses; leave it out, or use a device with "
+                    "compiled kernels"
+                )
+            return opened
         obstacles[name] = obstacle
     raise ConfigError(f"device is {config.device}, but {obstacles[config.device]}; leave it at auto")
 

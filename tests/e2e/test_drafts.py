@@ -11,6 +11,7 @@ from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.engine_core import EngineCore
+from octavo.errors import ConfigError
 from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -91,3 +92,8 @@ def test_what_a_grammar_forces_is_guessed_and_changes_no_bit() -> None:
             assert isinstance(core, EngineCore)
             assert (core.stats().num_accepted_tokens > 0) == (config is not None)
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_device_whose_rows_are_not_exact_does_not_speculate() -> None:
+    with pytest.raises(ConfigError, match=r"speculative_config is set, but the bits of a row on the device reference"):
+        LLM("octavo-tiny", device="reference", speculative_config={"method": "ngram"})

@@ -43,6 +43,7 @@ class CpuDevice:
     """`Device` on the compiled library."""
 
     name = "cpu"
+    rows_are_exact = True
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
         self.because = because

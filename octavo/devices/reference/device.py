@@ -33,6 +33,7 @@ class ReferenceDevice:
 
     name = "reference"
     kernel_clock = None
+    rows_are_exact = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
         if config.instruction_set not in ("auto", "reference"):
