@@ -21,14 +21,23 @@ class SideBySide(PreparedLinear):
         self._parts = tuple(parts.values())
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        if not self.shape.is_gated and add is None:
-            return torch.cat([part(x) for part in self._parts], 1)
-        product = torch.cat([part.in_float32(x) for part in self._parts], 1)
-        product = product if add is None else product + add
-        return (silu_and_mul(product) if self.shape.is_gated else product).to(x.dtype)
+        if not self.shape.is_gated:
+            return self._product(x, x.dtype, add)
+        product = self.in_float32(x)
+        return silu_and_mul(product if add is None else product + add).to(x.dtype)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return torch.cat([part.in_float32(x) for part in self._parts], 1)
+        return self._product(x, torch.float32, None)
+
+    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
+        """Let each part write its columns of the product, without the gate."""
+        out = x.new_empty((x.shape[0], self.shape.outputs), dtype=dtype)
+        start = 0
+        for part in self._parts:
+            stop = start + part.shape.outputs
+            part.write(x, out[:, start:stop], None if add is None else add[:, start:stop])
+            start = stop
+        return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of the part that has each."""

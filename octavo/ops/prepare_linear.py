@@ -78,6 +78,11 @@ class PreparedLinear(ABC):
         """Return the product in float32, the type of logits; an implementation may omit the rounding in between."""
         return self(x).float()
 
+    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        """Write the product to out [tokens, outputs], of the type of x or in float32; its rows may lie apart."""
+        assert add is None or out.dtype is x.dtype, "an addend belongs to a product in the type of x"
+        out.copy_(self(x, add) if out.dtype is x.dtype else self.in_float32(x))
+
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         """Multiply heads of x [tokens, heads, inputs], which lie side by side, each by rows of the weight of its own.
 

@@ -71,14 +71,17 @@ class PanelLinear(PreparedLinear):
         return self._product(x, torch.float32, None)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
+        out = self._empty((x.shape[0], self._columns), dtype)
+        self.write(x, out, add)
+        return out
+
+    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         rows, inputs, stride = rows_of(x)
         shape = self.shape
         assert x.dtype is shape.dtype, f"x is {x.dtype}, its weight {shape.dtype}"
         assert inputs == shape.inputs, f"x has {inputs} columns, its weight {shape.inputs} inputs"
-        out = self._empty((rows, self._columns), dtype)
-        result = (out.data_ptr(), self._columns, TYPE_CODES[dtype])
+        result = (out.data_ptr(), out.stride(0), TYPE_CODES[out.dtype])
         self._multiply(x.data_ptr(), stride, rows, *self._weight, *result, *addend(add, rows, shape.outputs))
-        return out
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         (tokens, heads, inputs), stride = x.shape, x.stride(0)

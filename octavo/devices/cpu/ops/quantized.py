@@ -57,13 +57,19 @@ class QuantizedPanels(PreparedLinear):
         return self._product(x if x.dtype in _TYPES else x.float(), torch.float32, None)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
+        out = self._empty((x.shape[0], self._columns), dtype)
+        self.write(x, out, add)
+        return out
+
+    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        if x.dtype not in _TYPES or out.dtype not in _TYPES:
+            super().write(x, out, add)
+            return
         rows, inputs, stride = rows_of(x)
         assert inputs == self.shape.inputs, f"x has {inputs} columns, its weight {self.shape.inputs} inputs"
-        out = self._empty((rows, self._columns), dtype)
-        result = (out.data_ptr(), self._columns, TYPE_CODES[dtype])
+        result = (out.data_ptr(), out.stride(0), TYPE_CODES[out.dtype])
         more = addend(add, rows, self.shape.outputs)
         self._linear(x.data_ptr(), stride, rows, TYPE_CODES[x.dtype], *result, *self._for_linear, *more)
-        return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """Raise IndexError for a number that is no row's."""
