@@ -73,7 +73,8 @@ ARROWS: dict[str, set[str]] = {
     "server": EVERYBODY | {"config", "engine", "llm", "async_llm", "structured_output.grammars", "__init__"},
     "deploy": EVERYBODY | {"config", "async_llm", "server"},
     "simulate": EVERYBODY | {"config", "engine", "scheduler", "speculation", "kv_cache", "kv_transfer"},
-    "cli": EVERYBODY | {"config", "engine", "executor", "llm", "server", "simulate", "ops", "worker", "__init__"},
+    "cli": EVERYBODY
+    | {"config", "engine", "executor", "llm", "models", "server", "simulate", "ops", "worker", "__init__"},
     "__main__": {"cli"},
     "__init__": EVERYBODY | {"config", "engine", "llm", "async_llm", "async_llm_engine"},
 }

@@ -31,6 +31,7 @@ _COMMANDS = (
     ("pull", "octavo.cli.models:pull", "Download a model from a hub."),
     ("list", "octavo.cli.models:list_models", "List the models that are on this machine."),
     ("rm", "octavo.cli.models:remove", "Remove a model from this machine."),
+    ("quantize", "octavo.cli.quantize:quantize", "Write a checkpoint with quantised weights."),
     ("models", "octavo.cli.families:families", "List the families of models and what is supported."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )

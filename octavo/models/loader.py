@@ -120,6 +120,10 @@ class LoadedModel:
             experts=_experts(self.model),
         )
 
+    def stored_as(self) -> list[tuple[str, str, str]]:
+        """Return (weights, what they are kept as, how they are stored) for each way in which weights are quantised."""
+        return [] if self._view is None else self._view.explain(self.dtype)
+
     def position_bytes(self) -> int:
         """Return the bytes that tables with a row for each position take per position."""
         return sum(rope.table_bytes(1) for rope in self.model.config.all_ropes())

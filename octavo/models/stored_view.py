@@ -16,6 +16,7 @@ from octavo.layers.layer import Parts
 from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix, tensor_slots
 from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, stored_tensors
+from octavo.ops.coded import CodeSpec
 from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
 from octavo.quantization.stored import ALL, OF_ACTIVATIONS, TENSORS, StoredFormat, StoredWeight
 
@@ -92,6 +93,23 @@ class StoredView:
                 yield from self._parts[name].values()
             for wanted, suffix in asked.items():
                 yield self._tensor(short, wanted, name + suffix)
+
+    def explain(self, dtype: torch.dtype) -> list[tuple[str, str, str]]:
+        """Return (weights, what they are kept as, how they are stored) for each kind of opened weight."""
+        kinds: dict[tuple[str, CodeSpec | None], int] = {}
+        for weight in self._opened.values():
+            kinds[weight.label, weight.spec] = kinds.get((weight.label, weight.spec), 0) + 1
+        plain = str(dtype).removeprefix("torch.")
+        found = []
+        for (label, spec), count in kinds.items():
+            kept = plain if spec is None else spec.layout
+            how = (
+                "dequantised"
+                if spec is None
+                else f"kept as they are, times activations of {self._activation_bits} bits"
+            )
+            found.append(("weights", kept, f"{count} stored as {label} ({self._format.name}), {how}"))
+        return found
 
     def _weight(self, short: str) -> StoredWeight:
         if short not in self._opened:

@@ -340,12 +340,12 @@ class Worker:
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""
         device, attention = self._device, self._attention
-        operators = [(each.operator, each.implementation, each.because) for each in device.ops.choices]
         return [
             ("device", device.name, device.because),
             *([("model", "fallback", self._proof)] if self._proof is not None else []),
-            *operators,
+            *((each.operator, each.implementation, each.because) for each in device.ops.choices),
             ("attention", attention.backend.name, attention.because),
+            *self._opened.stored_as(),
         ]
 
     def release_memory(self, empty_blocks: list[list[int]]) -> None:

@@ -81,6 +81,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "pull",
         "list",
         "rm",
+        "quantize",
         "models",
         "explain",
         "bench",

@@ -1,0 +1,26 @@
+"""`octavo quantize` as people call it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM
+from octavo.cli.main import main
+
+
+def test_the_perplexity_is_printed_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a bear.\n\nThe bear went to the lake, and the lake was cold.\n")
+    out = tmp_path / "out"
+    command = ["quantize", "octavo-tiny", str(out), "--format", "int4", "--group-size", "32", "--text", str(text)]
+    assert main([*command, "--num-gpu-blocks-override", "64"]) == 0
+    found = re.search(r"perplexity per token: ([\d.]+) before, ([\d.]+) after", capsys.readouterr().out)
+    assert found is not None
+    assert 0.8 < float(found[2]) / float(found[1]) < 1.2
+    with LLM(model=str(out), num_gpu_blocks_override=64) as llm:
+        assert llm.generate(["Once upon a time"])[0].outputs[0].text
+    assert main(["quantize", "octavo-tiny", str(out), "--format", "int3"]) == 1
+    assert "format is 'int3', expected one of int4, int8" in capsys.readouterr().err
