@@ -20,7 +20,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_active_parameters: those that one token is multiplied with. num_expert_parameters: those of all routed experts,
     of which a token uses expert_share. intermediate_size: activations of a token within the feed-forward part of a
     layer. windowed_share: of the layers, those that have the sliding window. bytes_per_parameter: as the weights are
-    stored.
+    stored. latent: elements that a token has in each layer instead of keys and values, and how many of them are the
+    value; None for keys and values of heads. state_elements: of a sequence in `num_recurrent_layers`, which keep no
+    keys and values.
     """
 
     name: str
@@ -38,6 +40,19 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_fp8: bool = False
     num_expert_parameters: float = 0.0
     expert_share: float = 1.0
+    latent: tuple[int, int] | None = None
+    num_recurrent_layers: int = 0
+    state_elements: float = 0.0
+
+    @property
+    def kv_elements_per_head(self) -> int:
+        """Elements of a token that a layer keeps for each head of keys and values."""
+        return 2 * self.head_dim if self.latent is None else self.latent[0]
+
+    @property
+    def elements_per_pair(self) -> int:
+        """Elements that a head multiplies for a query and a key: those of the key, and those of the value."""
+        return 2 * self.head_dim if self.latent is None else sum(self.latent)
 
 
 def read_model_facts(model: str) -> ModelFacts:
@@ -64,11 +79,18 @@ def facts_of(name: str, config: Section) -> ModelFacts:
     head_dim = config.optional_positive("head_dim") or hidden // num_heads
     num_kv_heads = config.optional_positive("num_key_value_heads") or num_heads
     embedding = config.positive("vocab_size") * hidden
-    attention = hidden * head_dim * (2 * num_heads + 2 * num_kv_heads)
+    latent: tuple[int, int] | None = None
+    if config.values.get("kv_lora_rank") is not None:
+        attention, latent, head_dim = _latent(config, hidden, num_heads)
+        num_kv_heads = 1
+    else:
+        num_gates = num_heads * ("linear_num_key_heads" in config.values)  # of such families attention has a gate
+        attention = hidden * head_dim * (2 * num_heads + num_gates + 2 * num_kv_heads)
+    num_recurrent, recurrence, state = _recurrence(config, hidden, num_layers)
     dense, routed, share, width = _feed_forward(config, hidden, num_layers)
     ties_by_default = "n_embd" in config.values or str(config.values.get("model_type")).startswith(("opt", "gemma"))
     tied = config.bool("tie_word_embeddings", ties_by_default)
-    common = num_layers * attention + dense
+    common = (num_layers - num_recurrent) * attention + num_recurrent * recurrence + dense
     bits, is_fp8 = _weight_format(config)
     return ModelFacts(
         name=name,
@@ -86,7 +108,40 @@ def facts_of(name: str, config: Section) -> ModelFacts:
         is_fp8=is_fp8,
         num_expert_parameters=routed,
         expert_share=share,
+        latent=latent,
+        num_recurrent_layers=num_recurrent,
+        state_elements=num_recurrent * state,
     )
+
+
+def _latent(config: Section, hidden: int, num_heads: int) -> tuple[int, tuple[int, int], int]:
+    """Return the parameters of a layer's attention over latents, `ModelFacts.latent`, and the size of a head's
+    value."""
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    rank, turned, plain, value = map(config.positive, names)
+    source, query = hidden, config.optional_positive("q_lora_rank")
+    num_parameters = hidden * (rank + turned) + num_heads * (rank * (plain + value) + value * hidden)
+    if query is not None:
+        num_parameters, source = num_parameters + hidden * query, query
+    return num_parameters + source * num_heads * (plain + turned), (rank + turned, rank), value
+
+
+def _recurrence(config: Section, hidden: int, num_layers: int) -> tuple[int, int, int]:
+    """Return how many layers have a gated delta rule instead of attention, the parameters of one, and the elements of
+    its state."""
+    if config.values.get("linear_num_key_heads") is None:
+        return 0, 0, 0
+    kinds = config.values.get("layer_types")
+    if not isinstance(kinds, list):
+        interval = config.positive("full_attention_interval", 4)
+        kinds = ["" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(num_layers)]
+    if len(kinds) != num_layers:
+        raise config.error("layer_types", f"the kind of each of {num_layers} layers")
+    keys, heads = config.positive("linear_num_key_heads"), config.positive("linear_num_value_heads")
+    key, value = config.positive("linear_key_head_dim"), config.positive("linear_value_head_dim")
+    taps, channels = config.positive("linear_conv_kernel_dim", 4), 2 * keys * key + heads * value
+    num_parameters = hidden * (channels + 2 * heads * value + 2 * heads) + channels * taps
+    return kinds.count("linear_attention"), num_parameters, (taps - 1) * channels + heads * key * value
 
 
 def _feed_forward(config: Section, hidden: int, num_layers: int) -> tuple[float, float, float, int]:
@@ -138,20 +193,12 @@ def _window(config: Section) -> dict[str, Any]:
     return {"sliding_window": window, "windowed_share": share}
 
 
-_OTHER_CACHES: Final = {
-    "kv_lora_rank": "its keys and values are compressed (multi-head latent attention)",
-    "linear_num_key_heads": "some layers keep a state instead of keys and values",
-    "mamba_d_state": "some layers keep a state instead of keys and values",
-    "ssm_state_size": "some layers keep a state instead of keys and values",
-}
-
-
 def _refuse_other_caches(config: Section) -> None:
-    for key, reason in _OTHER_CACHES.items():
+    for key in ("mamba_d_state", "ssm_state_size", "conv_L_cache"):
         if config.values.get(key) is not None:
             raise UnsupportedModel(
-                f"{config.where}: {key} is {config.values[key]}: {reason}, which --model does not reckon with; give a "
-                "cost_model file of type roofline with your own figures"
+                f"{config.where}: {key} is {config.values[key]}: some layers are recurrent in a way that --model does "
+                "not reckon with; give a cost_model file of type roofline with your own figures"
             )
 
 

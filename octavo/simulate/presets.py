@@ -12,6 +12,8 @@ from octavo.simulate.cost_model import STEP_S, CostModel, Roofline
 from octavo.simulate.device import DataSheet, device_names, read_device
 from octavo.simulate.model_facts import NAMED, ModelFacts
 
+_STATE_BYTES: Final = 4
+"""Of one element of a state: float32."""
 _KV_BYTES: Final = 2
 """Of one element of keys and values, and of activations that are sent: bfloat16."""
 
@@ -47,6 +49,7 @@ def roofline(model: ModelFacts, device: DataSheet, layout: Layout = ALONE) -> Ro
     size = layout.tensor
     _check(model, device, layout)
     num_kv_heads = max(model.num_kv_heads, size)
+    num_attending = model.num_layers - model.num_recurrent_layers
     flops = (device.fp8_flops_per_s if model.is_fp8 else None) or device.flops_per_s
     num_collectives, width = 2 * model.num_layers, 2 * model.num_layers * 2 * model.hidden_size
     if layout.reduce == "gather":
@@ -62,9 +65,9 @@ def roofline(model: ModelFacts, device: DataSheet, layout: Layout = ALONE) -> Ro
     return Roofline(
         name=f"{model.name} on {f'{layout.size} × ' if layout.size > 1 else ''}{device.name}",
         weight_bytes=model.bytes_per_parameter * model.num_parameters,
-        kv_bytes_per_token=2.0 * _KV_BYTES * model.num_layers * num_kv_heads * model.head_dim,
+        kv_bytes_per_token=float(_KV_BYTES * num_attending * num_kv_heads * model.kv_elements_per_head),
         flops_per_token=2.0 * model.num_active_parameters,
-        flops_per_pair=4.0 * model.num_layers * model.num_heads * model.head_dim,
+        flops_per_pair=2.0 * num_attending * model.num_heads * model.elements_per_pair,
         device_bytes=layout.size * device.memory_bytes,
         bytes_per_s=size * device.bandwidth_reached * device.bytes_per_s,
         flops_per_s=size * device.arithmetic_reached * flops,
@@ -76,6 +79,7 @@ def roofline(model: ModelFacts, device: DataSheet, layout: Layout = ALONE) -> Ro
         token_s=_KV_BYTES * (is_shared * width * (size - 1) / size / link + num_handoffs * model.hidden_size / wire),
         sliding_window=model.sliding_window,
         windowed_share=model.windowed_share,
+        state_bytes=_STATE_BYTES * model.state_elements,
         num_layers=model.num_layers,
         expert_bytes=model.bytes_per_parameter * model.num_expert_parameters,
         expert_share=model.expert_share,

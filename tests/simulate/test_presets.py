@@ -29,6 +29,42 @@ LLAMA: dict[str, Any] = {
 }
 EXPERTS = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}
 GPT2 = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+DEEPSEEK_V3 = LLAMA | {
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "vocab_size": 129280,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+}
+QWEN3_NEXT = LLAMA | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "vocab_size": 151936,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 
 
 def facts(**changes: Any) -> ModelFacts:
@@ -37,8 +73,14 @@ def facts(**changes: Any) -> ModelFacts:
 
 @pytest.mark.parametrize(
     ("config", "billions", "active"),
-    [(LLAMA, 8.03, 7.50), (EXPERTS, 46.70, 12.75), (GPT2, 0.1235, 0.1235)],
-    ids=["llama-3.1-8b", "mixtral-8x7b", "gpt2"],
+    [
+        (LLAMA, 8.03, 7.50),
+        (EXPERTS, 46.70, 12.75),
+        (GPT2, 0.1235, 0.1235),
+        (DEEPSEEK_V3, 671.0, 36.64),
+        (QWEN3_NEXT, 79.67, 3.563),
+    ],
+    ids=["llama-3.1-8b", "mixtral-8x7b", "gpt2", "deepseek-v3", "qwen3-next-80b"],
 )
 def test_parameters_are_those_of_published_models(config: dict[str, Any], billions: float, active: float) -> None:
     found = facts_of("m", Section(config, CONFIG))
@@ -143,8 +185,9 @@ def test_quantized_weights_take_their_bits() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"kv_lora_rank": 512}, UnsupportedModel, "kv_lora_rank is 512: its keys and values are compressed"),
-        ({"linear_num_key_heads": 16}, UnsupportedModel, "some layers keep a state instead of keys and values"),
+        ({"kv_lora_rank": 512}, CheckpointError, "config.json: qk_rope_head_dim is missing"),
+        ({"linear_num_key_heads": 16, "layer_types": ["x"]}, CheckpointError, "expected the kind of each of 32 layers"),
+        ({"mamba_d_state": 16}, UnsupportedModel, "mamba_d_state is 16: some layers are recurrent in a way that"),
         ({"quantization_config": {"quant_method": "odd"}}, UnsupportedModel, "'odd', whose bits per weight"),
         ({"hidden_size": None}, CheckpointError, "config.json: hidden_size is null, expected an integer"),
         ({"num_experts": 8}, CheckpointError, "config.json: num_experts_per_tok is missing"),
@@ -155,6 +198,16 @@ def test_what_is_not_reckoned_with_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=message):
         facts(**changes)
+
+
+def test_a_latent_is_kept_once_for_all_heads_and_a_state_once_for_all_tokens() -> None:
+    h100 = read_device("h100")
+    latent = roofline(facts_of("m", Section(DEEPSEEK_V3, CONFIG)), h100)
+    assert (latent.kv_bytes_per_token, latent.state_bytes) == (61 * 576 * 2, 0)
+    assert latent.flops_per_pair == 61 * 128 * 2 * (576 + 512)
+    hybrid = roofline(facts_of("m", Section(QWEN3_NEXT, CONFIG)), h100)
+    assert hybrid.kv_bytes_per_token == 12 * 2 * 2 * 256 * 2
+    assert hybrid.state_bytes == 36 * 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
 
 
 def test_a_window_counts_for_the_layers_that_have_it() -> None:
