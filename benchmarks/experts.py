@@ -1,9 +1,10 @@
-"""Decoding with a mixture of experts, one token at a time: `python -m benchmarks.experts`, perhaps beside llama.cpp.
+"""Decoding and prefill with a mixture of experts: `python -m benchmarks.experts`, perhaps beside llama.cpp.
 
-A stack of a few layers in the shape of Qwen3-30B-A3B (hidden 2048, 128 experts of which a token takes 8, 768 wide,
-32 and 4 heads of 128) with random weights. A step reads the attention, the router, the chosen experts and the head:
-their bytes over the memory's measured speed are the floor. `--llama` runs llama.cpp on the same shape in turns with
-octavo; it needs the packages `xllamacpp` and `gguf` (`pip install --target DIR xllamacpp gguf`, PYTHONPATH).
+Two stacks of few layers in the shape of Qwen3-30B-A3B (hidden 2048, 128 experts of which a token takes 8, 768 wide, 32
+and 4 heads of 128) with random weights. What one more layer costs is the slope between them: head, sampling and the
+step itself are in neither. A token reads the attention, the router and the chosen experts of a layer, a long prompt all
+experts once: their bytes over the memory's measured speed are the floor. `--llama` runs llama.cpp on the same shape in
+turns with octavo; it needs the packages `xllamacpp` and `gguf` (`pip install --target DIR xllamacpp gguf`, PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import octavo
 from benchmarks.kernels.ceilings import measure
@@ -47,18 +49,19 @@ SHAPE: Final[dict[str, Any]] = {
 }
 BYTES: Final = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 64}
 LLAMA_TYPES: Final = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-PROMPT: Final = list(range(10, 42))
+SHORT: Final = list(range(10, 42))
+LONG: Final = [10 + 7 * i % 4000 for i in range(512)]
+"""Prompts: before a decode step, and one that takes all experts."""
 
 
-def bytes_per_token(layers: int, kind: str) -> float:
-    """Return the weights that a token of a decode step reads."""
+def bytes_per_layer(kind: str, experts: int) -> float:
+    """Return the weights of a layer that are read where this many of its experts are."""
     hidden, heads, kv, dim = (
         SHAPE[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     )
     attention = hidden * dim * (2 * heads + 2 * kv)
-    experts = SHAPE["num_experts_per_tok"] * 3 * hidden * SHAPE["moe_intermediate_size"]
-    router = hidden * SHAPE["num_experts"] * BYTES["bfloat16"]
-    return layers * ((attention + experts) * BYTES[kind] + router) + SHAPE["vocab_size"] * hidden * BYTES[kind]
+    chosen = experts * 3 * hidden * SHAPE["moe_intermediate_size"]
+    return (attention + chosen) * BYTES[kind] + hidden * SHAPE["num_experts"] * BYTES["bfloat16"]
 
 
 class Octavo:
@@ -73,15 +76,17 @@ class Octavo:
             dtype="bfloat16",
             tokenizer=str(Path(octavo.__file__).parent / "builtin" / "octavo-tiny"),
             max_model_len=1024,
+            max_num_batched_tokens=1024,
+            enable_prefix_caching=False,
             kv_cache_memory="256MiB",
             **quantization,
         )
 
-    def seconds(self, tokens: int) -> float:
+    def seconds(self, prompt: list[int], tokens: int) -> float:
         """Return how long generating `tokens` behind the prompt takes."""
         start = time.perf_counter()
         self._llm.generate(
-            {"prompt_token_ids": PROMPT},
+            {"prompt_token_ids": prompt},
             SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0),
         )
         return time.perf_counter() - start
@@ -93,7 +98,7 @@ class Llama:
     def __init__(self, folder: Path, kind: str, layers: int, threads: int) -> None:
         import xllamacpp
 
-        path = folder / "model.gguf"
+        path = folder / f"model-{layers}.gguf"
         write_gguf(path, kind, layers)
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
@@ -101,10 +106,10 @@ class Llama:
         params.cpuparams.n_threads = threads
         self._server = xllamacpp.Server(params)
 
-    def seconds(self, tokens: int) -> float:
+    def seconds(self, prompt: list[int], tokens: int) -> float:
         """Return how long generating `tokens` behind the prompt takes."""
         asked = {
-            "prompt": PROMPT,
+            "prompt": prompt,
             "max_tokens": tokens,
             "n_predict": tokens,
             "ignore_eos": True,
@@ -185,41 +190,67 @@ def write_gguf(path: Path, kind: str, layers: int) -> None:
     writer.close()
 
 
+Engine = Octavo | Llama
+
+
+class Layer(NamedTuple):
+    """Milliseconds that one more layer takes in each repetition: for a token of a decode step, for the long prompt."""
+
+    decode: list[float]
+    prefill: list[float]
+
+
+def measure_layers(
+    stacks: tuple[int, int], kind: str, threads: int, tokens: int, repetitions: int, *, llama: bool
+) -> dict[str, Layer]:
+    """Return what a layer takes in each engine. All stacks are loaded and take turns; the first turn warms up."""
+    with ExitStack() as resources:
+        engines: dict[str, list[Engine]] = {}
+        for layers in stacks:
+            path = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+            (path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
+            engines.setdefault("octavo", []).append(Octavo(path, kind, threads))
+            if llama:
+                engines.setdefault("llama.cpp", []).append(Llama(path, kind, layers, threads))
+        found = {name: Layer([], []) for name in engines}
+        more_ms = 1e3 / (stacks[1] - stacks[0])
+        for repetition in range(repetitions + 1):
+            for name, pair in engines.items():
+                steps = [(each.seconds(SHORT, 1 + tokens) - each.seconds(SHORT, 1)) / tokens for each in pair]
+                prompts = [each.seconds(LONG, 1) for each in pair]
+                if repetition:
+                    found[name].decode.append((steps[1] - steps[0]) * more_ms)
+                    found[name].prefill.append((prompts[1] - prompts[0]) * more_ms)
+    return found
+
+
 def main() -> None:
     """Print a JSON report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, nargs=2, default=[1, 3], help="of the two stacks")
     parser.add_argument("--kind", choices=sorted(BYTES), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--llama", action="store_true")
     arguments = parser.parse_args()
-    kind, layers, threads, tokens = arguments.kind, arguments.layers, arguments.threads, arguments.tokens
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        (path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
-        engines: dict[str, Octavo | Llama] = {"octavo": Octavo(path, kind, threads)}
-        if arguments.llama:
-            engines["llama.cpp"] = Llama(path, kind, layers, threads)
-        ceilings = measure(CpuRuntime.open(threads))
-        floor_ms = bytes_per_token(layers, kind) / ceilings.read_gbps["dram"].of(threads) / 1e6
-        steps: dict[str, list[float]] = {name: [] for name in engines}
-        for repetition in range(arguments.repetitions + 1):
-            for name, engine in engines.items():
-                step_ms = (engine.seconds(1 + tokens) - engine.seconds(1)) / tokens * 1e3
-                if repetition:  # the first one warms up
-                    steps[name].append(step_ms)
-    medians = {name: statistics.median(each) for name, each in steps.items()}
-    read_gbps = ceilings.read_gbps["dram"].of(threads)
-    result = {
-        "read_gbps": round(read_gbps, 1),
-        "mb_per_token": round(bytes_per_token(layers, kind) / 1e6, 1),
-        "floor_ms": round(floor_ms, 2),
-        "step_ms": {name: round(each, 2) for name, each in medians.items()},
-        "share_of_floor": {name: round(floor_ms / each, 3) for name, each in medians.items()},
-    }
-    report("experts", {"layers": layers, "kind": kind, "threads": threads}, result)
+    kind, threads, (few, many) = arguments.kind, arguments.threads, sorted(arguments.layers)
+    if few == many:
+        parser.error("--layers: a slope needs two numbers that differ")
+    measured = measure_layers(
+        (few, many), kind, threads, arguments.tokens, arguments.repetitions, llama=arguments.llama
+    )
+    read_gbps = measure(CpuRuntime.open(threads)).read_gbps["dram"].of(threads)
+    result: dict[str, Any] = {"read_gbps": round(read_gbps, 1)}
+    for name, experts in (("decode", SHAPE["num_experts_per_tok"]), ("prefill", SHAPE["num_experts"])):
+        floor_ms = bytes_per_layer(kind, experts) / read_gbps / 1e6
+        layer_ms = {engine: statistics.median(getattr(each, name)) for engine, each in measured.items()}
+        result[name] = {
+            "floor_ms_per_layer": round(floor_ms, 3),
+            "ms_per_layer": {engine: round(each, 3) for engine, each in layer_ms.items()},
+            "share_of_floor": {engine: round(floor_ms / each, 3) for engine, each in layer_ms.items()},
+        }
+    report("experts", {"layers": [few, many], "kind": kind, "threads": threads}, result)
 
 
 if __name__ == "__main__":
