@@ -36,6 +36,7 @@ void bind_linear(nb::class_<Cpu>& cpu);
 void bind_elementwise(nb::class_<Cpu>& cpu);
 void bind_embedding(nb::class_<Cpu>& cpu);
 void bind_experts(nb::class_<Cpu>& cpu);
+void bind_lora(nb::class_<Cpu>& cpu);
 void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
 void bind_recurrent(nb::class_<Cpu>& cpu);

@@ -49,6 +49,7 @@ void bind_kernels(nb::module_& m) {
   bind_elementwise(cpu);
   bind_embedding(cpu);
   bind_experts(cpu);
+  bind_lora(cpu);
   bind_norm(cpu);
   bind_probe(cpu);
   bind_recurrent(cpu);

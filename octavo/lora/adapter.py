@@ -43,7 +43,7 @@ class Target:
     total_inputs: int
 
     @classmethod
-    def of(cls, path: str, layer: PreparedLayer, num_slots: int) -> Target:
+    def of(cls, path: str, layer: PreparedLayer, num_slots: int, dtype: torch.dtype) -> Target:
         """Return the target of a layer of a model that is at least opened."""
         parts = layer.sources(path)
         names = tuple(dict.fromkeys(name for name, _ in parts))
@@ -52,7 +52,7 @@ class Target:
             Run(start, length, names.index(name)) for start, (name, length) in zip(starts, parts, strict=False)
         )
         inputs, outputs = layer.num_inputs, layer.num_outputs
-        shape = LoRAShape(inputs, outputs, runs, len(names), num_slots)
+        shape = LoRAShape(inputs, outputs, runs, len(names), num_slots, dtype)
         if isinstance(layer, SummedLinear):
             start, length = layer.mesh.share(layer.inputs)
             return cls(path, layer, shape, names, slice(start, start + length), layer.inputs)
@@ -78,11 +78,12 @@ class Target:
         return narrow.get_parameter("weight").data
 
 
-def layers_of(model: DecoderStack, num_slots: int) -> Iterator[Target]:
-    """Yield the layers that adapters may change."""
+def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterator[Target]:
+    """Yield the layers that adapters may change. dtype: of their values, which are held in float32 for float16."""
+    held = torch.float32 if dtype is torch.float16 else dtype
     for path, layer in model.layers_by_path():
         if isinstance(layer, PreparedLayer) and not isinstance(layer, (LMHead, ExactLinear)):
-            yield Target.of(path, layer, num_slots)
+            yield Target.of(path, layer, num_slots, held)
 
 
 def digest_of(folder: Path) -> tuple[str, bytes]:
@@ -121,7 +122,7 @@ class AdapterReader:
     """Reads adapters for a model, of which this rank has `targets`."""
 
     def __init__(self, model: DecoderStack, targets: Iterable[Target], dtype: torch.dtype, max_rank: int) -> None:
-        """dtype: of A and B in memory."""
+        """dtype: to which values are rounded."""
         self._model = model
         self._targets = {source: each for each in targets for source in each.sources}
         self._dtype, self._max_rank = dtype, max_rank
@@ -206,12 +207,10 @@ class AdapterReader:
             own = target.own_outputs(target.sources.index(source), b.float())
         except ValueError as error:
             raise CheckpointError(f"{names[1]} {error}") from error
-        made = [a[:, target.inputs].to(self._dtype), own.to(self._dtype)]
+        made = [each.to(self._dtype).to(target.shape.dtype) for each in (a[:, target.inputs], own)]
         for name, tensor in zip(names, (a, b), strict=True):
             if not bool(tensor.to(self._dtype).isfinite().all()):
                 raise CheckpointError(f"{name} holds NaN, an infinity or what {self._dtype} has no room for")
-        if self._dtype is torch.float16:  # values of float16, which kernels take in float32
-            made = [each.float() for each in made]
         return Factors(made[0].contiguous(), made[1], config.scale_of(module))
 
 

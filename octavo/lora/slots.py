@@ -87,10 +87,11 @@ class Adapters:
 
     def __init__(self, model: DecoderStack, ops: Ops, config: LoRAConfig, num_tokens: int) -> None:
         """num_tokens: most of a step."""
-        targets = list(layers_of(model, config.max_loras))
+        dtype = DTYPES[config.lora_dtype]
+        targets = list(layers_of(model, config.max_loras, dtype))
         self._layers = {each.path: each.layer for each in targets}
         self._slots: dict[str, SlotLinear] = {each.path: ops.slot_linear(each.shape) for each in targets}
-        self._reader = AdapterReader(model, targets, DTYPES[config.lora_dtype], config.max_lora_rank)
+        self._reader = AdapterReader(model, targets, dtype, config.max_lora_rank)
         self._step = StepSlots(num_tokens, _widest(targets))
         self._adapters: dict[str, Future[dict[str, PackedFactors]]] = {}
         self._adapted: AdaptedModel | None = None
@@ -138,10 +139,9 @@ class Adapters:
 def planned_bytes(model: DecoderStack, config: LoRAConfig, num_tokens: int) -> int:
     """Return the bytes of as many adapters as are kept, of the largest rank, and of the addends of a step of
     `num_tokens`; before the model is loaded."""
-    layers, dtype = list(layers_of(model, 1)), DTYPES[config.lora_dtype]
-    elements = sum(each.num_elements(config.max_lora_rank) for each in layers)
-    number, size = config.max_cpu_loras or config.max_loras, 4 if dtype is torch.float16 else dtype.itemsize
-    return number * elements * size + 4 * num_tokens * _widest(layers)
+    layers = list(layers_of(model, config.max_loras, DTYPES[config.lora_dtype]))
+    each = sum(layer.num_elements(config.max_lora_rank) * layer.shape.dtype.itemsize for layer in layers)
+    return (config.max_cpu_loras or config.max_loras) * each + 4 * num_tokens * _widest(layers)
 
 
 def _widest(layers: Iterable[Target]) -> int:

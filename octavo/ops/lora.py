@@ -42,6 +42,8 @@ class LoRAShape:
     num_sources: int
     num_slots: int
     """Slots are numbered from 1; the slot 0 of a row means that it has no adapter."""
+    dtype: torch.dtype
+    """Type of A and B, float32 or bfloat16."""
 
 
 class PackedFactors(NamedTuple):
@@ -113,22 +115,24 @@ def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     tiles."""
     generator = torch.Generator().manual_seed(0)
 
-    def random(*sizes: int) -> Tensor:
+    held = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+
+    def random(sizes: tuple[int, ...], kind: torch.dtype = held) -> Tensor:
         values: Tensor = torch.randn(sizes, generator=generator) / sizes[-1] ** 0.5
-        return values.to(dtype)
+        return values.to(kind)
 
     runs = (Run(0, 40, 0), Run(40, 24, 1), Run(64, 7, 0))
     for rows, inputs, outputs, own in ((1, 48, 40, runs[:1]), (9, 70, 71, runs), (150, 129, 71, runs)):
         num_sources = len({run.source for run in own})
         adapters = [
             [
-                None if rank == 5 and source else Factors(random(rank, inputs), random(outputs, rank), 1.5)
+                None if rank == 5 and source else Factors(random((rank, inputs)), random((outputs, rank)), 1.5)
                 for source in range(num_sources)
             ]
             for rank in (8, 5, 17)
         ]
         slots = torch.randint(0, 4, (rows,), generator=generator, dtype=torch.int32)
-        yield LoRAShape(inputs, outputs, own, num_sources, 3), random(rows, inputs), slots, adapters
+        yield LoRAShape(inputs, outputs, own, num_sources, 3, held), random((rows, inputs), dtype), slots, adapters
 
 
 def trial(
