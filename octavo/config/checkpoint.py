@@ -238,7 +238,9 @@ class Checkpoint(Section):
         return sum(file.path.stat().st_size for file in files)
 
     def num_parameters(self) -> builtins.int | None:
-        """Return the number of elements of all tensors, where the headers say (safetensors)."""
+        """Return the number of elements of all tensors, where the headers say (safetensors that are not quantised)."""
+        if self.section(QUANTIZATION) is not None:
+            return None
         return sum(prod(tensor.shape) for tensor in self.tensors().values()) or None
 
     @cached_property

@@ -281,7 +281,8 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     has_weights = model.load_format == "auto"
     parameters = checkpoint.num_parameters() if has_weights else None
     stored = f" (the checkpoint: {checkpoint.dtype_name()})" if has_weights else ""
-    is_quantized = model.quantization or checkpoint.values.get(QUANTIZATION)
+    stored_as = checkpoint.section(QUANTIZATION)
+    is_quantized = model.quantization or stored_as is not None
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():
         context += f" of the {checkpoint.max_model_len():,} that the checkpoint was made for"
@@ -290,9 +291,10 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         ("name", model.name),
         ("directory", model.path),
         ("architecture", checkpoint.architecture),
-        ("parameters", f"{parameters:,}" if parameters else "not counted: the weights are not read"),
+        ("parameters", f"{parameters:,}" if parameters else "not counted: the weights are quantised, or not read"),
         ("number format", f"{model.dtype}{stored}"),
         *([("quantization", f"{model.quantization}, made while loading")] if model.quantization else []),
+        *([] if stored_as is None else [("quantization", f"{stored_as.values.get('quant_method')}, as it is stored")]),
         *([("activations", _activations(model.activation_bits))] if is_quantized else []),
         ("KV cache in", config.cache.dtype),
         ("vocabulary", f"{model.vocab_size:,} tokens"),

@@ -269,7 +269,8 @@ def _view(
     if method is not None and method is not UNQUANTIZED:
         raise ConfigError(
             f"quantization is {method.name}, but the checkpoint is quantised already ({kept.name}), and quantising it "
-            "again would lose more; leave quantization out, or use the unquantised checkpoint"
+            "again would add about 1 % (int8) or 9 % (int4) of error; leave quantization out, or use the unquantised "
+            "checkpoint"
         )
     return StoredView(checkpoint, model, kept, activation_bits)
 
