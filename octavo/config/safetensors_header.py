@@ -12,10 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from octavo.config.section import shown
 from octavo.errors import CheckpointError
 
 # the format's own limit; a larger figure is damage, not a header
 _MAX_HEADER_BYTES: Final = 100_000_000
+_MOST_DIMENSIONS: Final = 16
+_MOST_ELEMENTS: Final = 1 << 62
+"""More than any file has."""
 _LFS_POINTER: Final = b"version https://git-lfs"
 _BITS: Final = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
@@ -54,7 +58,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             entries = json.loads(file.read(length))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise damaged(path, "its header is not JSON") from error
@@ -76,10 +80,12 @@ def damaged(path: Path, why: str) -> CheckpointError:
 def _entry(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     try:
         dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-        expected_bytes = (prod(shape) * _BITS[dtype] + 7) // 8
-        stored_bytes, misplaced = end - start, start < 0
+        if len(shape) > _MOST_DIMENSIONS or any(type(each) is not int or each < 0 for each in (*shape, start, end)):
+            raise ValueError("a size or an offset is no whole number")
+        expected_bytes = (min(prod(shape), _MOST_ELEMENTS) * _BITS[dtype] + 7) // 8
+        stored_bytes = end - start
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"the entry of {name} is not understood") from error
-    if misplaced or stored_bytes != expected_bytes:
-        raise damaged(path, f"{name} has {stored_bytes:,} bytes, {dtype} {list(shape)} needs {expected_bytes:,}")
+    if stored_bytes != expected_bytes:
+        raise damaged(path, f"{name} has {stored_bytes:,} bytes, {dtype} {shown(shape)} needs {expected_bytes:,}")
     return TensorInfo(name, dtype, shape, expected_bytes, path, data + start)

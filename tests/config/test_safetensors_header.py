@@ -51,6 +51,12 @@ def test_a_pointer_of_git_lfs_is_no_weight(file: Path) -> None:
         json.dumps({"a": {"shape": [2]}}).encode(),
         json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": ["x", 8]}}).encode(),
         json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}).encode(),
+        json.dumps({"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}).encode(),
+        json.dumps({"a": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}).encode(),
+        json.dumps({"a": {"dtype": "F32", "shape": [10**4000] * 9, "data_offsets": [0, 8]}}).encode(),
+        json.dumps({"a": {"dtype": "F32", "shape": [1 << 60] * 999, "data_offsets": [0, 8]}}).encode(),
+        json.dumps({"a": {"dtype": "F32", "shape": [2, True], "data_offsets": [False, 8]}}).encode(),
+        b"[" * 100_000,
     ],
 )
 def test_a_damaged_header_is_named(file: Path, header: bytes) -> None:
