@@ -7,7 +7,7 @@ https://github.com/vllm-project/compressed-tensors.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -24,9 +24,11 @@ from octavo.quantization.stored import (
     Parts,
     StoredFormat,
     StoredWeight,
+    digest,
     expect_shape,
     group_of,
     needed,
+    order_of,
     rows_of,
     scales_of,
     unpacked,
@@ -156,10 +158,13 @@ def _integers(name: str, scheme: Scheme, parts: Parts) -> StoredWeight:
         read["codes"] = lambda rows: (unsigned(rows) - half).view(torch.int8)
     else:
         read["zeros"] = _zeros(needed(parts, name, ".weight_zero_point"), scheme, outputs, spec.num_groups(inputs))
-    if ".weight_g_idx" in parts:
-        raise CheckpointError(f"{parts['.weight_g_idx'].name}: an order of groups is not implemented")
+    order = order_of(parts[".weight_g_idx"], spec, inputs, is_stated=True) if ".weight_g_idx" in parts else None
     label = f"{scheme.bits}-bit codes" + (" with zero points" if spec.zero == "zeros" else "")
-    return StoredWeight((outputs, inputs), label, read, spec)
+    if order is None:
+        return StoredWeight((outputs, inputs), label, read, spec)
+    codes, whole = read["codes"], order.int()
+    read |= {"codes": lambda rows: codes(rows)[:, order], "order": lambda _: whole}
+    return StoredWeight((outputs, inputs), label, read, replace(spec, has_order=True), digest(order))
 
 
 def _stored_shape(parts: Parts, found: tuple[int, int]) -> tuple[int, int]:

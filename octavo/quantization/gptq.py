@@ -16,9 +16,7 @@ from octavo.config.section import Section
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.ops.coded import CodeSpec
 from octavo.quantization.stored import (
-    ALL,
     SCALES,
-    Part,
     Parts,
     Read,
     StoredFormat,
@@ -31,6 +29,7 @@ from octavo.quantization.stored import (
     is_skipped,
     names_in,
     needed,
+    order_of,
     rows_of,
     unpacked,
 )
@@ -167,7 +166,9 @@ def _by_inputs(name: str, own: Section, parts: Parts, *, offset: int) -> StoredW
         raise CheckpointError(f"{words.name} has shape {list(words.shape)}, expected two dimensions")
     inputs, outputs = words.shape[0] * 32 // bits, words.shape[1]
     spec = _spec(name, own, SCALES[scale.dtype], inputs)
-    order = _order(parts[".g_idx"], spec, inputs, own) if ".g_idx" in parts else None
+    order = (
+        order_of(parts[".g_idx"], spec, inputs, is_stated=own.bool("desc_act", False)) if ".g_idx" in parts else None
+    )
     if order is not None:
         spec = _spec(name, own, SCALES[scale.dtype], inputs, has_order=True)
 
@@ -238,28 +239,6 @@ def _awq(words: Tensor) -> Tensor:
     """Return the numbers of words [rows, words], column after column."""
     numbers = unpacked(words, 4)
     return numbers.view(len(numbers), -1, 8)[..., list(_AWQ_ORDER)].flatten(1)
-
-
-def _order(part: Part, spec: CodeSpec, inputs: int, own: Section) -> Tensor | None:
-    """Return which input each column of the codes is multiplied with, so that groups are neighbours; None for as they
-    are. Raises CheckpointError for groups of other sizes."""
-    expect_shape(part, (inputs,), "qweight")
-    needed({".g_idx": part}, "", ".g_idx", "I32", "I64")
-    groups = rows_of(part, ALL).long()
-    if not spec.group or (not groups.any() and not own.bool("desc_act", False)):
-        return None
-    wanted = torch.arange(inputs) // spec.group
-    if torch.equal(groups, wanted):
-        return None
-    if groups.min() < 0 or groups.max() >= spec.num_groups(inputs):
-        place = int(((groups < 0) | (groups >= spec.num_groups(inputs))).nonzero()[0])
-        raise CheckpointError(
-            f"{part.name} has group {int(groups[place])} for input {place}, expected 0 to {spec.num_groups(inputs) - 1}"
-        )
-    order = groups.argsort(stable=True)
-    if not torch.equal(groups[order], wanted):
-        raise CheckpointError(f"{part.name} has groups of other sizes than group_size, which is {spec.group}")
-    return order
 
 
 def _label(own: Section) -> str:

@@ -179,6 +179,29 @@ def group_of(name: str, group: int, inputs: int) -> int:
     return group
 
 
+def order_of(part: Part, spec: CodeSpec, inputs: int, *, is_stated: bool) -> Tensor | None:
+    """Return which input each column of the codes is multiplied with, so that groups are neighbours; None for as they
+    are. Raises CheckpointError for groups of other sizes."""
+    expect_shape(part, (inputs,), f"a weight of {inputs} inputs")
+    if part.dtype not in ("I32", "I64"):
+        raise CheckpointError(f"{part.name} is stored as {part.dtype}, expected I32")
+    groups = rows_of(part, ALL).long()
+    if not spec.group or (not groups.any() and not is_stated):
+        return None
+    wanted = torch.arange(inputs) // spec.group
+    if torch.equal(groups, wanted):
+        return None
+    if groups.min() < 0 or groups.max() >= spec.num_groups(inputs):
+        place = int(((groups < 0) | (groups >= spec.num_groups(inputs))).nonzero()[0])
+        raise CheckpointError(
+            f"{part.name} has group {int(groups[place])} for input {place}, expected 0 to {spec.num_groups(inputs) - 1}"
+        )
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order], wanted):
+        raise CheckpointError(f"{part.name} has groups of other sizes than group_size, which is {spec.group}")
+    return order
+
+
 def digest(order: Tensor) -> str:
     """Return what tells this order from others."""
     return hashlib.sha256(order.to(torch.int32).numpy().tobytes()).hexdigest()[:16]

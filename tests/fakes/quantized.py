@@ -72,13 +72,20 @@ def meant(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     return (groups * scales.float()[..., None]).flatten(1)
 
 
-def compressed_tensors(bits: int, group: int, *, packing: bool = True, symmetric: bool = True) -> tuple[Encode, Any]:
-    """Integers as llm-compressor writes them."""
+def compressed_tensors(
+    bits: int, group: int, *, packing: bool = True, symmetric: bool = True, ordered: bool = False
+) -> tuple[Encode, Any]:
+    """Integers as llm-compressor writes them; with `ordered`, inputs of a group are anywhere."""
 
     def encode(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        codes, scales, zeros = rounded(weight, bits, group, torch.bfloat16, symmetric=symmetric)
+        shuffle = torch.Generator().manual_seed(len(name))
+        places = torch.randperm(weight.shape[1], generator=shuffle) if ordered else torch.arange(weight.shape[1])
+        codes, scales, zeros = rounded(weight[:, places], bits, group, torch.bfloat16, symmetric=symmetric)
+        meaning, codes = meant(codes, scales, zeros)[:, places.argsort()], codes[:, places.argsort()]
         half = 2 ** (bits - 1)
         parts = {".weight_scale": scales}
+        if ordered:
+            parts[".weight_g_idx"] = (torch.arange(weight.shape[1]) // group)[places.argsort()].int()
         if packing:
             parts[".weight_packed"] = packed(codes.long() + half, bits)
             parts[".weight_shape"] = torch.tensor(weight.shape)
@@ -86,7 +93,7 @@ def compressed_tensors(bits: int, group: int, *, packing: bool = True, symmetric
             parts[".weight"] = codes
         if not symmetric:
             parts[".weight_zero_point"] = packed(zeros + half, bits, dim=0) if packing else zeros.to(torch.int8)
-        return parts, meant(codes, scales, zeros)
+        return parts, meaning
 
     weights = {
         "num_bits": bits,

@@ -14,7 +14,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import PreparedLayer
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
@@ -45,6 +45,7 @@ CODES: dict[str, tuple[Encode, dict[str, Any]]] = {
     "W4A16": compressed_tensors(4, 128),
     "W4A16 in channels": compressed_tensors(4, 0),
     "W4A16_ASYM": compressed_tensors(4, 32, symmetric=False),
+    "W4A16 in an order": compressed_tensors(4, 32, ordered=True),
     "W8A16": compressed_tensors(8, 64),
     "W8A8": compressed_tensors(8, 0, packing=False),
     "W8A8 with zero points": compressed_tensors(8, 0, packing=False, symmetric=False),
@@ -169,6 +170,30 @@ def test_weights_of_one_layer_may_be_stored_in_different_ways(tmp_path: Path) ->
         check_weights(model, plain)
         assert error(logits(model), wanted) < 5e-4
         assert torch.equal(logits(model), logits(model, [9, 8, 7], [55]))
+
+
+def test_experts_have_orders_of_their_own_but_gate_and_up_share_one(tmp_path: Path) -> None:
+    sizes = {**SIZES, "moe_intermediate_size": 64}
+    plain = make_checkpoint("qwen3_moe", tmp_path / "m", **sizes)
+    path = quantize(plain, *gptq(4, 32, symmetric=False, ordered=True))
+    model = load(path, native())
+    assert error(logits(model), logits(load(plain, native()))) < 5e-4
+    assert torch.equal(logits(model), logits(model, [9, 8, 7], [55]))
+    path = quantize(make_checkpoint("qwen3_moe", tmp_path / "o", **sizes), *compressed_tensors(4, 32, ordered=True))
+    with pytest.raises(CheckpointError, match="gate and up of expert 0 have different g_idx"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["W8A8", "FP8 in channels"])
+def test_latents_and_their_experts_are_read(name: str, tmp_path: Path) -> None:
+    plain = make_checkpoint("deepseek_v3", tmp_path / "m")
+    path = quantize(plain, *(CODES | FLOATS)[name])
+    for mesh in (Mesh.single(), Mesh.of_rank(1, tensor=2, whole_experts=True)):
+        states = [load(each, native(), mesh=mesh).state() for each in (path, plain)]
+        same = [key for key in states[0] if key in states[1] and torch.equal(states[0][key], states[1][key])]
+        # what expands latents is never kept as codes, nor is a router
+        assert {key.split(".")[-2] for key in same} >= {"keys", "values", "gate"}
+    assert error(logits(load(path, native())), logits(load(plain, native()))) < 5e-4
 
 
 def test_packed_weights_of_codes_are_mapped_again(tmp_path: Path) -> None:
