@@ -16,8 +16,13 @@ constexpr int ahead_of(Kind kind, int rows) {
   return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192;
 }
 
-inline void prefetch(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1); }
-inline void prefetch_near(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0); }
+// Inlined at once: a call is taken for one without effects, and dropped.
+[[gnu::always_inline]] inline void prefetch(const std::uint8_t* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+}
+[[gnu::always_inline]] inline void prefetch_near(const std::uint8_t* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+}
 
 inline std::int32_t quad_at(const std::int8_t* codes, int index) {
   std::int32_t quad;
@@ -70,6 +75,7 @@ constexpr int kStreamRows = 8, kStreamGroupRows = 3;
 
 // A product waits four cycles for the one before it in the same sum: few rows take several sums each.
 constexpr int chains_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int kMostGroupChains = 2;  // groups are summed side by side
 
 template <int kHalf>
 struct Half {
@@ -94,7 +100,6 @@ template <int kRows, Kind kKind, bool kIsChannel, int kChains>
       for (int inner = 0; inner < 4; ++inner, panel += 64) {
         __m512i low, high;
         widen<kKind>(line_at(panel), low, high);
-        prefetch(panel + kAhead);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           const __m512i x = _mm512_set1_epi32(quad_at(codes, inner * kRows + row));
@@ -132,8 +137,7 @@ template <int kRows, Kind kKind, bool kIsChannel, int kChains>
 #pragma GCC unroll 16
       for (int inner = 0; inner < kUnrolled; ++inner, panel += 64) {
         const __m512i low = line_at(panel), high = line_at(panel + other);
-        prefetch(panel + kAhead);
-        prefetch(panel + kAhead + other);
+        if constexpr (kIsChannel) prefetch(panel + kAhead), prefetch(panel + kAhead + other);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           const __m512i x = _mm512_set1_epi32(quad_at(codes, inner * kRows + row));
@@ -184,6 +188,7 @@ inline void widen(__m256i line, __m256i& low, __m256i& high) {
 }
 
 constexpr int chains_for(int) { return 1; }
+constexpr int kMostGroupChains = 1;
 
 // 8-bit codes are read with an offset of 128 taken off.
 template <Kind kKind>
@@ -332,7 +337,7 @@ void channel_sums(const QuantizedWeight& weight, const std::int8_t* codes, const
 template <int kRows, Kind kKind>
 void group_sums(const QuantizedWeight& weight, const std::int8_t* codes, const std::int32_t* row_sums,
                 const std::uint8_t* panel, float* sums) {
-  constexpr int kChains = chains_for(kRows);
+  constexpr int kChains = kRows == 1 ? kMostGroupChains : 1;
   const CodeFormat format = weight.format;
   const int offset = format.offset(), unit = weight.unit_depth(), units = weight.group_depth() / unit;
   const std::int64_t block_bytes = weight.block_bytes();
@@ -388,7 +393,7 @@ template <class Sum>
 template <int kRows, Kind kKind>
 void factor_sums(const QuantizedWeight& weight, const std::int8_t* codes, const std::int32_t* row_sums,
                  const std::uint8_t* panel, float* totals) {
-  constexpr int kChains = chains_for(kRows);
+  constexpr int kChains = 1;
   const int offset = weight.format.offset(), unit = weight.unit_depth(), units = weight.group_depth() / unit;
   const int groups = weight.groups_per_block();
   const std::int64_t block_bytes = weight.block_bytes();
