@@ -32,3 +32,17 @@ class LoRAArgs:
         str,
         Arg("Number format of adapters; auto takes the model's.", choices=("auto", "float32", "bfloat16", "float16")),
     ] = "auto"
+    lora_modules: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Adapter of a server: the name by which clients ask for it and its folder, as name=path or as a JSON "
+            "object with name, path and base_model_name; may be given several times."
+        ),
+    ] = ()
+    lora_resolver_cache_dir: Annotated[
+        str | None,
+        Arg(
+            "Folder of adapters, which a server loads when clients ask for a model with the name of one: the path "
+            "below this folder."
+        ),
+    ] = None

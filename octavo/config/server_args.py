@@ -158,6 +158,13 @@ class ServerArgs:
     enable_auto_tool_choice: Annotated[
         bool, Arg("Let the model choose whether it calls a tool; without it a request must demand a call.")
     ] = True
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        Arg(
+            "Let keys with the right operate load adapters of the folder --lora-resolver-cache-dir by other names, and "
+            "unload adapters, while the server runs."
+        ),
+    ] = False
     log_requests: Annotated[bool, Arg("Log a line for each HTTP request.")] = False
     root_path: Annotated[str, Arg("Path under which a proxy serves octavo, whether it strips it or not.")] = ""
 
@@ -189,5 +196,11 @@ class ServerArgs:
                 raise ConfigError(f"{name} needs ssl_certfile, the certificate of the server; give it, too")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, which sign the certificates of clients; give it, too")
+        if self.allow_runtime_lora_updating and self.api_server_count > 1:
+            raise ConfigError(
+                f"allow_runtime_lora_updating does not go with api_server_count, which is {self.api_server_count}: one "
+                "server would not know what another has loaded; leave one out, and put adapters into the folder of "
+                "lora_resolver_cache_dir"
+            )
         if self.uds is not None and self.ssl_certfile is not None:
             raise ConfigError("uds does not go with ssl_certfile: a Unix socket is of this machine alone; give one")

@@ -73,10 +73,11 @@ class Replica:
 
     async def __init__(self, engine_args: EngineArgs, server_args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         self._llm = await AsyncLLM.start(engine_args)
-        self._args = server_args
+        self._app = app.loading_app(server_args)
+        await self._app.context.serve(self._llm)
 
     def __serve_build_asgi_app__(self) -> app.App:
-        return app.build_app(self._llm, self._args)
+        return self._app
 
     async def check_health(self) -> None:
         """Raise when the engine has died or hangs; Serve then replaces the replica, but not while its core restarts."""

@@ -29,8 +29,8 @@ class AdapterCalls(NamedTuple):
 
 
 class Adapters:
-    """The adapters in host memory (at most `num_host`, and beyond these only ones of requests that have begun) and in
-    `num_slots` slots, from 1 on. Both keep what was used last. Contents are known by their digests."""
+    """The adapters in host memory, by their digests: at most `num_host`, and beyond these only ones of requests that
+    have begun. Those of them that are in the `num_slots` slots, from 1 on, stay. Both keep what was used last."""
 
     def __init__(
         self, registry: Registry, log: DecisionLog, calls: AdapterCalls, num_slots: int, num_host: int
@@ -77,7 +77,7 @@ class Adapters:
         for digest in list(self._host)[:-1]:
             if len(self._host) <= self._num_host:
                 return
-            if digest not in held:
+            if digest not in held and digest not in self._slots:
                 del self._host[digest]
                 self._call("drop_adapter", digest)
 
@@ -91,7 +91,7 @@ class Adapters:
         """Return why the group's adapter cannot have a slot now; an empty string when it can. Begins to read it while
         fewer are read than there are slots for."""
         adapter = group.request.lora_request
-        if adapter is None or adapter.digest in self._slots or adapter.digest in self._host:
+        if adapter is None or adapter.digest in self._host:
             return ""
         digest = adapter.digest
         has_turn = digest not in self._reading and len(self._reading) + len(self._in_use()) < self._num_slots
@@ -116,9 +116,9 @@ class Adapters:
                 in_use = self._in_use()
                 slot = self._slots.pop(next(digest for digest in self._slots if digest not in in_use))
             self._call("load_adapter", slot, adapter.digest)
-            self._host.move_to_end(adapter.digest)
             self._log.note("adapter", group.request, f"{adapter.lora_name} is loaded into slot {slot}")
         self._slots[adapter.digest] = group.adapter = slot
+        self._host.move_to_end(adapter.digest)
 
     def _in_use(self) -> set[str]:
         """Return the adapters of groups with blocks on the device."""

@@ -13,11 +13,13 @@ from octavo.server.errors import ApiError
 from octavo.server.live_feed import LiveFeed
 from octavo.server.open_requests import OpenRequests
 from octavo.server.sending import LargeAnswers
-from octavo.server.texts import TextPolicy, Texts, served_name
+from octavo.server.served_models import ServedModels
+from octavo.server.texts import TextPolicy, Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.config.schema import EngineConfig, ModelConfig
+    from octavo.core.adapter import LoRARequest
     from octavo.engine.summed_metrics import Counts
     from octavo.server.tracing import Tracer
 
@@ -47,17 +49,26 @@ class ServerContext:
     _model: ModelConfig | None = None
     _llm: AsyncLLM | None = None
     _texts: Texts | None = None
+    _models: ServedModels | None = None
 
     def load(self, config: EngineConfig) -> EngineConfig:
         """Note which model is loaded, and return its settings."""
         self._model = config.model
         return config
 
-    def attach(self, llm: AsyncLLM) -> None:
-        """Serve requests with an engine that is ready."""
+    def attach(self, llm: AsyncLLM, models: ServedModels | None = None) -> None:
+        """Serve requests with an engine that is ready. models: by default those of the engine without lora_modules.
+        Raises ConfigError."""
         policy = TextPolicy.of(self.args)
         self.load(llm.config)
+        self._models = models or ServedModels(llm)
         self._llm, self._texts = llm, Texts.of(llm, policy, self.open_requests)
+
+    async def serve(self, llm: AsyncLLM) -> None:
+        """Load the adapters of lora_modules, and serve requests with an engine that is ready. Raises ConfigError."""
+        models = ServedModels(llm)
+        await models.load_modules()
+        self.attach(llm, models)
 
     @property
     def llm(self) -> AsyncLLM:
@@ -94,9 +105,13 @@ class ServerContext:
         )
 
     @property
-    def model_names(self) -> tuple[str, ...]:
-        return self.model.served_model_names
+    def models(self) -> ServedModels:
+        """Return what requests may name as their model. Raises ApiError 503 while the model loads."""
+        if self._models is None:
+            raise self._loading()
+        return self._models
 
-    def served_model(self, asked: str | None) -> str:
-        """Return the name of the model for a response; a request may leave it out. Raises ApiError 404."""
-        return served_name(asked, self.model_names)
+    @property
+    def adapters(self) -> list[LoRARequest]:
+        """Return the adapters that are known."""
+        return [] if self._models is None else self._models.adapters

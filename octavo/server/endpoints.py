@@ -17,6 +17,7 @@ from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
 from octavo.server.generation import json_response
 from octavo.server.keys import Right
+from octavo.server.responses.adapters import AdapterLoaded, AdapterUnloaded
 from octavo.server.responses.chat import ChatCompletionResponse
 from octavo.server.responses.completions import CompletionResponse
 from octavo.server.responses.health import Drained, Health, Index, Load, Version
@@ -29,6 +30,7 @@ from octavo.server.responses.responses import ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
 from octavo.server.routes import (
+    adapters,
     chat,
     completions,
     health,
@@ -42,6 +44,7 @@ from octavo.server.routes import (
     scheduler,
     tokens,
 )
+from octavo.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
@@ -103,7 +106,7 @@ async def index(context: ServerContext, request: Request) -> Response:
     if page.is_for_a_browser(request):
         return page.front(request)
     endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.description for endpoint in ENDPOINTS}
-    return json_response(Index("octavo", __version__, context.model_names[0], endpoints))
+    return json_response(Index("octavo", __version__, context.model.served_model_names[0], endpoints))
 
 
 async def openapi(context: ServerContext, request: Request) -> Response:
@@ -120,6 +123,10 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount),
     Endpoint("GET", "/v1/models", models.list_models, None, ModelList),
     Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, Model),
+    Endpoint("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest, AdapterLoaded, right=Right.OPERATE),
+    Endpoint(
+        "POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest, AdapterUnloaded, right=Right.OPERATE
+    ),
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
     Endpoint("POST", "/pin_prefix", prefix_cache.pin, PinPrefixRequest, PinPrefixResponse, right=Right.CACHE),

@@ -141,7 +141,7 @@ class Generation(ABC):
         self.frame: dict[str, Any] = {
             "id": self.id,
             "created": int(time()),
-            "model": context.served_model(asked.model),
+            "model": context.models.name(asked.model),
             "system_fingerprint": f"octavo-{__version__}",
         }
         self.field_names: dict[str, str] = {}
@@ -238,12 +238,13 @@ class Generation(ABC):
         Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
         """
         # clients may choose their ids, and two may choose the same: the engine gets a unique one
+        adapter = await self.context.models.adapter(self.asked.model)
         unique = uuid4().hex[:_UNIQUE_DIGITS]
         outputs = self.context.llm.generate_together(
             [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
             self.params,
             [engine_id(self.id, index, unique) for index in range(len(self.prompts))],
-            RequestOptions.of_fields(self.asked, tenant=self.caller.tenant),
+            RequestOptions.of_fields(self.asked, tenant=self.caller.tenant, lora_request=adapter),
         )
         async with aclosing(outputs):
             with named_by_the_client(self.field_names), without_details_of_others(self.caller):

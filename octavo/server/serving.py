@@ -130,7 +130,7 @@ async def app_in_process(args: EngineArgs) -> AsyncIterator[App]:
     llm = await AsyncLLM.start(args)
     try:
         app = loading_app(ServerArgs())
-        app.context.attach(llm)
+        await app.context.serve(llm)
         yield app
     finally:
         await llm.shutdown()
@@ -153,7 +153,7 @@ async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignal
 
 async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSignals) -> int:
     """Serve requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
-    server.context.attach(llm)
+    await server.context.serve(llm)
     args, open_requests = server.context.args, server.context.open_requests
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"

@@ -100,12 +100,12 @@ def _answer(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWo
 def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *, is_long: bool) -> None:
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    preparer = Preparer(tools, setup.model_names, setup.policy)
+    preparer = Preparer(tools, setup.policy)
 
     def do(kind: str, body: bytes) -> bytes:
         asked = decode(body, REQUESTS[kind])
         if isinstance(asked, AnswerRequest):
-            return preparer.answer(asked)
+            return msgspec.msgpack.encode(preparer.answer(asked))
         return prepared(asked, preparer.prompts(asked), tools)
 
     if (process := os.fork()) == 0:

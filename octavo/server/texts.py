@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.config.server_args import ServerArgs
 from octavo.core.messages import CoreReady
@@ -26,7 +25,6 @@ from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody, decode, read_body
-from octavo.server.errors import ApiError
 from octavo.server.formats.format import AUTO
 from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
@@ -97,7 +95,6 @@ class TextSetup(msgspec.Struct, frozen=True):
     """What helper processes need to know."""
 
     input: InputSetup
-    model_names: tuple[str, ...]
     policy: TextPolicy
 
 
@@ -123,7 +120,6 @@ class Preparer:
     """Makes prompts, and responses about tokens. Every method raises InvalidRequest or ApiError for a wrong request."""
 
     tools: TextTools
-    model_names: tuple[str, ...]
     policy: TextPolicy
 
     @cached_property
@@ -166,27 +162,27 @@ class Preparer:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
 
-    def answer(self, asked: AnswerRequest, limits: RenderLimits | None = None) -> bytes:
-        """Return the encoded response of an endpoint about tokens. limits: what rendering may cost."""
-        if isinstance(asked, DetokenizeRequest):
-            return self._detokenized(asked)
+    def answer(self, asked: AnswerRequest, limits: RenderLimits | None = None) -> Answered:
+        """Return the response of an endpoint about tokens. limits: what rendering may cost."""
+        value = self._detokenized(asked) if isinstance(asked, DetokenizeRequest) else self._counted(asked, limits)
+        return Answered(asked.model, msgspec.json.encode(value))
+
+    def _counted(
+        self, asked: TokenizeRequest | CountTokensRequest, limits: RenderLimits | None
+    ) -> TokenCount | TokenizeResponse:
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
         if isinstance(asked, CountTokensRequest):
-            served_name(asked.model, self.model_names)
-            return msgspec.json.encode(TokenCount(len(tokens)))
-        return msgspec.json.encode(
-            TokenizeResponse(
-                count=len(tokens),
-                max_model_len=self.tools.ready.max_model_len,
-                tokens=tokens,
-                token_strs=[*map(tokenizer.token_text, tokens)] if asked.return_token_strs else None,
-            )
+            return TokenCount(len(tokens))
+        return TokenizeResponse(
+            count=len(tokens),
+            max_model_len=self.tools.ready.max_model_len,
+            tokens=tokens,
+            token_strs=[*map(tokenizer.token_text, tokens)] if asked.return_token_strs else None,
         )
 
-    def _detokenized(self, asked: DetokenizeRequest) -> bytes:
-        served_name(asked.model, self.model_names)
+    def _detokenized(self, asked: DetokenizeRequest) -> DetokenizeResponse:
         vocab_size = self.tools.ready.vocab_size
         for position, token_id in enumerate(asked.tokens):
             if token_id >= vocab_size:
@@ -195,10 +191,9 @@ class Preparer:
                     field=f"tokens[{position}]",
                 )
         text = self.tools.tokenizer.decode(asked.tokens, asked.skip_special_tokens)
-        return msgspec.json.encode(DetokenizeResponse(prompt=text))
+        return DetokenizeResponse(prompt=text)
 
     def _prompt_or_messages(self, asked: PrefixRequest | TokenizeRequest, limits: RenderLimits | None) -> Prompt:
-        served_name(asked.model, self.model_names)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("give either prompt or messages", field="prompt")
         if asked.messages is not None:
@@ -248,16 +243,11 @@ def _template_values(asked: ChatCompletionRequest | TokenizeRequest | PrefixRequ
     return {**given, **(asked.chat_template_kwargs or {})} if given else asked.chat_template_kwargs
 
 
-def served_name(asked: str | None, served: Sequence[str]) -> str:
-    """Return the name by which a client asks for the model; the first one where it gives none. Raises ApiError 404."""
-    if asked and asked not in served:
-        raise ApiError(
-            404,
-            f"the model {asked[:200]!r} is not served here; served: {', '.join(served)}",
-            param="model",
-            code="model_not_found",
-        )
-    return asked or served[0]
+class Answered(msgspec.Struct, frozen=True, array_like=True):
+    """The model that a request about tokens names, and the response as JSON."""
+
+    model: str | None
+    body: bytes
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
@@ -319,11 +309,10 @@ class Texts:
         """Return the texts of an engine, with helper processes where the engine has a setup for them."""
         from octavo.server.text_pool import TextPool
 
-        names = llm.config.model.served_model_names
-        preparer = Preparer(llm, names, policy)
+        preparer = Preparer(llm, policy)
         if llm.input_setup is None:
             return cls(preparer, None, open_requests)
-        setup = TextSetup(llm.input_setup, names, policy)
+        setup = TextSetup(llm.input_setup, policy)
         return cls(preparer, TextPool(setup), open_requests)
 
     @property
@@ -339,12 +328,13 @@ class Texts:
         done = _decoder(Prepared).decode(await self._elsewhere(request, kind, pieces))
         return _decoder(kind).decode(done.asked), await _prompts(done)
 
-    async def answer(self, request: Request, kind: type[AnswerRequest]) -> Response:
+    async def answer(self, request: Request, kind: type[AnswerRequest]) -> Answered:
         """Return the response of an endpoint about tokens. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
-        here = await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.answer)
-        body = await self._elsewhere(request, kind, pieces) if here is None else here[1]
-        return Response(body, media_type="application/json")
+        if (here := await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.answer)) is not None:
+            return here[1]
+        answered: Answered = _decoder(Answered).decode(await self._elsewhere(request, kind, pieces))
+        return answered
 
     async def _here(
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]

@@ -14,6 +14,7 @@ import uvloop
 
 from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
+from octavo.config.schema import LoRAConfig
 from octavo.config.server_args import ServerArgs
 from octavo.server.app import loading_app
 from octavo.server.serving import HttpServer, StopSignals, serve_until_stopped
@@ -24,8 +25,8 @@ from tests.server.fake_llm import FakeAsyncLLM
 class Served:
     """A running server: its address, its engine, and ways to stop it."""
 
-    def __init__(self, args: ServerArgs) -> None:
-        self.args = args
+    def __init__(self, args: ServerArgs, lora: LoRAConfig | None = None) -> None:
+        self.args, self._lora = args, lora
         self.exit_code: int | None = None
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,7 +43,7 @@ class Served:
 
     async def _serve(self, listener: Any) -> int:
         self.loop = asyncio.get_running_loop()
-        self.llm = FakeAsyncLLM()
+        self.llm = FakeAsyncLLM(lora=self._lora)
         self.signals = StopSignals()
         self.loop.call_soon(self._up.set)
         return await self._serve_http(cast(AsyncLLM, self.llm), listener)
@@ -83,8 +84,8 @@ def start_server() -> Iterator[Callable[..., Served]]:
     """Starts servers with arguments of the test's own."""
     started: list[Served] = []
 
-    def start(**args: Any) -> Served:
-        started.append(Served(ServerArgs(port=0, **args)))
+    def start(lora: LoRAConfig | None = None, **args: Any) -> Served:
+        started.append(Served(ServerArgs(port=0, **args), lora))
         return started[-1]
 
     yield start

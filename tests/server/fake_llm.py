@@ -15,13 +15,15 @@ from typing import Any
 
 import msgspec
 
-from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
+from octavo.core.adapter import LoRARequest
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, Decision, RequestTimeline, SchedulerStats
 from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions
 from octavo.engine.metrics import Metrics
 from octavo.engine.replica import ReplicaState
@@ -70,7 +72,7 @@ class FakeAsyncLLM:
     Records the requests it was given, and the ids of those that were closed before their end.
     """
 
-    def __init__(self, model_names: tuple[str, ...] = ("letters", "alias")) -> None:
+    def __init__(self, model_names: tuple[str, ...] = ("letters", "alias"), lora: LoRAConfig | None = None) -> None:
         self.tokenizer = LetterTokenizer()
         self.input_setup = None  # no other process could do this one's work
         self.config = EngineConfig(
@@ -86,12 +88,14 @@ class FakeAsyncLLM:
             cache=CacheConfig(dtype="float32"),
             scheduler=SchedulerConfig(max_model_len=MAX_MODEL_LEN),
             device=DeviceConfig(threads=1),
+            lora=lora or LoRAConfig(),
         )
         self.ready = CoreReady(
             cache=CacheLimits.of_one_group(64, 16), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, plan=""
         )
         self.stats = SchedulerStats(num_blocks=64)
         self.metrics = Metrics("letters")
+        self.adapter_files = AdapterFiles()
         self.requests: list[tuple[str, Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []
         self.num_outputs = 0
@@ -108,6 +112,8 @@ class FakeAsyncLLM:
         self.max_prompt_len = MAX_MODEL_LEN
         self.num_beams = 1000
         self.fault: Exception | None = None
+        self.adapter_error: str | None = None
+        self.holds_adapters = False
         self.is_busy = False
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
@@ -185,7 +191,19 @@ class FakeAsyncLLM:
         )
         return [msgspec.to_builtins(timeline)]
 
-    async def pin_prefix(self, prompt: Prompt, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+    async def resolved(self, adapter: LoRARequest) -> LoRARequest:
+        return await asyncio.to_thread(self.adapter_files.resolve, adapter)
+
+    async def read_adapter(self, adapter: LoRARequest) -> LoRARequest:
+        if self.adapter_error is not None:
+            raise InvalidRequest(self.adapter_error, field="lora_path")
+        while self.holds_adapters:
+            await asyncio.sleep(0.001)
+        return await self.resolved(adapter)
+
+    async def pin_prefix(
+        self, prompt: Prompt, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None
+    ) -> PinnedPrefix:
         """All but the last token are kept, and half of those are cached."""
         num_tokens = len(self._prefix(prompt)) - 1
         if ttl_s <= 0:
@@ -193,7 +211,9 @@ class FakeAsyncLLM:
         self.pinned.append((prompt, ttl_s, cache_salt))
         return PinnedPrefix(num_tokens=num_tokens, num_cached_tokens=num_tokens // 2, because="all but the last")
 
-    async def unpin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> bool:
+    async def unpin_prefix(
+        self, prompt: Prompt, cache_salt: str | None = None, lora_request: LoRARequest | None = None
+    ) -> bool:
         self._prefix(prompt)
         left = [pin for pin in self.pinned if (pin[0], pin[2]) != (prompt, cache_salt)]
         was_pinned, self.pinned = len(left) < len(self.pinned), left

@@ -20,6 +20,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import ApiError, shutting_down
 from octavo.server.open_requests import OpenRequests
+from octavo.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
@@ -40,8 +41,8 @@ def texts(directory: Path, template: str | None = None, max_model_len: int = 1 <
     tokenizer = byte_tokenizer(directory, **({} if template is None else {"chat_template": template}))
     setup = InputSetup(engine_config(str(directory)).model, core_ready(max_model_len=max_model_len), max_num_seqs=4)
     tools = InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(directory, tokenizer))
-    preparer = Preparer(cast(AsyncLLM, tools), ("letters",), TextPolicy())
-    return Texts(preparer, TextPool(TextSetup(setup, ("letters",), TextPolicy())), OpenRequests())
+    preparer = Preparer(cast(AsyncLLM, tools), TextPolicy())
+    return Texts(preparer, TextPool(TextSetup(setup, TextPolicy())), OpenRequests())
 
 
 def request(body: Any) -> Request:
@@ -174,8 +175,11 @@ def test_a_small_request_starts_no_process(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+WITHOUT_TEXT = (None, DrainRequest, LoadAdapterRequest, UnloadAdapterRequest)
+
+
 def test_a_process_reads_the_body_of_every_endpoint_with_text() -> None:
-    kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request not in (None, DrainRequest)]
+    kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request not in WITHOUT_TEXT]
     assert kinds
     assert [REQUESTS.get(kind.__name__) for kind in kinds] == kinds
 

@@ -8,14 +8,14 @@ from msgspec import Struct
 
 
 class Model(Struct, kw_only=True):
-    """A model by a name under which it is served."""
+    """A model by a name under which it is served. parent: of an adapter, the model's first name."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "octavo"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
 
 

@@ -21,6 +21,7 @@ from octavo.server.formats.events import (
     ToolCallEnd,
 )
 from octavo.server.responses.messages import ContentBlock, MessageDelta, MessageEvent, MessageResponse, MessageUsage
+from octavo.server.routes.tokens import about_tokens
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.sending import EventStream
 from octavo.server.turn import ShimTurn
@@ -36,7 +37,7 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
 
 async def count_tokens(context: ServerContext, request: Request) -> Response:
     """Return how many tokens a conversation has."""
-    return await context.texts.answer(request, CountTokensRequest)
+    return await about_tokens(context, request, CountTokensRequest)
 
 
 class _Blocks:

@@ -5,19 +5,28 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.core.adapter import LoRARequest
 from octavo.server.context import ServerContext
 from octavo.server.generation import json_response
+from octavo.server.keys import Right, caller_of
 from octavo.server.responses.models import Model, ModelList
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:
-    """Return the model once for each of its names."""
-    return json_response(ModelList(data=[_model(context, name) for name in context.model_names]))
+    """Return the model once for each of its names, and the adapters that are known."""
+    data = [_model(context, name) for name in context.model.served_model_names]
+    data += [_adapter(context, request, each) for each in context.adapters]
+    return json_response(ModelList(data=data))
 
 
 async def get_model(context: ServerContext, request: Request) -> Response:
-    """Return the model by one of its names. Raises ApiError 404."""
-    return json_response(_model(context, context.served_model(request.path_params["model_id"])))
+    """Return the model by one of its names, or an adapter. Raises ApiError 404."""
+    asked = request.path_params["model_id"]
+    if asked in context.model.served_model_names:
+        return json_response(_model(context, asked))
+    adapter = await context.models.adapter(asked)
+    assert adapter is not None, "other names are of adapters"
+    return json_response(_adapter(context, request, adapter))
 
 
 def _model(context: ServerContext, name: str) -> Model:
@@ -25,5 +34,16 @@ def _model(context: ServerContext, name: str) -> Model:
         id=name,
         created=context.created,
         root=context.model.name,
+        max_model_len=context.max_model_len,
+    )
+
+
+def _adapter(context: ServerContext, request: Request, adapter: LoRARequest) -> Model:
+    """Return an adapter as a model; its folder is for those who operate the server."""
+    return Model(
+        id=adapter.lora_name,
+        created=context.created,
+        root=adapter.lora_path if caller_of(request).may(Right.OPERATE) else adapter.lora_name,
+        parent=context.model.served_model_names[0],
         max_model_len=context.max_model_len,
     )

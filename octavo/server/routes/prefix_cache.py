@@ -16,18 +16,21 @@ from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 async def pin(context: ServerContext, request: Request) -> Response:
     """Keep a prefix in the cache for a time."""
     asked, [prefix] = await context.texts.read(request, PinPrefixRequest)
+    adapter = await context.models.adapter(asked.model)
     prefix = in_namespace_of(caller_of(request), prefix)
     with named_by_the_client(_field_names(asked)):
-        pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt)
+        pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt, adapter)
     return json_response(PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because))
 
 
 async def unpin(context: ServerContext, request: Request) -> Response:
     """Keep a prefix no longer."""
     asked, [prefix] = await context.texts.read(request, PrefixRequest)
+    adapter = await context.models.adapter(asked.model)
     prefix = in_namespace_of(caller_of(request), prefix)
     with named_by_the_client(_field_names(asked)):
-        return json_response(UnpinPrefixResponse(await context.llm.unpin_prefix(prefix, asked.cache_salt)))
+        unpinned = await context.llm.unpin_prefix(prefix, asked.cache_salt, adapter)
+    return json_response(UnpinPrefixResponse(unpinned))
 
 
 async def reset(context: ServerContext, request: Request) -> Response:

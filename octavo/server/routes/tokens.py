@@ -7,13 +7,21 @@ from starlette.responses import Response
 
 from octavo.server.context import ServerContext
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.texts import AnswerRequest
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """Return the token ids of a text or a conversation."""
-    return await context.texts.answer(request, TokenizeRequest)
+    return await about_tokens(context, request, TokenizeRequest)
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """Return the text of token ids."""
-    return await context.texts.answer(request, DetokenizeRequest)
+    return await about_tokens(context, request, DetokenizeRequest)
+
+
+async def about_tokens(context: ServerContext, request: Request, kind: type[AnswerRequest]) -> Response:
+    """Return the response to a request about tokens, which an adapter does not change. Raises ApiError 404."""
+    answered = await context.texts.answer(request, kind)
+    await context.models.adapter(answered.model)
+    return Response(answered.body, media_type="application/json")
