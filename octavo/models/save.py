@@ -69,10 +69,9 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
     wanted = _weights(checkpoint, group if kind == "int4" else 1, [each for own in files.values() for each in own])
     folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
-    for number, (path, tensors) in enumerate(files.items(), 1):
+    for number, tensors in enumerate(files.values(), 1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
         places.update(dict.fromkeys(_write(folder / name, tensors, wanted, kind, group), name))
-        del path
     after = sum((folder / name).stat().st_size for name in set(places.values()))
     if len(files) > 1:
         index = {"metadata": {"total_size": after}, "weight_map": places}

@@ -27,6 +27,7 @@ from octavo.quantization.stored import (
     needed,
     rows_of,
     scales_of,
+    sizes_of,
 )
 
 _STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
@@ -55,7 +56,7 @@ class BitsAndBytes(StoredFormat):
 
 def _int8(name: str, parts: Parts) -> StoredWeight:
     weight, most = needed(parts, name, ".weight", "I8"), needed(parts, name, ".SCB", "F32")
-    outputs, inputs = weight.shape if len(weight.shape) == 2 else (0, 0)
+    outputs, inputs = sizes_of(weight)
     expect_shape(most, (outputs,), weight.name)
     read = {"codes": lambda rows: rows_of(weight, rows), "scales": lambda rows: scales_of(most, rows)[:, None] / 127}
     return StoredWeight((outputs, inputs), "LLM.int8", read, _INT8)

@@ -6,7 +6,6 @@ https://github.com/vllm-project/compressed-tensors.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,10 +26,12 @@ from octavo.quantization.stored import (
     digest,
     expect_shape,
     group_of,
+    matches,
     needed,
     order_of,
     rows_of,
     scales_of,
+    sizes_of,
     unpacked,
 )
 
@@ -122,9 +123,7 @@ class CompressedTensors(StoredFormat):
 
 
 def _matches(name: str, target: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), name) is not None
-    return name == target
+    return matches(target.removeprefix("re:"), name) if target.startswith("re:") else name == target
 
 
 def _spec(name: str, scheme: Scheme, scales: torch.dtype, inputs: int) -> CodeSpec:
@@ -138,14 +137,15 @@ def _integers(name: str, scheme: Scheme, parts: Parts) -> StoredWeight:
     if ".weight_packed" in parts:
         packed = needed(parts, name, ".weight_packed", "I32")
         per_word = 32 // scheme.bits
-        outputs, inputs = _stored_shape(parts, (packed.shape[0], packed.shape[-1] * per_word))
+        rows, words = sizes_of(packed)
+        outputs, inputs = _stored_shape(parts, (rows, words * per_word))
         expect_shape(packed, (outputs, -(-inputs // per_word)), f"{scheme.bits} bits of {inputs} inputs")
 
         def unsigned(rows: slice) -> Tensor:
             return unpacked(rows_of(packed, rows), scheme.bits)[:, :inputs]
     else:
         packed = needed(parts, name, ".weight", "I8")
-        outputs, inputs = packed.shape
+        outputs, inputs = sizes_of(packed)
 
         def unsigned(rows: slice) -> Tensor:
             return rows_of(packed, rows).view(torch.uint8) ^ 128

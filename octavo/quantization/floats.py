@@ -25,6 +25,7 @@ from octavo.quantization.stored import (
     names_in,
     needed,
     rows_of,
+    sizes_of,
 )
 
 _NAN: Final = 255
@@ -91,10 +92,8 @@ def fp8_weight(name: str, parts: Parts, suffix: str, block: tuple[int, int] | No
     """Open a weight in F8_E4M3 whose scales, behind `suffix`, are those of blocks, of outputs or of the whole."""
     weight = needed(parts, name, ".weight", "F8_E4M3")
     scale = needed(parts, name, suffix, "F32", "BF16", "F16", "F8_E8M0")
-    outputs, inputs = weight.shape if len(weight.shape) == 2 else (0, 0)
+    outputs, inputs = sizes_of(weight)
     per_row, per_column = block or (1 if scale.shape in ((outputs,), (outputs, 1)) else outputs, inputs)
-    if not outputs or not inputs:
-        raise CheckpointError(f"{weight.name} has shape {list(weight.shape)}, expected two dimensions")
     rows_of_scales, columns = -(-outputs // per_row), -(-inputs // per_column)
     if scale.shape not in ((rows_of_scales, columns), (rows_of_scales,), ()) or (len(scale.shape) < 2 and columns > 1):
         expect_shape(
@@ -114,9 +113,8 @@ def fp4_weight(name: str, parts: Parts, spec: CodeSpec) -> StoredWeight:
     """Open codes of 4 bits, two in a byte, with the scales of MXFP4 or NVFP4."""
     packed = needed(parts, name, ".weight_packed", "U8")
     scale = needed(parts, name, ".weight_scale", "U8" if spec is MXFP4 else "F8_E4M3")
-    if len(packed.shape) != 2:
-        raise CheckpointError(f"{packed.name} has shape {list(packed.shape)}, expected two dimensions")
-    outputs, inputs = packed.shape[0], 2 * packed.shape[1]
+    outputs, columns = sizes_of(packed)
+    inputs = 2 * columns
     expect_shape(scale, (outputs, spec.num_groups(inputs)), f"groups of {spec.group} inputs")
     if spec is MXFP4:
 

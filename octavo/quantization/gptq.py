@@ -6,8 +6,7 @@ https://github.com/intel/auto-round.
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -27,10 +26,12 @@ from octavo.quantization.stored import (
     finite,
     group_of,
     is_skipped,
+    matches,
     names_in,
     needed,
     order_of,
     rows_of,
+    sizes_of,
     unpacked,
 )
 
@@ -69,7 +70,7 @@ class Gptq(StoredFormat):
     def _of(self, name: str) -> Section | None:
         """Return what the config says of a weight; None where it is not quantised."""
         for rule in self._rules.values if self._rules is not None else ():
-            if re.match(rule.partition(":")[2] if rule[:2] in ("+:", "-:") else rule, name):
+            if matches(rule.partition(":")[2] if rule[:2] in ("+:", "-:") else rule, name):
                 own = self._rules.section(rule) if self._rules is not None else None
                 if rule.startswith("-:"):
                     return None
@@ -143,7 +144,7 @@ class AutoRound(StoredFormat):
     def _of(self, name: str) -> Section | None:
         extra: dict[str, Any] = {}
         for pattern in self._extra.values if self._extra is not None else ():
-            if pattern == name or (not pattern.isidentifier() and re.fullmatch(pattern, name)):
+            if pattern == name or (not pattern.isidentifier() and matches(f"(?:{pattern})$", name)):
                 found = self._extra.section(pattern) if self._extra is not None else None
                 extra = dict(found.values) if found is not None else {}
         if extra.get("bits", 0) in (16, 32):
@@ -153,18 +154,24 @@ class AutoRound(StoredFormat):
 
 def _spec(name: str, own: Section, scales: torch.dtype, inputs: int, *, has_order: bool = False) -> CodeSpec:
     """Raise UnsupportedModel for bits, and CheckpointError for groups, that no kernel has."""
-    bits = own.expect("bits", 4, 8, default=None)
+    bits = _bits(own)
     group = group_of(name, own.int("group_size", -1), inputs)
     return CodeSpec(bits, group, "none" if own.bool("sym", True) else "zeros", scales, has_order=has_order)
+
+
+def _bits(own: Section) -> Literal[4, 8]:
+    """Raise CheckpointError or UnsupportedModel for bits that no kernel has."""
+    own.int("bits")
+    own.expect("bits", 4, 8)
+    return 4 if own.int("bits") == 4 else 8
 
 
 def _by_inputs(name: str, own: Section, parts: Parts, *, offset: int) -> StoredWeight:
     """Open words along the inputs, whose zero points are stored less `offset`."""
     words, scale = needed(parts, name, ".qweight", "I32"), needed(parts, name, ".scales", *SCALES)
-    bits = own.expect("bits", 4, 8, default=None)
-    if len(words.shape) != 2:
-        raise CheckpointError(f"{words.name} has shape {list(words.shape)}, expected two dimensions")
-    inputs, outputs = words.shape[0] * 32 // bits, words.shape[1]
+    bits = _bits(own)
+    rows, outputs = sizes_of(words)
+    inputs = rows * 32 // bits
     spec = _spec(name, own, SCALES[scale.dtype], inputs)
     order = (
         order_of(parts[".g_idx"], spec, inputs, is_stated=own.bool("desc_act", False)) if ".g_idx" in parts else None
@@ -186,9 +193,8 @@ def _by_inputs(name: str, own: Section, parts: Parts, *, offset: int) -> StoredW
 def _by_outputs(name: str, own: Section, parts: Parts) -> StoredWeight:
     """Open words along the outputs."""
     words, scale = needed(parts, name, ".qweight", "I32"), needed(parts, name, ".scales", *SCALES)
-    if len(words.shape) != 2:
-        raise CheckpointError(f"{words.name} has shape {list(words.shape)}, expected two dimensions")
-    inputs, outputs = words.shape[0], words.shape[1] * 8
+    inputs, columns = sizes_of(words)
+    outputs = columns * 8
     spec = _spec(name, own, SCALES[scale.dtype], inputs)
 
     def codes(rows: slice) -> Tensor:

@@ -128,6 +128,23 @@ def needed(parts: Parts, name: str, suffix: str, *dtypes: str) -> Part:
     return part
 
 
+def sizes_of(part: Part) -> tuple[int, int]:
+    """Return the shape of a stored tensor of two dimensions. Raises CheckpointError for another."""
+    if len(part.shape) != 2 or 0 in part.shape:
+        raise CheckpointError(f"{part.name} has shape {list(part.shape)}, expected two dimensions")
+    return part.shape[0], part.shape[1]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a regular expression of a config matches the start of a name. Raises CheckpointError."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error as error:
+        raise CheckpointError(
+            f"quantization_config has the pattern {pattern!r}, which is not understood: {error}"
+        ) from error
+
+
 def expect_shape(part: Part, shape: Sequence[int], because: str) -> None:
     """Raise CheckpointError where a stored tensor has another shape."""
     if part.shape != tuple(shape):
@@ -170,7 +187,7 @@ def is_skipped(name: str, skipped: Sequence[str]) -> bool:
 
 def group_of(name: str, group: int, inputs: int) -> int:
     """Return the group of a spec: 0 where one scale is that of all inputs. Raises CheckpointError."""
-    if group in (-1, 0) or group == inputs:
+    if group in (-1, 0) or group >= inputs > 0:
         return 0
     if group not in (16, 32) and (group < 0 or group % 64):
         raise CheckpointError(

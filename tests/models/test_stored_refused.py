@@ -66,6 +66,7 @@ def narrower(tensor: Tensor) -> Tensor:
         ("ct", ".weight_scale", narrower, r"up_proj\.weight_scale has shape \[64, 1\].*requires \[64, 2\]"),
         ("ct", ".weight_packed", narrower, r"up_proj\.weight_packed has shape \[64, 7\].*requires \[64, 8\]"),
         ("ct", ".weight_packed", lambda x: x.float(), r"up_proj\.weight_packed is stored as F32, expected I32"),
+        ("ct", ".weight_packed", lambda x: x.flatten(), r"up_proj\.weight_packed has shape \[512\], expected two"),
         ("ct", ".weight_zero_point", missing, r"up_proj\.weight_zero_point is missing"),
         ("ct", ".weight_zero_point", narrower, r"up_proj\.weight_zero_point has shape"),
         ("ct", ".weight_shape", lambda x: torch.tensor([3]), r"up_proj\.weight_shape is I64 \[1\], expected two"),
@@ -115,6 +116,8 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     ("kind", "changes", "message"),
     [
         ("gptq", {"bits": 3}, "bits is 3, expected 4 or 8"),
+        ("gptq", {"bits": 4.0}, "bits is 4.0, expected an integer"),
+        ("ct", {"ignore": ["re:(("]}, r"has the pattern '\(\(', which is not understood"),
         ("gptq", {"group_size": 48}, "quantised in groups of 48 inputs, expected 16, 32, a multiple of 64"),
         ("gptq", {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin", expected "gptq" or "gptq_v2"'),
         ("gptq", {"quant_method": "aqlm"}, 'quant_method is "aqlm", expected'),
