@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
 from octavo.config.hub import is_hub_name
 from octavo.config.model_names import is_short_name
+from octavo.core.adapter import LoRARequest
 from octavo.core.prompt import checked_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, InvalidRequest
@@ -41,12 +43,17 @@ def run(
         str | None, Parameter(help="Text to continue; without it, standard input is read.", group=heading("Prompt"))
     ] = None,
     *,
+    lora: Annotated[
+        str | None, Parameter(help="Folder of an adapter (LoRA, as PEFT saves it) to use.", group=heading("Prompt"))
+    ] = None,
     given: Given,
 ) -> int:
     """Continue a text, written to standard output as it is generated."""
     model, prompt = _model_and_prompt(model_or_prompt, prompt, given.values.get("model"))
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
     args = given.arguments(EngineArgs)
+    adapter = None if lora is None else LoRARequest("lora", 1, lora)
+    args = args if adapter is None else dataclasses.replace(args, enable_lora=True)
     prompt = checked_text(_standard_input(args.model) if prompt is None else as_utf_8(prompt), "prompt")
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
     log_quietly(args)
@@ -62,9 +69,9 @@ def run(
     most = min(_MAX_TOKENS, room) if given.values.get("min_tokens", 0) <= room else None
     params = given.sampling({"max_tokens": most} | engine.generation_defaults)
     if params.n == 1:
-        _write_one(engine, prompt, params)
+        _write_one(engine, prompt, params, adapter)
     else:
-        _write_several(engine, prompt, params)
+        _write_several(engine, prompt, params, adapter)
     return 0
 
 
@@ -114,10 +121,10 @@ def _standard_input(model: str) -> str:
         ) from error
 
 
-def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
+def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
     from octavo.cli.stream import stream
 
-    outputs = stream(engine, prompt, params)
+    outputs = stream(engine, prompt, params, lora_request=adapter)
     screen = WordWrap(sys.stdout)
     screen.write(prompt)
     try:
@@ -128,12 +135,12 @@ def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
     sys.stdout.write("\n")
 
 
-def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
+def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
     """Write each text when all are complete: on one screen, texts that grow together cannot be distinguished."""
     from octavo.cli.stream import stream
 
     texts: dict[int, str] = {}
-    for output in stream(engine, prompt, params):
+    for output in stream(engine, prompt, params, lora_request=adapter):
         for completion in output.outputs:
             texts[completion.index] = texts.get(completion.index, "") + completion.text
     for index, text in sorted(texts.items()):

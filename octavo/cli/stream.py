@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
+from octavo.core.adapter import LoRARequest
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.interrupt import Interrupt
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
 
 
 def stream(
-    engine: LLMEngine, prompt: str | Prompt, params: SamplingParams, interrupt: Interrupt | None = None
+    engine: LLMEngine,
+    prompt: str | Prompt,
+    params: SamplingParams,
+    interrupt: Interrupt | None = None,
+    lora_request: LoRARequest | None = None,
 ) -> Iterator[RequestOutput]:
     """Return the outputs of one request, each with its new text; an interrupt aborts the request and ends them.
 
     Raises InvalidRequest at once when it is refused; the iterator raises RequestFailed when it ends with an error.
     """
     request_id = f"cli-{uuid4().hex[:12]}"
-    engine.add_request(request_id, prompt, msgspec.structs.replace(params, output_kind=OutputKind.DELTA))
+    params = msgspec.structs.replace(params, output_kind=OutputKind.DELTA)
+    engine.add_request(request_id, prompt, params, lora_request=lora_request)
     return _outputs(engine, request_id, interrupt)
 
 

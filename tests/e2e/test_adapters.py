@@ -1,0 +1,151 @@
+"""Requests with adapters get the bits that they get alone: tokens and log-probabilities, all `==`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, LoRARequest, SamplingParams
+from octavo.cli.main import main
+from octavo.core.outputs import RequestOutput
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
+
+PROMPTS = [[7 * i % 300 for i in range(length)] for length in (40, 3, 17)]
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base")
+    make_checkpoint("llama", path, vocab_size=300)
+    write_byte_tokenizer(path)
+    for seed, name in enumerate(NAMES, 1):
+        make_adapter(path, path / name, LINEAR, rank=4 * seed, seed=seed)
+    return path
+
+
+def named(base: Path, name: str | None) -> LoRARequest | None:
+    return None if name is None else LoRARequest(name, 1 + NAMES.index(name), str(base / name))
+
+
+def opened(base: Path, **args: Any) -> LLM:
+    given = {"block_size": 4, "num_gpu_blocks_override": 400, "threads": 1, "dtype": "float32", "enable_lora": True}
+    return LLM(model=str(base), **given | args)
+
+
+def params_of(number: int) -> SamplingParams:
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 3}, {"seed": 4, "n": 2}]
+    return SamplingParams(max_tokens=12, logprobs=2, ignore_eos=True, **kinds[number % 3])
+
+
+def texts(outputs: list[RequestOutput]) -> list[Any]:
+    assert all(each.error is None for each in outputs), [each.error for each in outputs]
+    return [each.outputs for each in outputs]
+
+
+ASKED = [(prompt, name) for name in (*NAMES, None) for prompt in range(len(PROMPTS))]
+
+
+@pytest.fixture(scope="module")
+def alone(base: Path) -> Iterator[list[Any]]:
+    """Each request by itself, in an engine with one slot, which its adapters have in turn."""
+    with opened(base, max_loras=1) as llm:
+        turns = sorted(range(len(ASKED)), key=lambda number: ASKED[number][0])  # another adapter each time
+        found = {number: one(llm, base, number) for number in turns}
+        assert {number: one(llm, base, number) for number in turns} == found
+        yield [found[number] for number in range(len(ASKED))]
+
+
+def one(llm: LLM, base: Path, number: int) -> Any:
+    prompt, name = ASKED[number]
+    return texts(llm.generate([PROMPTS[prompt]], params_of(prompt), lora_request=named(base, name)))[0]
+
+
+def together(llm: LLM, base: Path) -> list[Any]:
+    return texts(
+        llm.generate(
+            [PROMPTS[prompt] for prompt, _ in ASKED],
+            [params_of(prompt) for prompt, _ in ASKED],
+            lora_request=[named(base, name) for _, name in ASKED],
+        )
+    )
+
+
+def test_adapters_change_what_is_generated(alone: list[Any]) -> None:
+    assert len({tuple(alone[number][0].token_ids) for number, (prompt, _) in enumerate(ASKED) if prompt == 0}) == 4
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"max_loras": 3},
+        {"max_loras": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8},
+        {"max_loras": 1, "enable_prefix_caching": False},
+        {"max_loras": 3, "num_gpu_blocks_override": 40, "preemption_mode": "recompute"},
+        {"max_loras": 2, "num_gpu_blocks_override": 40, "preemption_mode": "swap", "scheduling_policy": "prefix-match"},
+    ],
+    ids=str,
+)
+def test_requests_together_get_what_they_get_alone(base: Path, alone: list[Any], args: dict[str, Any]) -> None:
+    with opened(base, **args) as llm:
+        for _ in range(2):
+            assert together(llm, base) == alone
+
+
+def test_prefixes_are_found_for_the_same_adapter_alone_and_not_once_its_files_have_changed(
+    base: Path, tmp_path: Path
+) -> None:
+    def cached(llm: LLM, adapter: LoRARequest | None) -> tuple[int, Any]:
+        [output] = llm.generate([PROMPTS[0]], params_of(0), lora_request=adapter)
+        assert output.error is None, output.error
+        return output.num_cached_tokens, output.outputs
+
+    folder = make_adapter(base, tmp_path / "new", LINEAR, seed=5)
+    new = LoRARequest("new", 9, str(folder))
+    with opened(base, max_loras=2) as llm:
+        num_cached, first = cached(llm, new)
+        assert num_cached == 0
+        assert [cached(llm, each)[0] for each in (None, named(base, "a"))] == [0, 0]
+        again, second = cached(llm, new)
+        assert again > 30
+        assert second == first
+        make_adapter(base, folder, LINEAR, seed=6)
+        num_cached, other = cached(llm, new)
+        assert num_cached == 0
+        assert other != first
+        make_adapter(base, folder, LINEAR, seed=5)
+        assert cached(llm, new) == (again, first)
+
+
+def test_adapters_that_cannot_be_used_end_their_requests_alone(base: Path, alone: list[Any], tmp_path: Path) -> None:
+    wide = make_adapter(base, tmp_path / "wide", LINEAR, rank=32)
+    with opened(base, max_loras=2, max_lora_rank=16) as llm:
+        adapters = [named(base, "a"), LoRARequest("wide", 8, str(wide)), None, LoRARequest("gone", 9, str(tmp_path))]
+        first, wide_one, plain, gone = llm.generate([PROMPTS[0]] * 4, params_of(0), lora_request=adapters)
+        assert [first.outputs, plain.outputs] == [alone[0], alone[9]]
+        assert wide_one.error is not None
+        assert wide_one.error.code == "adapter_unusable"
+        assert "rank 32, max_lora_rank is 16" in wide_one.error.message
+        assert gone.error is not None
+        assert gone.error.field == "lora_path"
+
+
+def test_the_command_line_uses_an_adapter(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", str(base), "once", "--max-tokens", "12", "--temperature", "0", "--num-gpu-blocks-override", "40"]
+    texts = set()
+    for more in ([], ["--lora", str(base / "a")]):
+        assert main([*words, *more]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 2
+
+
+def test_an_engine_without_adapters_names_the_argument(base: Path) -> None:
+    with opened(base, enable_lora=False) as llm:
+        [output] = llm.generate([PROMPTS[1]], params_of(0), lora_request=named(base, "a"))
+        assert output.error is not None
+        assert "enable_lora" in output.error.message
