@@ -38,6 +38,14 @@ def test_replicas_have_a_plan_of_their_share(tiny_model: str, capsys: pytest.Cap
     assert re.findall(blocks, shared) == re.findall(blocks, alone)
 
 
+def test_what_the_rounding_of_activations_costs_is_shown(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for bits, error in (("8", "0.8 %"), ("16", "0.003 %")):
+        assert main(["explain", tiny_model, "--quantization", "int8", "--activation-bits", bits]) == 0
+        assert f"rounded to {bits} bits a token, {error} of a product" in capsys.readouterr().out
+    assert main(["explain", tiny_model, "--quantization", "int8", "--activation-bits", "4"]) == EXIT_ERROR
+    assert "activation_bits=4 is refused: bits are 8 or 16" in capsys.readouterr().err
+
+
 def test_an_overridden_operator_says_so(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", tiny_model, "--op-overrides", "rms_norm=reference"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("rms_norm")]
