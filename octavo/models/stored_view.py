@@ -38,7 +38,7 @@ class StoredView:
         ignored: list[str] = []
         try:
             files = checkpoint.weight_files()
-        except CheckpointError:  # whoever reads the weights complains
+        except CheckpointError:  # reading the weights raises it
             files = ()
         for tensor in (each for file in files for each in stored_tensors(file.path)):
             suffix = next((each for each in (*kept.suffixes, *OF_ACTIVATIONS) if tensor.name.endswith(each)), None)
