@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 from uuid import uuid4
@@ -201,6 +201,9 @@ class AsyncLLM:
             has_changed.set()
 
         opened = dict(enumerate(await self._open(requests, read, note_change)))
+        in_use = ExitStack()
+        if options is not None and options.lora_request is not None:
+            in_use.enter_context(self.metrics.adapter_in_use(options.lora_request.lora_name, len(requests)))
         try:
             while opened:
                 await has_changed.wait()
@@ -216,6 +219,7 @@ class AsyncLLM:
                 if opened and self._dead.done():
                     raise self._dead.result()
         finally:
+            in_use.close()
             # the id of one that is finished may be another request's by now
             await self.abort([request_ids[index] for index in opened])
 

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import Final, NamedTuple, TypeVar
@@ -165,6 +166,8 @@ class Metrics:
         self._counters = self._collectors(Counter, _COUNTERS)
         positions = _Family("Guesses that were right, by their place among those of their row.", {}, "position")
         ((self._accepted, _),) = self._collectors(Counter, {_PER_POSITION: positions})
+        self._adapters: Gauge | None = None
+        self._num_adapted: Count[str] = Count()
         self._replicas: dict[int, _Replica] = {}
         for number in self._roles:
             self._replica(number)
@@ -205,6 +208,24 @@ class Metrics:
     def observe_refusal(self, code: str) -> None:
         """Count a request that was refused. It has no latency, and its prompt was not computed."""
         self._refused.labels(**self._labels, code=code).inc()
+
+    @contextmanager
+    def adapter_in_use(self, name: str, num_requests: int) -> Iterator[None]:
+        """Count requests as open ones of an adapter inside the context."""
+        if self._adapters is None:
+            doc = "Open requests that use an adapter."
+            self._adapters = Gauge("octavo:adapter_requests", doc, ["model_name", "adapter"], registry=self.registry)
+        self._num_adapted[name] += num_requests
+        self._adapters.labels(**self._labels, adapter=name).set(self._num_adapted[name])
+        try:
+            yield
+        finally:
+            self._num_adapted[name] -= num_requests
+            if self._num_adapted[name]:
+                self._adapters.labels(**self._labels, adapter=name).set(self._num_adapted[name])
+            else:
+                del self._num_adapted[name]
+                self._adapters.remove(*self._labels.values(), name)
 
     def observe_inter_token_latency(self, seconds: float, num_sequences: int) -> None:
         """Add the time since the last token of a request, once for each of its sequences."""

@@ -143,3 +143,13 @@ def test_dashboards_of_vllm_find_its_names_and_labels_and_the_same_values() -> N
         ('time_to_first_token_seconds_bucket{engine="0",le="2.5",model_name="m"}', "0.0"),
     ):
         assert found[f"vllm:{name}"] == value, name
+
+
+def test_open_requests_of_an_adapter_are_counted_while_there_are_any() -> None:
+    metrics = Metrics("m")
+    assert b"adapter" not in metrics.render()
+    with metrics.adapter_in_use("a", 2), metrics.adapter_in_use("b", 1):
+        with metrics.adapter_in_use("a", 1):
+            assert b'octavo:adapter_requests{adapter="a",model_name="m"} 3.0' in metrics.render()
+        assert b'octavo:adapter_requests{adapter="a",model_name="m"} 2.0' in metrics.render()
+    assert b'adapter="' not in metrics.render()
