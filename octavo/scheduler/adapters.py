@@ -21,6 +21,10 @@ _POLL_S: Final = 0.005
 """How soon an idle core asks again whether an adapter has been read."""
 
 
+_MOST_UNREAD: Final = 64
+"""Failures that are kept for who asked for the read."""
+
+
 class AdapterCalls(NamedTuple):
     """call: makes a control call on every rank. wake: called from any thread when a core that waits is to step."""
 
@@ -45,6 +49,8 @@ class Adapters:
         self._host: OrderedDict[str, None] = OrderedDict()
         self._reading: dict[str, LoRARequest] = {}
         self._failed: dict[str, str] = {}
+        self._unread: OrderedDict[str, str] = OrderedDict()
+        """Failures that no request has ended with, for the next `read`."""
         self._timer: threading.Timer | None = None
 
     @property
@@ -58,6 +64,8 @@ class Adapters:
         if digest in self._host:
             self._host.move_to_end(digest)
             return ""
+        if digest in self._unread:
+            return self._unread.pop(digest)
         states = self._call("read_adapter", adapter.lora_path, digest)
         error = next(filter(None, states), "")
         if not error and None in states:
@@ -73,6 +81,8 @@ class Adapters:
         return ""
 
     def _trim(self) -> None:
+        if len(self._host) <= self._num_host:
+            return
         held = {each.digest for group in self._registry.groups.values() if (each := _held_by(group)) is not None}
         for digest in list(self._host)[:-1]:
             if len(self._host) <= self._num_host:
@@ -126,19 +136,22 @@ class Adapters:
         return {group.request.lora_request.digest for group in groups if group.request.lora_request is not None}
 
     def collect(self) -> None:
-        """Look which reads have ended; before a step is planned."""
+        """Look which reads have ended, and drop adapters beyond the limit; before a step is planned."""
         for adapter in list(self._reading.values()):
             if error := self.read(adapter):
                 self._failed[adapter.digest] = error
+        self._trim()
 
     def end_failed(self, now: float) -> None:
         """End the requests whose adapter could not be read."""
         if not self._failed:
             return
+        unread = dict(self._failed)
         for group in list(self._registry.groups.values()):
             adapter = group.request.lora_request
             if adapter is None or adapter.digest not in self._failed or group in self._registry.on_device:
                 continue
+            unread.pop(adapter.digest, None)
             message = f"the adapter {adapter.lora_name} cannot be used: {self._failed[adapter.digest]}"
             error = RequestError(message, field="lora_request", code="adapter_unusable")
             self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
@@ -148,6 +161,9 @@ class Adapters:
                 )
             )
         self._failed.clear()
+        self._unread.update(unread)
+        while len(self._unread) > _MOST_UNREAD:
+            self._unread.popitem(last=False)
 
 
 def _held_by(group: SequenceGroup) -> LoRARequest | None:

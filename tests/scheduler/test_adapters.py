@@ -209,6 +209,18 @@ def test_reading_for_the_endpoint_reports_progress_and_errors_and_keeps_what_it_
     assert driver.executor.num("read_adapter") == 3
 
 
+def test_the_endpoint_gets_the_error_of_a_read_that_ended_between_its_calls() -> None:
+    driver = Driver()
+    driver.executor.num_polls["bad"] = 1
+    assert driver.core.call("read_adapter", "bad", 1, "/bad", "bad") is None
+    driver.executor.errors["bad"] = "no"
+    driver.step()  # which the end of the read wakes
+    driver.executor.num_polls["bad"] = 1
+    assert driver.core.call("read_adapter", "bad", 1, "/bad", "bad") == "no"
+    driver.executor.errors.clear()
+    assert [driver.core.call("read_adapter", "bad", 1, "/bad", "bad") for _ in range(2)] == [None, ""]
+
+
 def test_an_engine_without_adapters_refuses_them() -> None:
     core = Driver().core
     core.scheduler._adapters = None  # as it is built without calls
@@ -250,6 +262,7 @@ def test_random_schedules_give_each_request_what_it_gets_alone(seed: int) -> Non
         if draw.random() < 0.1:
             driver.core.abort_requests([f"{draw.randrange(number + 1)}"])
     driver.finish()
+    driver.step()
     assert len(driver.executor.host) <= driver.core.scheduler.config.max_cpu_loras
     for name, adapter, params in requests:
         if name in driver.seen.finals:
