@@ -64,6 +64,8 @@ class DecoderConfig:
     """Scores become `cap * tanh(score / cap)`."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
+    position_offset: int | None = None
+    """The row of the first position in the table of learned positions; None where there is no table."""
     embedding_multiplier: float = 1.0
     """The factor of token embeddings."""
     logit_multiplier: float = 1.0
@@ -103,13 +105,16 @@ class DecoderConfig:
         head_dim: int | None = None,
         rotary_share: float | None = None,
         interleaved: bool = False,
+        bias: bool = False,
         **own: Any,
     ) -> Self:
         """Read the keys that Llama and its descendants share; `own` adds or replaces fields.
 
         `head_dim` defaults to the config's key, else to an even share of the hidden size. `rotary_share` and
-        `interleaved` are those of `read_rope`.
+        `interleaved` are those of `read_rope`. `bias`: of all projections of attention.
         """
+        if "activation" not in own:
+            c.expect("hidden_act", "silu")
         kinds = c.values.get("layer_types") or []
         if "windows" not in own and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
             raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
@@ -127,6 +132,8 @@ class DecoderConfig:
             "max_positions": c.max_model_len(),
             "norm_eps": c.positive_float("rms_norm_eps", 1e-6),
             "tied": c.bool("tie_word_embeddings", False),
+            "qkv_bias": bias,
+            "out_bias": bias,
         }
         if "rope" not in own:
             read = partial(read_rope, c, dim, share=rotary_share, interleaved=interleaved)

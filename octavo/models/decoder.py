@@ -14,8 +14,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
-from octavo.layers.elementwise import Elementwise
-from octavo.layers.embedding import embedding_and_head
+from octavo.layers.elementwise import Elementwise, addition
+from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
@@ -42,7 +42,7 @@ class DecoderStack(nn.Module):
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
     RENAMED: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
-    FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+    FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens", "embed_positions")
     """The modules that only the first stage has."""
     LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")
     """The modules that only the last stage has."""
@@ -73,6 +73,10 @@ class DecoderStack(nn.Module):
         embed_tokens, lm_head = embedding_and_head(c.vocab_size, width, mesh, tied=c.tied, bias=c.head_bias)
         # a tied head multiplies by the embedding's table
         self.embed_tokens = embed_tokens if self.is_first or (self.is_last and c.tied) else None
+        self.embed_positions = None
+        if c.position_offset is not None and self.is_first:
+            self.embed_positions = Embedding(c.max_positions, c.hidden_size, offset=c.position_offset)
+            self.add_positions = addition()
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last else None
@@ -126,6 +130,8 @@ class DecoderStack(nn.Module):
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""
+        if self.embed_positions is not None:
+            x = self.add_positions(x, self.embed_positions(batch.positions))
         return x if self.embedding_factor is None else self.embedding_factor(x)
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:

@@ -29,14 +29,12 @@ class GemmaConfig(DecoderConfig):
         """Read what the families share; `own` adds or replaces fields. Raises CheckpointError or UnsupportedModel."""
         # "vision" is for tokens of images alone
         c.expect("use_bidirectional_attention", False, "vision")
-        bias = c.bool("attention_bias", False)
         fields: dict[str, Any] = {
             "head_dim": c.positive("head_dim", 256),
             "tied": c.bool("tie_word_embeddings", True),
             "norm": partial(RMSNorm, offset=1.0),
             "activation": GELU,
-            "qkv_bias": bias,
-            "out_bias": bias,
+            "bias": c.bool("attention_bias", False),
         }
         return cls.common(c, **{**fields, **own})
 

@@ -61,13 +61,11 @@ class GraniteForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
         own: dict[str, Any] = {"mlp_bias": c.bool("mlp_bias", False)}
         if "num_local_experts" in c.values:
             mixture = _read_mixture(c, c.optional_positive("shared_intermediate_size") or 0)
             own = {"mixture": mixture, "gate_up_reads": ("input_linear",)}
-        return DecoderConfig.common(c, qkv_bias=bias, out_bias=bias, **_read_factors(c), **own)
+        return DecoderConfig.common(c, bias=c.bool("attention_bias", False), **_read_factors(c), **own)
 
 
 GraniteMoeForCausalLM = GraniteMoeSharedForCausalLM = GraniteForCausalLM
@@ -89,7 +87,6 @@ class GraniteMoeHybridForCausalLM(HybridDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
-        c.expect("hidden_act", "silu")
         shared, bias = c.positive("shared_intermediate_size"), c.bool("attention_bias", False)
         own: dict[str, Any] = {} if c.values.get("position_embedding_type") == "rope" else {"rope": None}
         return HybridConfig.common(

@@ -36,13 +36,12 @@ class LatentConfig(DecoderConfig):
     @classmethod
     def common_latent(cls, c: Checkpoint, **own: Any) -> Self:
         """Read the keys that families with latents share; `own` adds or replaces fields."""
-        c.expect("hidden_act", "silu")
         heads = LatentHeads(
             c.positive("num_attention_heads"),
             c.positive("kv_lora_rank"),
             *(c.positive(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
         )
-        bias, width = c.bool("attention_bias", False), heads.latent + heads.turned
+        width = heads.latent + heads.turned
         return cls.common(
             c,
             head_dim=width,
@@ -51,8 +50,7 @@ class LatentConfig(DecoderConfig):
             q_rank=c.optional_positive("q_lora_rank"),
             rope=read_rope(c, heads.turned, interleaved=c.bool("rope_interleave", True)),
             attention_scale=_scale(c, heads),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             **own,
         )
 

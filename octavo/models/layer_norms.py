@@ -1,4 +1,4 @@
-"""Families with LayerNorms, which rotate heads: Cohere, GPT-NeoX, Nemotron, Phi, StableLM, StarCoder2."""
+"""Families with LayerNorms: Cohere, GPT-2, GPT-NeoX, Nemotron, Phi, StableLM, StarCoder2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
+from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, PlainMLP, head_layer_norms, head_norms
-from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
+from octavo.models.config import DecoderConfig, even_share, read_windows, turn_within_windows
 
 
 class CohereForCausalLM(GatedDecoder):
@@ -25,16 +26,13 @@ class CohereForCausalLM(GatedDecoder):
 
     @staticmethod
     def _read(c: Checkpoint, **own: Any) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
         return DecoderConfig.common(
             c,
             interleaved=True,
             norm=partial(LayerNorm, bias=False),
             norm_eps=c.positive_float("layer_norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             logit_multiplier=c.float("logit_scale", 0.0625),
             layer=ParallelLayer,
             **own,
@@ -51,6 +49,57 @@ class Cohere2ForCausalLM(CohereForCausalLM):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         windows = read_windows(c, is_windowed=True, default=4096, pattern=4)
         return turn_within_windows(cls._read(c, windows=windows))
+
+
+class GPT2LMHeadModel(GatedDecoder):
+    """GPT-2: learned positions, pre-norm blocks, weights stored [inputs, outputs].
+
+    The keys have names of their own; the MLP is four times as wide as the stream unless `n_inner` is set.
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners".
+    """
+
+    PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "wte",
+        "embed_positions": "wpe",
+        "layers": "h",
+        "norm": "ln_f",
+        "input_layernorm": "ln_1",
+        "self_attn": "attn",
+        "qkv_proj": "c_attn",
+        "o_proj": "c_proj",
+        "post_attention_layernorm": "ln_2",
+        "up_proj": "c_fc",
+        "down_proj": "c_proj",
+    }
+    # causal masks that old checkpoints carry along
+    IGNORED = (r"h\.\d+\.attn\.(masked_)?bias",)
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("scale_attn_weights", True)
+        c.expect("scale_attn_by_inverse_layer_idx", False)
+        c.expect("add_cross_attention", False)
+        hidden_size, num_heads = c.positive("n_embd"), c.positive("n_head")
+        return DecoderConfig(
+            num_layers=c.positive("n_layer"),
+            hidden_size=hidden_size,
+            intermediate_size=c.optional_positive("n_inner") or 4 * hidden_size,
+            heads=Heads(num_heads, num_heads, even_share(c, "n_embd", hidden_size, num_heads)),
+            vocab_size=c.positive("vocab_size"),
+            max_positions=c.max_model_len(),
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            norm=LayerNorm,
+            position_offset=0,
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            qkv_reads=(),
+            is_transposed=True,
+            mlp=PlainMLP,
+            activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
+        )
 
 
 class GPTNeoXForCausalLM(GatedDecoder):
@@ -77,15 +126,13 @@ class GPTNeoXForCausalLM(GatedDecoder):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         if c.values.get("num_key_value_heads") not in (None, c.values.get("num_attention_heads")):
             raise c.error("num_key_value_heads", "num_attention_heads: each head has keys and values of its own")
-        bias = c.bool("attention_bias", True)
         is_parallel = c.bool("use_parallel_residual", True)
         return DecoderConfig.common(
             c,
             rotary_share=0.25,
             norm=LayerNorm,
             norm_eps=c.positive_float("layer_norm_eps", 1e-5),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", True),
             mlp_bias=True,
             qkv_reads=(),
             qkv_by_head=True,
@@ -103,14 +150,12 @@ class NemotronForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        bias = c.bool("attention_bias", False)
         return DecoderConfig.common(
             c,
             rotary_share=0.5,
             norm=partial(LayerNorm, offset=1.0),
             norm_eps=c.positive_float("norm_eps", 1e-5),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
             mlp=PlainMLP,
@@ -161,7 +206,6 @@ class StableLmForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         return DecoderConfig.common(
             c,
             rotary_share=0.25,
@@ -189,8 +233,7 @@ class Starcoder2ForCausalLM(GatedDecoder):
             norm=LayerNorm,
             norm_eps=c.positive_float("norm_epsilon", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=bias,
             mlp_bias=bias,
             activation=c.expect("hidden_act", *OPERATOR_OF, default="gelu_pytorch_tanh"),
             windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),

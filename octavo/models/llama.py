@@ -20,9 +20,7 @@ class LlamaForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
-        return DecoderConfig.common(c, qkv_bias=bias, out_bias=bias, mlp_bias=c.bool("mlp_bias", False))
+        return DecoderConfig.common(c, bias=c.bool("attention_bias", False), mlp_bias=c.bool("mlp_bias", False))
 
 
 class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
@@ -33,7 +31,6 @@ class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         bias = c.bool("use_bias", False)
         return DecoderConfig.common(
             c,
@@ -41,8 +38,7 @@ class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
             interleaved=True,
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=bias,
             mlp_bias=bias,
         )
 
@@ -61,7 +57,6 @@ class Exaone4ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         is_windowed = c.values.get("sliding_window", 4096) is not None
         if c.values.get("layer_types") is None and isinstance(c.values.get("sliding_window_pattern"), str):
             raise c.error("layer_types", "the kind of each layer, where sliding_window_pattern is a string")
@@ -83,7 +78,6 @@ class GlmForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         return DecoderConfig.common(
             c,
             head_dim=c.positive("head_dim", 128),
@@ -118,7 +112,6 @@ class MistralForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         is_windowed = c.values.get("sliding_window", 4096) is not None
         return DecoderConfig.common(c, windows=read_windows(c, is_windowed=is_windowed, default=4096))
 
@@ -134,7 +127,6 @@ class Ministral3ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         config = DecoderConfig.common(
             c,
             head_dim=c.positive("head_dim", 128),
@@ -159,11 +151,9 @@ class Olmo2ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
         eps = c.positive_float("rms_norm_eps", 1e-5)
         return DecoderConfig.common(
-            c, norm_eps=eps, qkv_bias=bias, out_bias=bias, qk_norms=width_norms, layer=LateNormLayer, **own
+            c, norm_eps=eps, bias=c.bool("attention_bias", False), qk_norms=width_norms, layer=LateNormLayer, **own
         )
 
 
@@ -192,7 +182,6 @@ class Phi3ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         return DecoderConfig.common(
             c,
             rotary_share=1.0,
@@ -212,7 +201,6 @@ class Qwen2ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         windows = read_windows(c, is_windowed=c.bool("use_sliding_window", False))
         return DecoderConfig.common(c, qkv_bias=True, windows=windows)
 
@@ -225,14 +213,11 @@ class Qwen3ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
         return DecoderConfig.common(
             c,
             head_dim=c.positive("head_dim", 128),
             qk_norms=head_norms,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
         )
 
@@ -245,7 +230,6 @@ class SeedOssForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         return DecoderConfig.common(
             c,
             head_dim=c.positive("head_dim", 128),
@@ -263,14 +247,11 @@ class SmolLM3ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         if c.values.get("layer_types") is None:
             c.expect("use_sliding_window", False)
-        bias = c.bool("attention_bias", False)
         config = DecoderConfig.common(
             c,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             tied=c.bool("tie_word_embeddings", True),
             windows=read_windows(c, is_windowed=False),

@@ -52,8 +52,7 @@ class BambaForCausalLM(HybridDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
-        c.expect("hidden_act", "silu")
-        bias, attending = c.bool("attention_bias", False), c.values.get("attn_layer_indices") or []
+        attending = c.values.get("attn_layer_indices") or []
         if not isinstance(attending, list):
             raise c.error("attn_layer_indices", "a list of layers")
         kinds = [ATTENTION if each in attending else RECURRENT for each in range(c.positive("num_hidden_layers"))]
@@ -61,8 +60,7 @@ class BambaForCausalLM(HybridDecoder):
             c,
             rotary_share=0.5,
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             windows=(),
             kinds=read_kinds(c, kinds),
@@ -137,12 +135,10 @@ class FalconH1ForCausalLM(DecoderStack):
 
     @classmethod
     def read(cls, c: Checkpoint) -> FalconH1Config:
-        c.expect("hidden_act", "silu")
-        bias, sizes = c.bool("attention_bias", False), read_mamba_sizes(c)
+        sizes = read_mamba_sizes(c)
         config = FalconH1Config.common(
             c,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             embedding_multiplier=c.float("embedding_multiplier", 1.0),
             logit_multiplier=c.float("lm_head_multiplier", 1.0),

@@ -22,7 +22,6 @@ class Glm4MoeForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         return DecoderConfig.common(
             c,
             rotary_share=0.5,
@@ -45,8 +44,6 @@ class GptOssForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", True)
         mixture = Mixture(
             experts=c.positive("num_local_experts"),
             width=c.positive("intermediate_size"),
@@ -63,8 +60,7 @@ class GptOssForCausalLM(GatedDecoder):
             head_dim=c.positive("head_dim", 64),
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=read_windows(c, is_windowed=True),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", True),
             has_sinks=True,
             mixture=mixture,
         )
@@ -81,7 +77,6 @@ class MixtralForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         mixture = Mixture(
             experts=c.positive("num_local_experts"),
             width=c.positive("intermediate_size"),
@@ -102,9 +97,8 @@ class OlmoeForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         c.expect("clip_qkv", None, default=None)
-        bias, eps = c.bool("attention_bias", False), c.float("rms_norm_eps", 1e-5)
+        eps = c.float("rms_norm_eps", 1e-5)
         mixture = Mixture(
             experts=c.positive("num_experts"),
             width=c.positive("intermediate_size"),
@@ -112,7 +106,7 @@ class OlmoeForCausalLM(GatedDecoder):
             stored=read_stored(c),
         )
         return DecoderConfig.common(
-            c, norm_eps=eps, qkv_bias=bias, out_bias=bias, qk_norms=width_norms, mixture=mixture
+            c, norm_eps=eps, bias=c.bool("attention_bias", False), qk_norms=width_norms, mixture=mixture
         )
 
 
@@ -126,7 +120,6 @@ class Qwen2MoeForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
         c.expect("use_sliding_window", False, default=False)
         return DecoderConfig.common(
             c,
@@ -142,8 +135,6 @@ class Qwen3MoeForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("hidden_act", "silu")
-        bias = c.bool("attention_bias", False)
         mixture = Mixture(
             experts=c.positive("num_local_experts" if c.values.get("num_local_experts") else "num_experts"),
             width=c.positive("moe_intermediate_size"),
@@ -154,8 +145,7 @@ class Qwen3MoeForCausalLM(GatedDecoder):
             c,
             head_dim=c.optional_positive("head_dim"),
             qk_norms=head_norms,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
             mixture=mixture,
             sparse=sparse_layers(c),

@@ -12,15 +12,11 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF, addition
-from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, PlainMLP, stream_norm
 from octavo.models.config import DecoderConfig, even_share
-
-# positions 0 and 1 of the table stand for padding
-_POSITION_OFFSET = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +74,7 @@ class OPTForCausalLM(GatedDecoder):
             vocab_size=c.positive("vocab_size"),
             max_positions=c.max_model_len(),
             norm=LayerNorm,
+            position_offset=2,  # the rows before stand for padding
             norm_eps=1e-5,
             tied=c.bool("tie_word_embeddings", True),
             qkv_bias=bias,
@@ -93,9 +90,6 @@ class OPTForCausalLM(GatedDecoder):
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, embedding_size=c.embedding_size)
         narrow = c.embedding_size != c.hidden_size
-        self.embed_positions = (
-            Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET) if self.is_first else None
-        )
         # so small that every rank has them whole
         self.project_in = (
             ColumnLinear(c.embedding_size, c.hidden_size, Mesh.single()) if narrow and self.is_first else None
@@ -110,11 +104,7 @@ class OPTForCausalLM(GatedDecoder):
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Widen the embeddings where they are narrow, and add those of positions."""
-        assert self.embed_positions is not None, "only the first stage embeds positions"
-        if self.project_in is not None:
-            x = self.project_in(x)
-        placed: Tensor = self.add(x, self.embed_positions(batch.positions))
-        return placed
+        return super().embed(x if self.project_in is None else self.project_in(x), batch)
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Apply the final norm, which OPT-350m and some early checkpoints lack."""

@@ -30,8 +30,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
-        c.expect("hidden_act", "silu")
-        bias, num_layers = c.bool("attention_bias", False), c.positive("num_hidden_layers")
+        num_layers = c.positive("num_hidden_layers")
         interval = c.positive("full_attention_interval", 4)
         kinds = [RECURRENT if (layer + 1) % interval else ATTENTION for layer in range(num_layers)]
         sizes = RecurrentSizes(
@@ -55,8 +54,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
             norm=partial(RMSNorm, offset=1.0),
             qk_norms=head_norms,
             attention_gate=True,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             windows=(),
             kinds=read_kinds(c, kinds),
             sizes=sizes,

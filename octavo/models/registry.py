@@ -31,9 +31,8 @@ _FILES: Final = {
     "deepseek": ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),
-    "gpt2": ("GPT2",),
     "granite": ("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeShared"),
-    "layer_norms": ("Cohere", "Cohere2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
+    "layer_norms": ("Cohere", "Cohere2", "GPT2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
     "lfm2": ("Lfm2", "Lfm2Moe"),
     "llama": (
         *("Ernie4_5", "Exaone4", "Glm", "Glm4", "Llama", "Ministral", "Ministral3", "Mistral", "Olmo2", "Olmo3"),
