@@ -45,8 +45,8 @@ octavo does without.
 _LLAMA_CPP = """\
 # Coming from llama.cpp
 
-octavo reads checkpoints in Hugging Face layout (safetensors), not GGUF files: take the repository that a GGUF file was
-made from. `--quantization int8` or `int4` makes small weights of it while loading. `llama-server` becomes
+octavo reads [GGUF files](gguf.md), and checkpoints in Hugging Face layout (safetensors), of which `--quantization int8`
+or `int4` makes small weights while loading. `llama-server` becomes
 `octavo serve`, `llama-cli` becomes `octavo run` or `octavo chat`, `llama-bench` becomes `octavo bench`.
 """
 

@@ -20,6 +20,7 @@ from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.text_config import TEXT_CONFIG, flattened
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.gguf.reader import GGUFFile, is_first_file, is_gguf
 
 CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
@@ -28,7 +29,6 @@ QUANTIZATION: Final = "quantization_config"
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 """Where older tools put the `quantization_config`."""
-_GGUF_MAGIC: Final = b"GGUF"
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
 
@@ -49,19 +49,26 @@ class WeightFile:
 class Checkpoint(Section):
     """A model directory. Keys of `config.json` are read with the accessors of `Section`, those of `text_config` too."""
 
+    gguf: GGUFFile | None = None
+    """The file, of a model in one in llama.cpp's format."""
+
     def __init__(self, path: Path, config: Mapping[builtins.str, Any]) -> None:
-        where = str(path / CONFIG)
+        where = str(path if path.is_file() else path / CONFIG)
         super().__init__(flattened(config, where), where)
         self.path = path
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Read the config of the directory `path`. Raises CheckpointError when it is no model directory."""
+        """Read the config of the directory `path`, or of a GGUF file. Raises CheckpointError when it is neither."""
+        path = model_file(path)
+        if is_gguf(path):
+            from octavo.config.gguf_checkpoint import GGUFCheckpoint
+
+            return GGUFCheckpoint(path)
         if not path.is_dir():
             state = "is a file" if path.exists() else "does not exist"
             raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
         if not (path / CONFIG).is_file():
-            refuse_gguf(path)
             raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
         config = read_json_object(path / CONFIG)
         for name in _QUANTIZATION_CONFIGS:
@@ -208,7 +215,6 @@ class Checkpoint(Section):
                 return self._indexed_files(index)
             if (self.path / stem).is_file():
                 return (WeightFile(self.path / stem),)
-        refuse_gguf(self.path)
         raise CheckpointError(
             f"{self.path}: has no weights; expected model.safetensors, model.safetensors.index.json with its shards, "
             "pytorch_model.bin or pytorch_model.bin.index.json"
@@ -280,17 +286,16 @@ class Checkpoint(Section):
         return tuple(WeightFile(self.path / name, frozenset(names[name])) for name in sorted(names))
 
 
-def refuse_gguf(path: Path) -> None:
-    """Raise UnsupportedModel where `path` is a file in llama.cpp's format, or a directory that holds one."""
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    for file in files:
-        with file.open("rb") as content:
-            if content.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC:
-                raise UnsupportedModel(
-                    f"{file}: is a GGUF file, which octavo does not read yet; use the model that it was made from, a "
-                    "directory or hub name with safetensors, or convert it: transformers reads it by "
-                    f'from_pretrained(DIRECTORY, gguf_file="{file.name}"), and save_pretrained writes safetensors'
-                )
+def model_file(path: Path) -> Path:
+    """Return the GGUF file of a directory that has no config but one such model, or the first of its files; otherwise
+    `path`. Raises CheckpointError where there are several models."""
+    if not path.is_dir() or (path / CONFIG).is_file():
+        return path
+    files = [each for each in sorted(path.glob("*.gguf")) if is_first_file(each) and not each.name.startswith("mmproj")]
+    if len(files) > 1:
+        names = ", ".join(each.name for each in files[:6])
+        raise CheckpointError(f"{path}: holds {len(files)} GGUF models ({names}); name one of the files")
+    return files[0] if files else path
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from typing import Any, Final, Literal, get_args
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
-from octavo.config.checkpoint import CONFIG, refuse_gguf
+from octavo.config.checkpoint import CONFIG
 from octavo.config.model_names import full_name
 from octavo.config.sources import offline_variable
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full
+from octavo.gguf.reader import is_gguf
 
 Source = Literal["huggingface", "modelscope"]
 
@@ -86,11 +87,12 @@ def locate(
     model = full_name(model)
     if model == BUILTIN_MODEL:
         return _shipped()
+    if is_gguf(path):
+        return path
     if path.exists():
-        refuse_gguf(path)
         raise CheckpointError(
-            f"{model}: is a file, expected a model directory or the name of a model on a hub; give the directory with "
-            f"{CONFIG} and the weights"
+            f"{model}: is a file, expected a GGUF file, a model directory or the name of a model on a hub; give the "
+            f"directory with {CONFIG} and the weights"
         )
     if not is_hub_name(model):
         raise CheckpointError(
@@ -167,8 +169,8 @@ def _from_hugging_face(
         raise CheckpointError(f"{asked}: the download from {hub} failed: {_reason(error)}") from error
     if not (path / CONFIG).is_file() and "gguf" in model.lower():
         raise UnsupportedModel(
-            f"{asked}: has no {CONFIG}, and by its name holds GGUF files, which octavo does not read yet; use the "
-            "model that they were made from, which its page names, with safetensors"
+            f"{asked}: has no {CONFIG}, and by its name holds GGUF files, which octavo does not download; "
+            "download one of them and name the file, or use the model that they were made from"
         )
     if offline is not None and with_weights and not any(any(path.glob(kind[0])) for kind in _WEIGHT_FILES):
         raise _offline(asked, hub, offline)

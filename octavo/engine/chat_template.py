@@ -16,6 +16,7 @@ import msgspec
 from octavo.core.request_options import BatchKeywords
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from octavo.errors import CheckpointError, InvalidRequest
+from octavo.gguf.reader import is_gguf
 
 if TYPE_CHECKING:
     import jinja2
@@ -81,7 +82,7 @@ class ChatTemplate:
         name = "the chat template of the argument chat_template"
         directory = Path(directory)
         file = (directory.parent if directory.is_file() else directory) / TEMPLATE_FILE
-        if source is None and file.is_file():
+        if source is None and file.is_file() and not is_gguf(directory):
             name = str(file)
             try:
                 source = file.read_text(encoding="utf-8")

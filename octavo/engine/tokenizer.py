@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from octavo.core.prompt import checked_text
 from octavo.engine.special_spellings import SpecialSpellings
 from octavo.errors import CheckpointError
+from octavo.gguf.reader import is_gguf, read_gguf
+from octavo.gguf.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -74,16 +76,19 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: str | Path) -> Tokenizer:
-        """Read the tokenizer of a model directory (or a tokenizer.json file and what lies beside it).
+        """Read the tokenizer of a model directory (or a tokenizer.json file and what lies beside it) or GGUF file.
 
         Raises CheckpointError when there is none or it is damaged.
         """
         path = Path(path)
-        directory = path.parent if path.is_file() else path
-        config = _read_object(directory / TOKENIZER_CONFIG)
-        special = _special_tokens({**_read_object(directory / SPECIAL_TOKENS_MAP), **config})
-        backend = _open_backend(path if path.is_file() else directory)
-        _add_missing_tokens(backend, config, directory)
+        if is_gguf(path):
+            backend, special, config = read_tokenizer(read_gguf(path))
+        else:
+            directory = path.parent if path.is_file() else path
+            config = _read_object(directory / TOKENIZER_CONFIG)
+            special = _special_tokens({**_read_object(directory / SPECIAL_TOKENS_MAP), **config})
+            backend = _open_backend(path if path.is_file() else directory)
+            _add_missing_tokens(backend, config, directory)
         states_bos_or_eos = config.get("add_bos_token") is not None or config.get("add_eos_token") is not None
         return cls(
             backend,

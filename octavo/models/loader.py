@@ -28,7 +28,7 @@ from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
 from octavo.models.stored_names import check_tensors, strip_prefix, tensor_slots
 from octavo.models.stored_view import StoredView
-from octavo.models.weight_files import Wanted, progress_bar, read_ahead, stored_tensors
+from octavo.models.weight_files import Wanted, checkpoint_tensors, progress_bar, read_ahead
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
@@ -221,7 +221,7 @@ class LoadedModel:
         if self._view is not None:
             stored = list(self._view.tensors())
         else:
-            stored = [tensor for file in checkpoint.weight_files() for tensor in stored_tensors(file.path)]
+            stored = list(checkpoint_tensors(checkpoint))
             if not checkpoint.tensors():  # archives have no headers, which would have been checked before
                 check_tensors(checkpoint, model, stored)
         slots, arrivals = tensor_slots(model), _Arrivals(model)

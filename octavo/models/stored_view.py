@@ -15,7 +15,7 @@ from octavo.errors import CheckpointError
 from octavo.layers.layer import Parts
 from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix, tensor_slots
-from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, stored_tensors
+from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, checkpoint_tensors
 from octavo.ops.coded import CodeSpec
 from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
 from octavo.quantization.stored import ALL, OF_ACTIVATIONS, TENSORS, StoredFormat, StoredWeight
@@ -37,10 +37,11 @@ class StoredView:
         self._opened: dict[str, StoredWeight] = {}
         ignored: list[str] = []
         try:
-            files = checkpoint.weight_files()
+            checkpoint.weight_files()
+            stored: Iterator[StoredTensor] = checkpoint_tensors(checkpoint)
         except CheckpointError:  # reading the weights raises it
-            files = ()
-        for tensor in (each for file in files for each in stored_tensors(file.path)):
+            stored = iter(())
+        for tensor in stored:
             suffix = next((each for each in (*kept.suffixes, *OF_ACTIVATIONS) if tensor.name.endswith(each)), None)
             if suffix in OF_ACTIVATIONS:
                 ignored.append(tensor.name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.errors import CheckpointError
 from octavo.layers.layer import Parts
@@ -40,8 +41,9 @@ _TYPES: Final[Mapping[str, torch.dtype]] = {
 }
 DTYPE_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}
 """Names of types in safetensors."""
-FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+FLOAT_TYPES: Final = {name: _TYPES[name] for name in ("F64", "F32", "F16", "BF16")}
 """Types of plain weights."""
+FLOATS: Final = frozenset(FLOAT_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,15 @@ class Wanted(NamedTuple):
             for part in self.parts
         )
         return self.tensor.nbytes * elements // (prod(shape) or 1)
+
+
+def checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
+    """Yield every tensor of a checkpoint. Raises CheckpointError."""
+    if checkpoint.gguf is not None:
+        from octavo.models.gguf_tensors import gguf_tensors
+
+        return gguf_tensors(checkpoint.gguf)
+    return (tensor for file in checkpoint.weight_files() for tensor in stored_tensors(file.path))
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
@@ -132,16 +143,9 @@ def progress_bar(title: str, total_bytes: int, console: Console | None = None) -
 
 def _tensors_of_safetensors(path: Path) -> Iterator[StoredTensor]:
     header = read_header(path)
-    try:
-        with path.open("rb") as file:
-            # private, so that nothing can reach the file: torch requires memory that it could write to
-            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be mapped ({error.strerror}); copy the model to a disk of this machine"
-        ) from error
+    pages = map_file(path)
     for info in sorted(header.values(), key=lambda info: info.offset):
-        values, release = partial(_mapped, pages, info), partial(_release, pages, info)
+        values, release = partial(_mapped, pages, info), partial(release_pages, pages, info.offset, info.nbytes)
         yield StoredTensor(info.name, info.dtype, info.shape, info.nbytes, path, values, release)
 
 
@@ -166,10 +170,23 @@ def _mapped(pages: mmap.mmap, info: TensorInfo, parts: Parts) -> Tensor:
     return values
 
 
-def _release(pages: mmap.mmap, info: TensorInfo) -> None:
-    if hasattr(mmap, "MADV_DONTNEED") and info.nbytes:
-        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        pages.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file into memory. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            # private, so that nothing can reach the file: torch requires memory that it could write to
+            return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be mapped ({error.strerror}); copy the model to a disk of this machine"
+        ) from error
+
+
+def release_pages(pages: mmap.mmap, offset: int, nbytes: int) -> None:
+    """Release the memory of a part of a mapped file."""
+    if hasattr(mmap, "MADV_DONTNEED") and nbytes:
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        pages.madvise(mmap.MADV_DONTNEED, start, offset + nbytes - start)
 
 
 def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:

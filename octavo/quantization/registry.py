@@ -13,6 +13,7 @@ from octavo.ops.prepare_quantized import INT4, INT4_G128, INT8
 from octavo.quantization.bitsandbytes import BitsAndBytes
 from octavo.quantization.compressed_tensors import CompressedTensors
 from octavo.quantization.floats import Fp8, Mxfp4
+from octavo.quantization.gguf import GGUF
 from octavo.quantization.gptq import AutoRound, Awq, Gptq
 from octavo.quantization.method import UNQUANTIZED, FromPlain, WeightMethod
 from octavo.quantization.stored import StoredFormat
@@ -36,6 +37,7 @@ FORMATS: Final[Mapping[str, Callable[[Section], StoredFormat]]] = {
     "awq": Awq,
     "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
+    "gguf": GGUF,
     "fbgemm_fp8": Fp8,
     "fp8": Fp8,
     "gptq": Gptq,

@@ -145,12 +145,11 @@ def test_a_context_beyond_all_memory_is_the_longest_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, CONFIG])
-def test_a_directory_with_gguf_weights_says_what_to_use_instead(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "model-q4_0.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
-    if config is not None:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match=r"model-q4_0\.gguf: is a GGUF file.*safetensors, or convert it"):
-        Checkpoint.open(tmp_path).weight_files()
+def test_a_directory_with_several_gguf_models_asks_for_one_of_the_files(config: Any, tmp_path: Path) -> None:
+    for name in ("model-q4_0.gguf", "model-q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00")
+    with pytest.raises(CheckpointError, match=r"holds 2 GGUF models \(model-q4_0.gguf, .*name one of the files"):
+        Checkpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize("factor", [0, -1.5, float("nan")])

@@ -112,14 +112,15 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "sha256-0123"])
-def test_a_gguf_file_says_what_to_use_instead(name: str, tmp_path: Path) -> None:
+def test_a_gguf_file_is_a_model(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00")
-    with pytest.raises(UnsupportedModel, match=rf"is a GGUF file.*safetensors, or convert it.*gguf_file=\"{name}\""):
-        locate(str(tmp_path / name))
+    assert locate(str(tmp_path / name)) == tmp_path / name
 
 
 def test_a_hub_name_with_gguf_files_alone_says_what_to_use_instead(hub: FakeHub, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"someone/model-GGUF: has no config\.json, .*use the model that they"):
+    with pytest.raises(
+        UnsupportedModel, match=r"someone/model-GGUF: has no config\.json, .*name the file, or use the model that they"
+    ):
         locate("someone/model-GGUF", endpoint=hub.address, cache_dir=tmp_path)
     assert hub.downloads == []
 

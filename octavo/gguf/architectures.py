@@ -1,0 +1,317 @@
+"""llama.cpp's architectures in the layout of Hugging Face: for each a class, keys of its config, names in a layer.
+
+An architecture is a line of `ARCHITECTURES`. Names of metadata and tensors are those of gguf-py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from octavo.config.section import Section
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.gguf.reader import Array, GGUFFile
+
+LAYER: Final[Mapping[str, str]] = {
+    "attn_norm": "input_layernorm",
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in ("q", "k", "v", "qkv")},
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
+    "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{each}_exps": f"mlp.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
+    **{f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")},
+    "exp_probs_b": "mlp.gate.e_score_correction_bias!",
+}
+"""Names in a layer. With {} a tensor holds all experts, ! ends a name without suffix and _ one whose weight has none,
+and / precedes the part of a stacked tensor that it is: every other row (even, odd), the first or second half of rows,
+or those of a latent's heads (keys, values)."""
+
+
+class Metadata(Section):
+    """The metadata of one architecture, by keys without its name."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        name = file.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise CheckpointError(f"{file.path}: general.architecture is missing, expected the name of one")
+        own = {
+            key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")
+        }
+        super().__init__(own, str(file.path), f"{name}.")
+        self.architecture, self.file = name, file
+        self.types = {tensor.name: tensor for tensor in file.tensors}
+
+    def one(self, name: str) -> int:
+        """Return a size that is the same in all layers. Raises CheckpointError."""
+        value = self.values.get(name)
+        if isinstance(value, Array):
+            listed = set(value.values())
+            if len(listed) != 1:
+                raise self.error(name, "the same number for all layers")
+            return Section({name: listed.pop()}, self.where, self._prefix).positive(name)
+        return self.positive(name)
+
+    def has(self, tensor: str) -> bool:
+        """Return whether the first layer has a tensor."""
+        return f"blk.0.{tensor}" in self.types
+
+
+Make = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
+"""Returns what an architecture's config has beyond the common keys, which are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One of llama.cpp's architectures."""
+
+    family: str
+    """The class of transformers."""
+    make: Make
+    names: Mapping[str, str]
+    """Names in a layer that differ from the usual ones."""
+    is_permuted: bool = False
+    """The converter has put the rows of queries and keys in pairs."""
+    shift: float = 0.0
+    """What it has added to weights of norms."""
+
+
+def architecture_of(meta: Metadata) -> Architecture:
+    """Return the architecture of a file. Raises UnsupportedModel, with the names of those that are there."""
+    name = meta.architecture
+    if name == "llama" and meta.values.get("expert_count"):
+        name = "llama (experts)"
+    if name == "deepseek2" and meta.values.get("expert_gating_func", 1) == 2:
+        name = "deepseek2 (sigmoid)"
+    if name == "olmo2" and "attention.sliding_window" in meta.values:
+        name = "olmo2 (windows)"
+    if name not in ARCHITECTURES:
+        known = ", ".join(dict.fromkeys(each.partition(" ")[0] for each in ARCHITECTURES))
+        raise UnsupportedModel(
+            f"{meta.where}: general.architecture is {meta.architecture!r}, expected one of {known}; a checkpoint in "
+            "Hugging Face layout of such a model may be read"
+        )
+    return ARCHITECTURES[name]
+
+
+def _common(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {}
+
+
+def _partial(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    turned = meta.positive("rope.dimension_count", base["head_dim"])
+    return {"partial_rotary_factor": turned / base["head_dim"]}
+
+
+def _mixture(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    experts = meta.positive("expert_count")
+    return {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), experts),
+        "num_experts_per_tok": meta.positive("expert_used_count"),
+        "moe_intermediate_size": meta.positive("expert_feed_forward_length", base["intermediate_size"]),
+    }
+
+
+def _qwen2moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    width = meta.positive("expert_shared_feed_forward_length", base["intermediate_size"])
+    return {**_mixture(meta, base), "norm_topk_prob": False, "shared_expert_intermediate_size": width}
+
+
+def _qwen3moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_mixture(meta, base), "norm_topk_prob": True}
+
+
+def _gemma(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _gemma2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    # the largest of these models scale scores by an even share of the width
+    is_largest = base["num_hidden_layers"] == (46 if meta.architecture == "gemma2" else 62)
+    scalar = base["hidden_size"] // base["num_attention_heads"] if is_largest else base["head_dim"]
+    own = {"model_type": "gemma2", "query_pre_attn_scalar": scalar, "sliding_window": base["sliding_window"] or 4096}
+    return {
+        **_gemma(meta, base),
+        **own,
+        "attn_logit_softcapping": meta.values.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": meta.values.get("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    cap, local = meta.values.get("final_logit_softcapping"), meta.positive_float("rope.freq_base_swa", 10_000.0)
+    own = {"model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": cap}
+    return {**_gemma2(meta, base), **own, "rope_local_base_freq": local}
+
+
+def _phi3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {
+        **_partial(meta, base),
+        "original_max_position_embeddings": meta.values.get("rope.scaling.original_context_length"),
+    }
+
+
+def _granite(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {
+        "attention_multiplier": meta.float("attention.scale", base["head_dim"] ** -0.5),
+        "embedding_multiplier": meta.float("embedding_scale", 1.0),
+        "residual_multiplier": meta.float("residual_scale", 1.0),
+        "logits_scaling": meta.positive_float("logit_scale", 1.0),
+    }
+
+
+def _granite_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    shared = meta.optional_int("expert_shared_feed_forward_length") or None
+    own = {**_granite(meta, base), **_mixture(meta, base)}
+    return {**own, "shared_intermediate_size": shared}
+
+
+def _deepseek(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    rank, turned = meta.positive("attention.kv_lora_rank"), meta.positive("rope.dimension_count")
+    key = meta.positive("attention.key_length_mla", meta.positive("attention.key_length"))
+    groups = meta.optional_int("expert_group_count") or 1
+    scaling = base["rope_scaling"]
+    if scaling is not None and "rope.scaling.yarn_log_multiplier" in meta.values:
+        share = meta.float("rope.scaling.yarn_log_multiplier") * 10
+        scaling = {**scaling, "mscale": share, "mscale_all_dim": share}
+    own = {
+        "kv_lora_rank": rank,
+        "q_lora_rank": meta.optional_positive("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "v_head_dim": meta.positive("attention.value_length_mla", meta.positive("attention.value_length")),
+        "n_shared_experts": meta.optional_int("expert_shared_count") or None,
+        "first_k_dense_replace": meta.optional_int("leading_dense_block_count") or 0,
+        "routed_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
+        "norm_topk_prob": meta.bool("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": meta.optional_int("expert_group_used_count") or 1,
+        "rope_scaling": scaling,
+    }
+    if meta.values.get("expert_gating_func", 1) != 2:
+        own["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    return {**_mixture(meta, base), **own}
+
+
+def _gpt_oss(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    width = meta.positive("expert_feed_forward_length", base["intermediate_size"])
+    scaling = base["rope_scaling"] and {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **base["rope_scaling"]}
+    return {**_mixture(meta, base), "model_type": "gpt_oss", "intermediate_size": width, "rope_scaling": scaling}
+
+
+def _stablelm(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    own = {"use_qkv_bias": base["attention_bias"], "qk_layernorm": meta.has("attn_q_norm.weight")}
+    return {**_partial(meta, base), **own, "use_parallel_residual": meta.bool("use_parallel_residual", False)}
+
+
+def _starcoder2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {"use_bias": base["attention_bias"], "hidden_act": "gelu_pytorch_tanh", "sliding_window": None}
+
+
+def _cohere(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {"logit_scale": meta.float("logit_scale", 0.0625), "use_qk_norm": meta.has("attn_q_norm.weight")}
+
+
+def _glm4moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    own = {"use_qk_norm": meta.has("attn_q_norm.weight"), "n_shared_experts": meta.optional_int("expert_shared_count")}
+    return {
+        **_partial(meta, base),
+        **_mixture(meta, base),
+        **own,
+        "first_k_dense_replace": meta.optional_int("leading_dense_block_count") or 0,
+        "routed_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
+        "norm_topk_prob": meta.bool("expert_weights_norm", True),
+        "n_group": meta.optional_int("expert_group_count") or 1,
+        "topk_group": meta.optional_int("expert_group_used_count") or 1,
+    }
+
+
+def _ernie(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {"use_bias": base["attention_bias"]}
+
+
+def _nemotron(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_partial(meta, base), "hidden_act": "relu2"}
+
+
+_AFTER: Final = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA_NAMES: Final = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+_FUSED: Final = {"ffn_up": "mlp.gate_up_proj"}
+_SHARED: Final = {
+    **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_MIXTRAL: Final = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{
+        f"ffn_{each}_exps": f"block_sparse_moe.experts.{{}}.w{number}"
+        for number, each in enumerate(("gate", "down", "up"), start=1)
+    },
+}
+_GRANITE: Final = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.input_linear/first",
+    "ffn_up_exps": "block_sparse_moe.input_linear/second",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+    "ffn_gate_shexp": "shared_mlp.input_linear/first",
+    "ffn_up_shexp": "shared_mlp.input_linear/second",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_LATENT: Final = {
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in ("q_a", "q_b", "kv_b")},
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_k_b": "self_attn.kv_b_proj/keys",
+    "attn_v_b": "self_attn.kv_b_proj/values",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+}
+_GPT_OSS: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks!",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_up_proj_/even",
+    "ffn_up_exps": "mlp.experts.gate_up_proj_/odd",
+    "ffn_down_exps": "mlp.experts.down_proj_",
+}
+_STABLELM: Final = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
+_STARCODER: Final = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_GLM4: Final = {
+    **_FUSED,
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
+    "llama (experts)": Architecture("MixtralForCausalLM", _mixture, _MIXTRAL, is_permuted=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", _common, {}),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2moe, _SHARED),
+    "qwen3": Architecture("Qwen3ForCausalLM", _common, {}),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3moe, {}),
+    "gemma": Architecture("GemmaForCausalLM", _gemma, {}, shift=1.0),
+    "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_NAMES, shift=1.0),
+    "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA_NAMES, shift=1.0),
+    "phi3": Architecture("Phi3ForCausalLM", _phi3, _FUSED),
+    "granite": Architecture("GraniteForCausalLM", _granite, {}, is_permuted=True),
+    "granitemoe": Architecture("GraniteMoeForCausalLM", _granite_moe, _GRANITE, is_permuted=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", _common, _AFTER),
+    "olmo2 (windows)": Architecture("Olmo3ForCausalLM", _common, _AFTER),
+    "olmoe": Architecture("OlmoeForCausalLM", _mixture, {}),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", _deepseek, _LATENT),
+    "deepseek2 (sigmoid)": Architecture("DeepseekV3ForCausalLM", _deepseek, _LATENT),
+    "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", _starcoder2, _STARCODER),
+    "stablelm": Architecture("StableLmForCausalLM", _stablelm, _STABLELM),
+    "glm4": Architecture("Glm4ForCausalLM", _partial, _GLM4),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", _glm4moe, {"post_attention_norm": "post_attention_layernorm"}),
+    "smollm3": Architecture("SmolLM3ForCausalLM", _common, {}, is_permuted=True),
+    "command-r": Architecture("CohereForCausalLM", _cohere, {}),
+    "cohere2": Architecture("Cohere2ForCausalLM", _cohere, {}),
+    "exaone4": Architecture("Exaone4ForCausalLM", _common, _AFTER),
+    "seed_oss": Architecture("SeedOssForCausalLM", _common, {"post_attention_norm": "post_attention_layernorm"}),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, {}),
+    "nemotron": Architecture("NemotronForCausalLM", _nemotron, {}, shift=1.0),
+}
+"""By `general.architecture`, with what else distinguishes families behind it."""

@@ -1,0 +1,177 @@
+"""A GGUF file in the layout of Hugging Face: what its config.json would say, and the names of its tensors there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from octavo.errors import CheckpointError
+from octavo.gguf.architectures import LAYER, Architecture, Metadata, architecture_of
+from octavo.gguf.reader import GGUFFile, GGUFTensor
+
+_TENSOR: Final = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
+_UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
+"""What the config is made from, and what text is generated without."""
+_TOP: Final = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor, or one expert's part of it, under the name that a checkpoint in Hugging Face layout has for it."""
+
+    name: str
+    tensor: GGUFTensor
+    expert: int | None = None
+    part: str = ""
+    heads: int = 0
+    """Heads whose rows are in pairs that turn together, not in halves; 0 where rows are as they should be."""
+    shift: float = 0.0
+    """What was added to the values."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        inner = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        return (1, *inner) if self.name.endswith("shared_expert_gate.weight") and len(inner) == 1 else inner
+
+
+def read_config(file: GGUFFile) -> dict[str, Any]:
+    """Return what a `config.json` would say. Raises CheckpointError and UnsupportedModel."""
+    meta = Metadata(file)
+    kept = architecture_of(meta)
+    embeddings = meta.types.get("token_embd.weight")
+    if embeddings is None or len(embeddings.shape) != 2:
+        raise CheckpointError(f"{file.path}: token_embd.weight is missing, expected a table of embeddings")
+    heads = meta.one("attention.head_count")
+    dim = meta.optional_positive("attention.key_length") or meta.positive("embedding_length") // heads
+    eps = meta.values.get("attention.layer_norm_rms_epsilon", meta.values.get("attention.layer_norm_epsilon", 1e-5))
+    base: dict[str, Any] = {
+        "architectures": [kept.family],
+        "hidden_size": meta.positive("embedding_length"),
+        "num_hidden_layers": _num_layers(meta),
+        "intermediate_size": meta.one("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.one("attention.head_count_kv")
+        if "attention.head_count_kv" in meta.values
+        else heads,
+        "head_dim": dim,
+        **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"), eps),
+        "max_position_embeddings": meta.positive("context_length"),
+        "vocab_size": embeddings.shape[0],
+        "tie_word_embeddings": "output.weight" not in meta.types,
+        "rope_theta": meta.positive_float("rope.freq_base", 10_000.0),
+        "rope_scaling": _scaling(meta, dim),
+        "attention_bias": meta.has("attn_q.bias"),
+        "mlp_bias": meta.has("ffn_up.bias"),
+        "sliding_window": meta.values.get("attention.sliding_window") or None,
+        "dtype": _dtype(file),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "quantization_config": {"quant_method": "gguf"},
+    }
+    return {**base, **kept.make(meta, base)}
+
+
+def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
+    """Yield the tensors under their names in a checkpoint. Raises CheckpointError for one that is not known."""
+    meta = Metadata(file)
+    kept, num_layers = architecture_of(meta), _num_layers(meta)
+    names = {**LAYER, **kept.names}
+    for tensor in file.tensors:
+        found = _TENSOR.fullmatch(tensor.name)
+        if _UNREAD.fullmatch(tensor.name) or (found and int(found[1]) >= num_layers):
+            continue
+        top, _, suffix = tensor.name.partition(".")
+        if found is None and top in _TOP:
+            yield Placed(f"{_prefix(top)}{_TOP[top]}.{suffix}", tensor, shift=kept.shift * top.endswith("norm"))
+            continue
+        if found is None or found[2] not in names:
+            raise CheckpointError(f"{file.path}: holds {tensor.name}, which {kept.family} does not read")
+        yield from _of_layer(kept, meta, tensor, int(found[1]), found[2], found[3] or "", names[found[2]])
+
+
+def _prefix(top: str) -> str:
+    return "" if top == "output" else "model."
+
+
+def _of_layer(
+    kept: Architecture, meta: Metadata, tensor: GGUFTensor, layer: int, own: str, suffix: str, name: str
+) -> Iterator[Placed]:
+    heads = 0
+    if kept.is_permuted and own in ("attn_q", "attn_k"):
+        heads = meta.one("attention.head_count" if own == "attn_q" else "attention.head_count_kv")
+        if tensor.shape[0] % (2 * heads):
+            raise CheckpointError(f"{meta.where}: {tensor.name} has {tensor.shape[0]} rows, expected {heads} heads")
+    path, _, part = name.partition("/")
+    full = f"model.layers.{layer}.{path}"
+    if full.endswith(("!", "_")):
+        full = full[:-1] + ("_bias" if full.endswith("_") and suffix == ".bias" else "")
+    else:
+        full += suffix
+    shift = kept.shift if own.endswith("norm") and suffix == ".weight" else 0.0
+    if "{}" not in full:
+        yield Placed(full, tensor, None, part, heads, shift)
+        return
+    experts = meta.positive("expert_count")
+    if tensor.shape[0] != experts:
+        raise CheckpointError(f"{meta.where}: {tensor.name} has {tensor.shape[0]} experts, expected {experts}")
+    for expert in range(experts):
+        yield Placed(full.format(expert), tensor, expert)
+
+
+def _num_layers(meta: Metadata) -> int:
+    if meta.positive("block_count") > len(meta.types):
+        raise meta.error("block_count", f"at most the {len(meta.types):,} tensors of the file")
+    return max(1, meta.positive("block_count") - (meta.optional_int("nextn_predict_layers") or 0))
+
+
+def _dtype(file: GGUFFile) -> str:
+    """Return the type that most bytes have; bfloat16 where they are quantised."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    largest = max(sizes, key=lambda each: sizes[each], default="F32")
+    return {"F32": "float32", "F16": "float16"}.get(largest, "bfloat16")
+
+
+def _scaling(meta: Metadata, dim: int) -> dict[str, Any] | None:
+    """Return how positions are stretched: what the metadata say, or factors that a tensor holds."""
+    original = meta.optional_positive("rope.scaling.original_context_length")
+    short, long = (meta.file.floats(f"rope_factors_{each}.weight") for each in ("short", "long"))
+    if short is not None and long is not None:
+        length = original or meta.positive("context_length")
+        stretch = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        return {**stretch, "original_max_position_embeddings": length}
+    factors = meta.file.floats("rope_freqs.weight")
+    if factors is not None:
+        return _llama3(meta, factors)
+    kind = meta.str("rope.scaling.type", "none")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": meta.positive_float("rope.scaling.factor")}
+    if kind != "yarn":
+        return None
+    found: dict[str, Any] = {"rope_type": "yarn", "factor": meta.positive_float("rope.scaling.factor")}
+    found["original_max_position_embeddings"] = original or meta.positive("context_length")
+    for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if f"rope.scaling.{theirs}" in meta.values:
+            found[ours] = meta.positive_float(f"rope.scaling.{theirs}")
+    return found
+
+
+def _llama3(meta: Metadata, factors: list[float]) -> dict[str, Any]:
+    """Return Llama 3's scaling where it makes these divisors of frequencies, otherwise the divisors themselves."""
+    theta, pairs, factor = meta.positive_float("rope.freq_base", 10_000.0), len(factors), max(factors)
+    for low, high, original in ((1.0, 4.0, 8192), (1.0, 4.0, meta.positive("context_length"))):
+        made = []
+        for pair in range(pairs):
+            turns = original * theta ** (-pair / pairs) / (2 * math.pi)
+            smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+            made.append(1 / ((1 - smooth) / factor + smooth))
+        if all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(made, factors, strict=True)):
+            own = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
+            return {"rope_type": "llama3", "factor": factor, **own}
+    length, lists = meta.positive("context_length"), {"short_factor": factors, "long_factor": factors}
+    own = {"factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": length}
+    return {"rope_type": "longrope", **own, **lists}

@@ -1,0 +1,196 @@
+"""The tokenizer of a GGUF file: GPT-2's kind (byte-level BPE) and SentencePiece's with scores, and what ends a text.
+
+Pre-tokenizers follow the tokenizer.json of the models that llama.cpp's names of them stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.gguf.reader import Array, GGUFFile
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_QWEN2: Final = _LLAMA3.replace("{1,3}", "")
+_QWEN35: Final = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASES: Final = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END"
+_TEKKEN: Final = _CASES.replace("END", "") + rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+_GPT4O: Final = (
+    _CASES.replace("END", f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_DEEPSEEK3: Final = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+_DEEPSEEK_CODER: Final = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+_SPLITS: Final[Mapping[str, Sequence[str]]] = {
+    **dict.fromkeys(("default", ""), _DEFAULT),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "trillion"), (_WORDS,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), (_LLAMA3,)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open"), (_QWEN2,)),
+    "qwen35": (_QWEN35,),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), (r"\p{N}", _WORDS)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_GPT4O,)),
+}
+"""By `tokenizer.ggml.pre`: patterns that cut a text, each within the pieces of those before."""
+_WITH_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
+"""Whose texts begin with BOS where the file does not say; whole words that are tokens are not merged."""
+_NFC: Final = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "command-r")
+_ENDS: Final = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|user|>", "[EOS]", "<EOT>", "_<EOT>"),
+}
+"""Control tokens that end a turn, as llama.cpp has them."""
+
+
+def end_tokens(file: GGUFFile) -> list[int]:
+    """Return the ids that end a text: those that the metadata name, and control tokens that are known to."""
+    named = [file.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom")]
+    tokens, types = _listed(file, "tokens"), _listed(file, "token_type")
+    known = {text: at for at, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
+    ends = _ENDS & known.keys()
+    if {"<|return|>", "<|call|>", "<|end|>"} <= ends:  # gpt-oss ends a message with it, not its turn
+        ends -= {"<|end|>"}
+    if known.get("<|user|>") != named[0]:
+        ends -= {"<|user|>"}
+    return list(
+        dict.fromkeys([*(each for each in named if isinstance(each, int)), *sorted(known[each] for each in ends)])
+    )
+
+
+def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, Any]]:
+    """Return the tokenizer, the texts of named special tokens, and what a tokenizer_config.json would say.
+
+    Raises CheckpointError, and UnsupportedModel for another kind of tokenizer.
+    """
+    from tokenizers import AddedToken
+
+    model, tokens = file.metadata.get("tokenizer.ggml.model"), _listed(file, "tokens")
+    types = _listed(file, "token_type") or [_NORMAL] * len(tokens)
+    if not tokens or len(types) != len(tokens):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.tokens has {len(tokens)}, token_type {len(types)} elements")
+    ids: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        ids.setdefault(token, number)
+    if model not in _MAKERS:
+        raise UnsupportedModel(
+            f"{file.path}: tokenizer.ggml.model is {model!r}, expected {' or '.join(_MAKERS)}; name the model's "
+            "original directory or hub name with the argument tokenizer"
+        )
+    try:
+        backend = _MAKERS[model](file, ids, types)
+        added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+        backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False) for token, kind in added])
+    except (CheckpointError, UnsupportedModel):
+        raise
+    except Exception as error:  # the library raises bare Exception for every kind of damage
+        raise CheckpointError(f"{file.path}: its tokenizer is not usable ({error}); download it again") from error
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
+    special = {}
+    for theirs, ours in names.items():
+        at = file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+        if isinstance(at, int) and 0 <= at < len(tokens):
+            special[f"{ours}_token"] = tokens[at]
+    starts = model == "llama" or file.metadata.get("tokenizer.ggml.pre") in _WITH_BOS
+    template = file.metadata.get("tokenizer.chat_template")
+    config = {
+        "add_bos_token": bool(file.metadata.get("tokenizer.ggml.add_bos_token", starts)),
+        "add_eos_token": bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)),
+        **special,
+        **({"chat_template": template} if isinstance(template, str) else {}),
+    }
+    return backend, special, config
+
+
+def _byte_level(file: GGUFFile, ids: dict[str, int], types: list[int]) -> Backend:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    kind = file.metadata.get("tokenizer.ggml.pre", "default")
+    if kind not in _SPLITS:
+        raise UnsupportedModel(
+            f"{file.path}: tokenizer.ggml.pre is {kind!r}, expected one of {', '.join(filter(None, _SPLITS))}; name "
+            "the model's original directory or hub name with the argument tokenizer"
+        )
+    merges = []
+    for merge in _listed(file, "merges"):
+        cut = merge.find(" ", 1)
+        merges.append((merge[:cut], merge[cut + 1 :]))
+    backend = Tokenizer(models.BPE(ids, merges, ignore_merges=kind in _WITH_BOS))
+    if kind in _NFC:
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[kind]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentence_pieces(file: GGUFFile, ids: dict[str, int], types: list[int]) -> Backend:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = _listed(file, "scores")
+    if len(scores) != len(types):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.scores has {len(scores)} of {len(types)} elements")
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown_text = next((token for token, number in ids.items() if number == unknown), None)
+    has_bytes = _BYTE in types
+    pieces = {token: number for token, number in ids.items() if types[number] in (_NORMAL, _USER_DEFINED, _UNUSED)}
+    model = models.BPE(ids, _merges(pieces, scores), unk_token=unknown_text, fuse_unk=True, byte_fallback=has_bytes)
+    backend = Tokenizer(model)
+    starts_with_space = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if starts_with_space else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if starts_with_space else [])])
+    return backend
+
+
+def _merges(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return the pairs that make pieces, best first: a pair is as good as the score of the piece that it makes."""
+    found = []
+    for piece, number in pieces.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in pieces and right in pieces:
+                found.append((-scores[number], number, pieces[left], pieces[right], left, right))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
+
+
+def _listed(file: GGUFFile, name: str) -> list[Any]:
+    """Return a list of the tokenizer, empty where there is none. Raises CheckpointError for something else."""
+    value = file.metadata.get(f"tokenizer.ggml.{name}")
+    if value is None:
+        return []
+    if not isinstance(value, Array):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.{name} is {value!r}, expected a list")
+    found, kind = value.values(), float if name == "scores" else int if name == "token_type" else str
+    if not _are(found, kind):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.{name} has elements that are no {kind.__name__}")
+    return found
+
+
+def _are(values: Iterable[object], kind: type) -> bool:
+    return all(isinstance(each, kind) for each in values)
+
+
+_MAKERS: Final = {"gpt2": _byte_level, "llama": _sentence_pieces}
+"""By `tokenizer.ggml.model`."""

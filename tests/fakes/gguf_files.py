@@ -1,0 +1,233 @@
+"""GGUF files, as llama.cpp's converter writes them of checkpoints in Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+NUMBERS = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "Q8_K": 15, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20,
+    "IQ3_S": 21, "IQ2_S": 22, "IQ4_XS": 23, "IQ1_M": 29, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39,
+}  # fmt: skip
+Stored = tuple[str, tuple[int, ...], bytes]
+"""Type, shape from the outermost dimension on, and data."""
+
+
+def plain(tensor: Tensor) -> Stored:
+    """A tensor in its own type."""
+    kind = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[tensor.dtype]
+    return kind, tuple(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def text(value: str) -> bytes:
+    """A string in a header."""
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def entry(value: Any) -> bytes:
+    """A value of the metadata with its type."""
+    if isinstance(value, list):
+        inner = [entry(each) for each in value]
+        kind = inner[0][:4] if inner else struct.pack("<I", 4)
+        return struct.pack("<I", 9) + kind + struct.pack("<Q", len(value)) + b"".join(each[4:] for each in inner)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<Ii", 5, value)
+
+
+def gguf_bytes(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], *, version: int = 3) -> bytes:
+    """The bytes of a file."""
+    header, data = b"", b""
+    for key, value in metadata.items():
+        header += text(key) + entry(value)
+    for name, (kind, shape, content) in tensors.items():
+        data += bytes(-len(data) % 32)
+        dims = struct.pack(f"<{len(shape)}Q", *shape[::-1])
+        header += text(name) + struct.pack("<I", len(shape)) + dims + struct.pack("<IQ", NUMBERS[kind], len(data))
+        data += content
+    start = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata)) + header
+    return start + bytes(-len(start) % 32) + data
+
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+_SANDWICH = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OWN_NAMES: dict[str, dict[str, str]] = {
+    "gemma2": _SANDWICH,
+    "gemma3": _SANDWICH,
+    "olmo2": {each: _SANDWICH[each] for each in ("post_attention_layernorm", "post_feedforward_layernorm")},
+    "qwen2moe": {f"mlp.shared_expert.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")}
+    | {"mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+    "starcoder2": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    "glm4": {
+        "mlp.gate_up_proj": "ffn_up",
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+    },
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+}
+_PERMUTED = ("llama", "granite", "smollm3")
+_OF_CONFIG: dict[str, str] = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention.scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+}
+
+
+def permuted(rows: Tensor, heads: int) -> Tensor:
+    """Rows of queries or keys with those beside each other that turn together."""
+    return torch.cat([torch.stack((a, b), 1).flatten(0, 1) for a, b in (h.chunk(2) for h in rows.chunk(heads))])
+
+
+def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the converter writes of a config."""
+    own = {theirs: config[ours] for ours, theirs in _OF_CONFIG.items() if config.get(ours) is not None}
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    own["rope.freq_base"] = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    if architecture in ("glm4", "stablelm", "nemotron", "phi3"):
+        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        own["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
+    if rope.get("rope_type") in ("yarn", "linear"):
+        own |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if "original_max_position_embeddings" in rope:
+        own["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    return {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in own.items()}
+
+
+def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a checkpoint under the names and in the order of the converter."""
+    names = {**_NAMES, **OWN_NAMES.get(architecture, {})}
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in weights.items():
+        module, _, suffix = name.rpartition(".")
+        if module in _TOP:
+            found[f"{_TOP[module]}.{suffix}"] = _shifted(architecture, module, tensor)
+            continue
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+        assert match, name
+        layer, own = f"blk.{match[1]}.", match[2]
+        if expert := re.fullmatch(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", own):
+            kind = {"w1": "gate", "w2": "down", "w3": "up"}.get(expert[2], expert[2].removesuffix("_proj"))
+            experts.setdefault(f"{layer}ffn_{kind}_exps.weight", {})[int(expert[1])] = tensor
+            continue
+        if own.startswith("mlp.experts."):
+            found |= {layer + key: value for key, value in _stacked(architecture, own, tensor).items()}
+            continue
+        if own == "self_attn.sinks":
+            found[f"{layer}attn_sinks.weight"] = tensor
+            continue
+        if own == "block_sparse_moe.gate.weight":
+            found[f"{layer}ffn_gate_inp.weight"] = tensor
+            continue
+        module = own.removesuffix(f".{suffix}")
+        if architecture in _PERMUTED and module in ("self_attn.q_proj", "self_attn.k_proj"):
+            is_query = module == "self_attn.q_proj"
+            tensor = permuted(tensor, config["num_attention_heads" if is_query else "num_key_value_heads"])
+        tensor = tensor.squeeze(0) if module == "mlp.shared_expert_gate" else tensor
+        found[f"{layer}{names[module]}.{suffix}"] = _shifted(architecture, module, tensor)
+    return found | {name: torch.stack([each for _, each in sorted(of.items())]) for name, of in experts.items()}
+
+
+def _shifted(architecture: str, module: str, tensor: Tensor) -> Tensor:
+    return tensor + 1 if architecture.startswith("gemma") and module.endswith("norm") else tensor
+
+
+def _stacked(architecture: str, own: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Stacked experts: of gpt-oss transposed, with rows of gate and up that alternate."""
+    kind, is_bias = own.removeprefix("mlp.experts."), own.endswith("_bias")
+    suffix = "bias" if is_bias else "weight"
+    if architecture == "gpt-oss" and not is_bias:
+        tensor = tensor.transpose(1, 2)
+    if kind.startswith("down_proj"):
+        return {f"ffn_down_exps.{suffix}": tensor}
+    gate, up = (tensor[:, 0::2], tensor[:, 1::2]) if architecture == "gpt-oss" else tensor.chunk(2, dim=1)
+    return {f"ffn_gate_exps.{suffix}": gate, f"ffn_up_exps.{suffix}": up}
+
+
+def tokenizer_metadata(path: Path, *, pre: str) -> dict[str, Any]:
+    """The tokenizer.json at `path` as metadata of the kind gpt2, without scores, or llama, with them."""
+    content = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    model, added = content["model"], {each["id"]: each for each in content["added_tokens"]}
+    ids = {**model["vocab"], **{each["content"]: number for number, each in added.items()}}
+    tokens = [each for each, _ in sorted(ids.items(), key=lambda pair: pair[1])]
+    assert [ids[each] for each in tokens] == list(range(len(tokens)))
+
+    def kind(number: int, token: str) -> int:
+        if number in added:
+            return 3 if added[number]["special"] else 4
+        return 6 if re.fullmatch("<0x[0-9A-F]{2}>", token) else 1
+
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    own: dict[str, Any] = {
+        "model": "gpt2" if pre else "llama",
+        "pre": pre or "default",
+        "tokens": tokens,
+        "token_type": [kind(number, token) for number, token in enumerate(tokens)],
+    }
+    if pre:
+        own["merges"] = merges
+    else:
+        ranks = {merge.replace(" ", ""): float(-place) for place, merge in reversed([*enumerate(merges)])}
+        own |= {"scores": [ranks.get(token, -1e6) for token in tokens], "unknown_token_id": 0}
+    return {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+
+
+def convert(
+    checkpoint: Path,
+    architecture: str,
+    more: Mapping[str, Any] | None = None,
+    *,
+    store: Callable[[str, Tensor], Stored] = lambda name, tensor: plain(tensor),
+) -> Path:
+    """Write the file of a checkpoint beside it, and return its path. `store` says how each tensor is held."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    weights = load_file(checkpoint / "model.safetensors")
+    tensors = tensors_of(architecture, config, weights)
+    metadata = {**metadata_of(architecture, config), **(more or {})}
+    path = checkpoint.with_suffix(".gguf")
+    path.write_bytes(gguf_bytes(metadata, {name: store(name, each) for name, each in tensors.items()}))
+    return path

@@ -1,0 +1,98 @@
+"""A GGUF file computes, bit by bit, what the checkpoint computes that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.models.loader import LoadedModel
+from octavo.ops.registry import bind
+from octavo.quantization.gguf import BLOCK_TYPES, dequantized
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.gguf_files import Stored, convert, plain
+from tests.models.paged_run import PagedRun, Stream
+
+TOKENS = [5, 17, 99, 3, 42, 8, 64, 21, 77]
+LONG = pytest.mark.long
+FAMILIES = [
+    ("llama", "llama"),
+    ("qwen3", "qwen3"),
+    ("gemma", "gemma"),
+    pytest.param("qwen2_moe", "qwen2moe", marks=LONG),
+    pytest.param("olmo2", "olmo2", marks=LONG),
+    pytest.param("glm4", "glm4", marks=LONG),
+    pytest.param("cohere", "command-r", marks=LONG),
+    pytest.param("mixtral", "llama", marks=LONG),
+    pytest.param("qwen2", "qwen2", marks=LONG),
+    pytest.param("granite", "granite", marks=LONG),
+    pytest.param("phi3", "phi3", marks=LONG),
+    pytest.param("gpt_oss", "gpt-oss", marks=LONG),
+]
+
+
+def logits(path: Path) -> Tensor:
+    stream = Stream(list(TOKENS))
+    opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), activation_bits=16)
+    model = opened.load(bind(), ReferenceBackend())
+    PagedRun(model, dtype=torch.float32).step([(stream, len(TOKENS))])
+    return torch.cat([each.reshape(-1, each.shape[-1]) for each in stream.logits])
+
+
+@pytest.mark.parametrize(("family", "architecture"), FAMILIES)
+def test_a_file_of_floats_computes_what_the_checkpoint_does(family: str, architecture: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path / "m")
+    found, expected = logits(convert(path, architecture)), logits(path)
+    if family.startswith("gemma"):  # the sum of 1 and a weight of a norm is rounded in the file
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(found, expected)
+
+
+def blocks(name: str, tensor: Tensor, kind: str) -> Stored:
+    """Random blocks with scales that are finite and small."""
+    if tensor.dim() != 2 or "attn_q" in name:
+        return plain(tensor)
+    block = BLOCK_TYPES[kind]
+    size = 32 if block.num_bytes < 40 else 256
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    rows = torch.randint(0, 256, (tensor.shape[0], tensor.shape[1] // size, block.num_bytes), generator=generator)
+    rows = rows.to(torch.uint8)
+    places = {"Q6_K": [208], "Q4_K": [0, 2], "Q8_0": [0], "Q4_1": [0, 2], "IQ4_XS": [0], "IQ3_S": [0]}[kind]
+    for place in places:
+        rows[..., place : place + 2] = torch.tensor([0, 8], dtype=torch.uint8)  # 2 to the power of -13
+    return kind, tuple(tensor.shape), rows.numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ3_S"])
+def test_codes_compute_what_their_values_do(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256}
+    path = make_checkpoint("llama", tmp_path / "m", **sizes)
+    file = convert(path, "llama", store=lambda name, tensor: blocks(name, tensor, kind))
+
+    def values(name: str, tensor: Tensor) -> Stored:
+        stored, _, data = blocks(name, tensor, kind)
+        if stored == "F32":
+            return plain(tensor)
+        rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(len(tensor), -1)
+        return plain(dequantized(BLOCK_TYPES[kind], rows))
+
+    found = logits(file)
+    expected = logits(convert(path, "llama", store=values))
+    assert (found - expected).norm() <= 1e-3 * expected.norm()  # activations have 16 bits
+    if BLOCK_TYPES[kind].spec is None:
+        assert torch.equal(found, expected)
+
+
+def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
+    path = convert(make_checkpoint("llama", tmp_path / "m"), "llama")
+    content = path.read_bytes().replace(b"blk.0.attn_norm.weight", b"blk.0.attn_nosm.weight")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: holds blk\.0\.attn_nosm\.weight, which LlamaForCausalLM"):
+        Checkpoint.open(path).tensors()
