@@ -1,0 +1,68 @@
+"""The tokenizer of a file makes the ids that the original tokenizer makes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from octavo.builtin import model_directory
+from octavo.config.checkpoint import Checkpoint
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import UnsupportedModel
+from octavo.llm import LLM
+from tests.fakes.gguf_files import convert, gguf_bytes, tokenizer_metadata
+
+TEXTS = (
+    "Once upon a time, there were 1234567 cats.",
+    "  two spaces, a tab\tand\r\n\r\n  line ends  \n",
+    "I'll, we'VE, it'S: don't!  <|endoftext|> x",
+    "naïve café, ÅNGSTRÖM, Привет, 東京タワー, 안녕, 🦊👩‍👩‍👧 e\u0301",
+    "def f(x):\n    return x**2 + 3.14e-10  # ok??",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """octavo-tiny as a file."""
+    folder = tmp_path_factory.mktemp("tiny") / "octavo-tiny"
+    shutil.copytree(model_directory(), folder)
+    extra = {"tokenizer.chat_template": "{{ messages[0].content }}", "general.sampling.top_k": 7}
+    ids = {f"tokenizer.ggml.{each}_token_id": getattr(Tokenizer.open(folder), f"{each}_token_id") for each in ("eos",)}
+    return convert(folder, "qwen3", tokenizer_metadata(folder, pre="smollm") | extra | ids)
+
+
+def test_byte_level_ids_and_texts_are_those_of_the_original(tiny: Path) -> None:
+    found, original = Tokenizer.open(tiny), Tokenizer.open(model_directory())
+    for text in TEXTS:
+        ids = found.encode(text, add_special_tokens=False)
+        assert ids == original.encode(text, add_special_tokens=False)
+        assert found.decode(ids) == original.decode(ids)
+    assert found.eos_token_id == original.eos_token_id
+
+
+def test_a_file_generates_what_its_checkpoint_does(tiny: Path) -> None:
+    options = {"device": "reference", "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"}
+    texts = []
+    for model in (str(tiny), str(model_directory())):
+        with LLM(model, **options) as llm:
+            texts.append(llm.generate("Once upon a time", max_tokens=8, temperature=0)[0].outputs[0].token_ids)
+    assert texts[0] == texts[1]
+
+
+def test_template_and_sampling_defaults_come_from_the_file(tiny: Path) -> None:
+    template = ChatTemplate.find(tiny, Tokenizer.open(tiny))
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
+    assert Checkpoint.open(tiny).generation_config["top_k"] == 7
+
+
+def test_an_unknown_pre_tokenizer_is_refused_with_those_that_are_there(tmp_path: Path) -> None:
+    own = {"model": "gpt2", "pre": "odd", "tokens": ["a"], "token_type": [1]}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is 'odd', expected one of default, .*qwen2"):
+        Tokenizer.open(path)
