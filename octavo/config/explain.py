@@ -15,6 +15,7 @@ from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.schema import EngineConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import CacheGroup
+from octavo.gguf.reader import HELD_AS, GGUFFile
 from octavo.platform import Platform
 
 _ACTIVATION_ERRORS = {8: "0.8 %", 16: "0.003 %"}
@@ -269,6 +270,16 @@ def platform_facts(platform: Platform) -> list[tuple[str, object]]:
     ]
 
 
+def types_of_file(file: GGUFFile) -> str:
+    """Return the bytes of each type, most first, and how those are held that take more memory than in the file."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    largest = sorted(sizes.items(), key=lambda pair: -pair[1])
+    notes = {kind: f" ({held})" for kind, held in HELD_AS.items()}
+    return ", ".join(f"{kind} {render_bytes(size)}{notes.get(kind, '')}" for kind, size in largest)
+
+
 def _activations(bits: int) -> str:
     error = _ACTIVATION_ERRORS[bits]
     other = "--activation-bits 16 loses less and multiplies twice" if bits == 8 else "each is multiplied twice"
@@ -295,6 +306,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         ("number format", f"{model.dtype}{stored}"),
         *([("quantization", f"{model.quantization}, made while loading")] if model.quantization else []),
         *([] if stored_as is None else [("quantization", f"{stored_as.values.get('quant_method')}, as it is stored")]),
+        *([] if checkpoint.gguf is None else [("weights in the file", types_of_file(checkpoint.gguf))]),
         *([("activations", _activations(model.activation_bits))] if is_quantized else []),
         ("KV cache in", config.cache.dtype),
         ("vocabulary", f"{model.vocab_size:,} tokens"),

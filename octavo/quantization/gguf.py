@@ -268,28 +268,26 @@ class BlockType:
     num_bytes: int
     spec: CodeSpec | None
     decode: Callable[[Tensor], Tensors] | Callable[[Tensor], Tensor]
-    bits: int = 0
-    """Of a code in the file, where it is kept in more."""
 
 
 _F16: Final = torch.float16
 BLOCK_TYPES: Final[Mapping[str, BlockType]] = {
     "Q4_0": BlockType(18, CodeSpec(4, 32, "none", _F16), _q4_0),
     "Q4_1": BlockType(20, CodeSpec(4, 32, "minimums", _F16), _q4_1),
-    "Q5_0": BlockType(22, CodeSpec(8, 32, "none", _F16), _q5_0, 5),
-    "Q5_1": BlockType(24, CodeSpec(8, 32, "minimums", _F16), _q5_1, 5),
+    "Q5_0": BlockType(22, CodeSpec(8, 32, "none", _F16), _q5_0),
+    "Q5_1": BlockType(24, CodeSpec(8, 32, "minimums", _F16), _q5_1),
     "Q8_0": BlockType(34, CodeSpec(8, 32, "none", _F16), _q8_0),
-    "Q2_K": BlockType(84, CodeSpec(4, 16, "minimums", torch.int8, 256), _q2_k, 2),
-    "Q3_K": BlockType(110, CodeSpec(4, 16, "none", torch.int8, 256), _q3_k, 3),
+    "Q2_K": BlockType(84, CodeSpec(4, 16, "minimums", torch.int8, 256), _q2_k),
+    "Q3_K": BlockType(110, CodeSpec(4, 16, "none", torch.int8, 256), _q3_k),
     "Q4_K": BlockType(144, CodeSpec(4, 32, "minimums", torch.int8, 256), _q4_k),
-    "Q5_K": BlockType(176, CodeSpec(8, 32, "minimums", torch.int8, 256), _q5_k, 5),
-    "Q6_K": BlockType(210, CodeSpec(8, 16, "none", torch.int8, 256), _q6_k, 6),
+    "Q5_K": BlockType(176, CodeSpec(8, 32, "minimums", torch.int8, 256), _q5_k),
+    "Q6_K": BlockType(210, CodeSpec(8, 16, "none", torch.int8, 256), _q6_k),
     "Q8_K": BlockType(292, CodeSpec(8, 256, "none", torch.float32), _q8_k),
-    "IQ4_NL": BlockType(18, CodeSpec(8, 32, "none", _F16), _iq4_nl, 4),
-    "IQ4_XS": BlockType(136, CodeSpec(8, 32, "none", torch.int8, 256), _iq4_xs, 4),
+    "IQ4_NL": BlockType(18, CodeSpec(8, 32, "none", _F16), _iq4_nl),
+    "IQ4_XS": BlockType(136, CodeSpec(8, 32, "none", torch.int8, 256), _iq4_xs),
     "MXFP4": BlockType(17, CodeSpec(4, 32, "none", torch.bfloat16, is_float=True), _mxfp4),
-    "TQ1_0": BlockType(54, CodeSpec(4, 256, "none", _F16), _tq1_0, 2),
-    "TQ2_0": BlockType(66, CodeSpec(4, 256, "none", _F16), _tq2_0, 2),
+    "TQ1_0": BlockType(54, CodeSpec(4, 256, "none", _F16), _tq1_0),
+    "TQ2_0": BlockType(66, CodeSpec(4, 256, "none", _F16), _tq2_0),
     "IQ1_S": BlockType(50, None, _iq1_s),
     "IQ1_M": BlockType(56, None, _iq1_m),
     "IQ2_XXS": BlockType(66, None, _iq2_xxs),

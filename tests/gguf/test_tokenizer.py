@@ -9,9 +9,12 @@ import pytest
 
 from octavo.builtin import model_directory
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import types_of_file
+from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import UnsupportedModel
+from octavo.gguf.reader import read_gguf
 from octavo.llm import LLM
 from tests.fakes.gguf_files import convert, gguf_bytes, tokenizer_metadata
 
@@ -49,8 +52,17 @@ def test_a_file_generates_what_its_checkpoint_does(tiny: Path) -> None:
     texts = []
     for model in (str(tiny), str(model_directory())):
         with LLM(model, **options) as llm:
-            texts.append(llm.generate("Once upon a time", max_tokens=8, temperature=0)[0].outputs[0].token_ids)
+            texts.append(
+                llm.generate("Once upon a time", SamplingParams(max_tokens=8, temperature=0))[0].outputs[0].token_ids
+            )
     assert texts[0] == texts[1]
+
+
+def test_explain_says_how_the_types_of_the_file_are_held(tmp_path: Path) -> None:
+    tensors = {"a": ("F32", (2,), bytes(8)), "b": ("Q6_K", (2, 256), bytes(420))}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({}, tensors))
+    assert types_of_file(read_gguf(path)) == "Q6_K 420 B (codes in 8 bits), F32 8 B"
 
 
 def test_template_and_sampling_defaults_come_from_the_file(tiny: Path) -> None:

@@ -12,6 +12,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
+from octavo.gguf.reader import HELD_AS, TENSOR_TYPES
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import bind
 from octavo.quantization.gguf import BLOCK_TYPES, dequantized
@@ -88,6 +89,18 @@ def test_codes_compute_what_their_values_do(kind: str, tmp_path: Path) -> None:
     assert (found - expected).norm() <= 1e-3 * expected.norm()  # activations have 16 bits
     if BLOCK_TYPES[kind].spec is None:
         assert torch.equal(found, expected)
+
+
+def test_types_that_take_more_memory_than_in_the_file_are_told() -> None:
+    in_bytes = {each[0]: each for each in TENSOR_TYPES.values() if each[0] in BLOCK_TYPES}
+    for name, (_, size, num_bytes) in in_bytes.items():
+        spec, bits = BLOCK_TYPES[name].spec, 8 * num_bytes / size
+        if spec is None:
+            assert HELD_AS[name] == "dequantised"
+        elif name in HELD_AS:
+            assert HELD_AS[name] == f"codes in {spec.bits} bits"
+        else:
+            assert spec.bits <= bits <= 1.25 * spec.bits
 
 
 def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
