@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,15 @@ settings.register_profile("ci", parent=settings.get_profile("local"), derandomiz
 os.environ["OCTAVO_THREADS"] = "1"
 
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was() -> Iterator[None]:
+    """A command sets logging up for its process, which here is that of all tests."""
+    logger = logging.getLogger("octavo")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -42,12 +42,12 @@ Methods = Callable[[str], WeightMethod]
 """Chooses the method of a stored weight by its name, without the prefix of all names of a model."""
 
 
+@dataclass(frozen=True, slots=True)
 class FromPlain:
     """A method whose layers are filled with plain `weight` [outputs, inputs]: quantised as `spec` says, or kept."""
 
-    def __init__(self, name: str, spec: CodeSpec | None = None) -> None:
-        self.name = name
-        self._spec = spec
+    name: str
+    spec: CodeSpec | None = None
 
     def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
         return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
@@ -56,7 +56,7 @@ class FromPlain:
         return tensors["weight"]
 
     def format(self, ops: Ops) -> LinearFormat:
-        found: LinearFormat = ops.prepare_linear if self._spec is None else ops.prepare_quantized(self._spec)
+        found: LinearFormat = ops.prepare_linear if self.spec is None else ops.prepare_quantized(self.spec)
         return found
 
     def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from octavo.engine.llm_engine import LLMEngine
 from tests.fakes.byte_tokenizer import byte_tokenizer, write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.core import VOCAB_SIZE, ScriptedCore, engine_config
-
-
-@pytest.fixture(autouse=True)
-def _logging_is_left_as_it_was() -> Iterator[None]:
-    """A command sets logging up for its process, which here is that of all tests."""
-    logger = logging.getLogger("octavo")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -70,13 +69,9 @@ class Served:
 
 
 @pytest.fixture
-def log_to_stderr() -> Iterator[None]:
+def log_to_stderr() -> None:
     """Logging as a server sets it up, until the test ends."""
-    logger = logging.getLogger("octavo")
-    before = (logger.handlers[:], logger.level, logger.propagate)
     octavo_logging.set_up(role="server")
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture
