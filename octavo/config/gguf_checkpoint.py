@@ -25,7 +25,7 @@ _SAMPLING: Final = {
 
 
 class GGUFCheckpoint(Checkpoint):
-    """See `Checkpoint`; its path is the file, or the first of several."""
+    """Reads what `Checkpoint` does, from a file, or from the first of several."""
 
     gguf: GGUFFile
 

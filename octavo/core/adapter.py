@@ -14,6 +14,12 @@ _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff@]+")
 _MAX_ID: Final = 2**63 - 1
 
 
+def file_heading(name: str, size: int) -> bytes:
+    """Return what stands before the content of each file in the digest of an adapter: its name, a NUL byte, and the
+    length of the content in 8 bytes."""
+    return name.encode() + b"\0" + size.to_bytes(8, "little")
+
+
 class LoRARequest(msgspec.Struct, frozen=True):
     """An adapter that a request uses. Raises InvalidRequest for a wrong value.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.adapter import LoRARequest
+from octavo.core.adapter import LoRARequest, file_heading
 from octavo.errors import InvalidRequest
 
 FILES: Final = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 16 << 30}
@@ -51,15 +51,15 @@ class AdapterFiles:
 
 
 def digest_of(folder: str | Path) -> str:
-    """Return the SHA-256 of an adapter's files in hexadecimal digits: of the name, a NUL byte, the length in 8 bytes
-    and the content of each. Raises InvalidRequest."""
+    """Return the SHA-256 of an adapter's files in hexadecimal digits: of `file_heading` and content of each. Raises
+    InvalidRequest."""
     digest = hashlib.sha256()
     for name, most_bytes in FILES.items():
         path = Path(folder) / name
         fd = _open(path, most_bytes)
         with os.fdopen(fd, "rb") as file:
             size = os.fstat(fd).st_size
-            digest.update(name.encode() + b"\0" + size.to_bytes(8, "little"))
+            digest.update(file_heading(name, size))
             left = size
             while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
                 digest.update(chunk)

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from octavo.core.adapter import file_heading
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import LMHead
 from octavo.layers.experts import ExactLinear
@@ -89,8 +90,7 @@ def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterat
 def digest_of(folder: Path) -> tuple[str, bytes]:
     """Return what identifies an adapter, and its weights as they lie in their file.
 
-    It is the SHA-256, in hexadecimal digits, of the name, a NUL byte, the length in 8 bytes and the content of each
-    file. Raises CheckpointError.
+    It is the SHA-256, in hexadecimal digits, of `file_heading` and content of each file. Raises CheckpointError.
     """
     found, data = hashlib.sha256(), b""
     for name in (CONFIG_FILE, WEIGHTS_FILE):
@@ -98,7 +98,7 @@ def digest_of(folder: Path) -> tuple[str, bytes]:
             data = (folder / name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from error
-        found.update(name.encode() + b"\0" + len(data).to_bytes(8, "little"))
+        found.update(file_heading(name, len(data)))
         found.update(data)
     return found.hexdigest(), data
 

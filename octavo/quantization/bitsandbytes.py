@@ -35,7 +35,7 @@ _INT8 = CodeSpec(8, 0, "none", torch.float32)
 
 
 class BitsAndBytes(StoredFormat):
-    """See `StoredFormat`."""
+    """Reads `weight` by its `quant_state`, or by the scales of rows in `SCB`."""
 
     name = "bitsandbytes"
     suffixes = (

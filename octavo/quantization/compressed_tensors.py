@@ -76,7 +76,7 @@ class Scheme:
 
 
 class CompressedTensors(StoredFormat):
-    """See `StoredFormat`."""
+    """Reads `weight_packed`, or `weight` beside `weight_scale`, by groups of modules."""
 
     name = "compressed-tensors"
     suffixes = (

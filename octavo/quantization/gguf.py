@@ -312,7 +312,7 @@ def dequantized(kind: BlockType, rows: Tensor) -> Tensor:
 
 
 class GGUF(StoredFormat):
-    """See `StoredFormat`. Of a weight there is one tensor of blocks, or two that are its parts."""
+    """Reads blocks: of a weight there is one tensor of them, or two that are its parts."""
 
     name = "gguf"
     suffixes = tuple(SUFFIX + each for pair in PARTS for each in pair)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import CONFIG, read_json_object
+from octavo.config.checkpoint import CONFIG, Checkpoint, read_json_object
 from octavo.config.hub import locate
 from octavo.config.section import Section
 from octavo.errors import UnsupportedModel
@@ -66,7 +66,8 @@ def read_model_facts(model: str) -> ModelFacts:
     path = Path(model).expanduser()
     if not path.is_file():
         path = locate(model, with_weights=False, text_files=(CONFIG,)) / CONFIG
-    section = Section(read_json_object(path), str(path))
+    config = Checkpoint.open(path).config if path.suffix == ".gguf" else read_json_object(path)
+    section = Section(config, str(path))
     return facts_of(model.rstrip("/").rpartition("/")[2], section.section("text_config") or section)
 
 

@@ -16,6 +16,7 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import UnsupportedModel
 from octavo.gguf.reader import read_gguf
 from octavo.llm import LLM
+from octavo.simulate.model_facts import read_model_facts
 from tests.fakes.gguf_files import convert, gguf_bytes, tokenizer_metadata
 
 TEXTS = (
@@ -78,3 +79,8 @@ def test_an_unknown_pre_tokenizer_is_refused_with_those_that_are_there(tmp_path:
     path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is 'odd', expected one of default, .*qwen2"):
         Tokenizer.open(path)
+
+
+def test_a_simulation_says_that_the_bits_of_a_file_are_not_known(tiny: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="quant_method is 'gguf'.*simulate the model that it was made from"):
+        read_model_facts(str(tiny))
