@@ -67,19 +67,21 @@ def bytes_per_layer(kind: str, experts: int) -> float:
 class Octavo:
     """The stack in octavo."""
 
-    def __init__(self, folder: Path, kind: str, threads: int) -> None:
-        quantization = {} if kind == "bfloat16" else {"quantization": kind}
+    def __init__(self, path: Path, kind: str, threads: int) -> None:
+        """Load a GGUF file, or take random weights for the config in a folder."""
+        options: dict[str, Any] = {} if kind == "bfloat16" else {"quantization": kind}
+        if path.is_dir():
+            tokenizer = str(Path(octavo.__file__).parent / "builtin" / "octavo-tiny")
+            options |= {"load_format": "dummy", "tokenizer": tokenizer}
         self._llm = LLM(
-            str(folder),
-            load_format="dummy",
+            str(path),
             threads=threads,
             dtype="bfloat16",
-            tokenizer=str(Path(octavo.__file__).parent / "builtin" / "octavo-tiny"),
             max_model_len=1024,
             max_num_batched_tokens=1024,
             enable_prefix_caching=False,
             kv_cache_memory="256MiB",
-            **quantization,
+            **options,
         )
 
     def seconds(self, prompt: list[int], tokens: int) -> float:
@@ -95,11 +97,9 @@ class Octavo:
 class Llama:
     """The stack in llama.cpp."""
 
-    def __init__(self, folder: Path, kind: str, layers: int, threads: int) -> None:
+    def __init__(self, path: Path, threads: int) -> None:
         import xllamacpp
 
-        path = folder / f"model-{layers}.gguf"
-        write_gguf(path, kind, layers)
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.n_ctx, params.n_parallel, params.warmup = 1024, 1, True
@@ -211,7 +211,9 @@ def measure_layers(
             (path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
             engines.setdefault("octavo", []).append(Octavo(path, kind, threads))
             if llama:
-                engines.setdefault("llama.cpp", []).append(Llama(path, kind, layers, threads))
+                file = path / f"model-{layers}.gguf"
+                write_gguf(file, kind, layers)
+                engines.setdefault("llama.cpp", []).append(Llama(file, threads))
         found = {name: Layer([], []) for name in engines}
         more_ms = 1e3 / (stacks[1] - stacks[0])
         for repetition in range(repetitions + 1):

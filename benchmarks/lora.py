@@ -26,7 +26,7 @@ from octavo.config.resolve import resolve
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.devices.cpu.runtime import CpuRuntime
-from octavo.lora.adapter import digest_of
+from octavo.engine.adapter_files import digest_of
 from octavo.platform import Platform
 from octavo.worker.worker import Worker
 
@@ -65,7 +65,7 @@ class Steps:
         self._given, self._block = 0, config.cache.block_size
 
     def load(self, slot: int, folder: Path) -> None:
-        digest = digest_of(folder)[0]
+        digest = digest_of(folder)
         while (state := self.worker.call("read_adapter", str(folder), digest)[0]) is None:
             time.sleep(0.01)
         assert not state, state

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from octavo.core.outputs import CompletionOutput as CompletionOutput
     from octavo.core.outputs import PinnedPrefix as PinnedPrefix
     from octavo.core.outputs import RequestOutput as RequestOutput
+    from octavo.core.pooling import ClassificationRequestOutput as ClassificationRequestOutput
+    from octavo.core.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.core.pooling import PoolingParams as PoolingParams
+    from octavo.core.pooling import PoolingRequestOutput as PoolingRequestOutput
+    from octavo.core.pooling import ScoringRequestOutput as ScoringRequestOutput
     from octavo.core.prompt import Prompt as Prompt
     from octavo.core.sampling_params import OutputKind as OutputKind
     from octavo.core.sampling_params import SamplingParams as SamplingParams
@@ -40,6 +45,8 @@ _NAMES = {
     "octavo.config.server_args": "ServerArgs",
     "octavo.core.adapter": "LoRARequest",
     "octavo.core.outputs": "CompletionOutput PinnedPrefix RequestOutput",
+    "octavo.core.pooling": "ClassificationRequestOutput EmbeddingRequestOutput PoolingParams PoolingRequestOutput "
+    "ScoringRequestOutput",
     "octavo.core.prompt": "Prompt",
     "octavo.core.sampling_params": "OutputKind SamplingParams",
     "octavo.core.structured_outputs": "StructuredOutputsParams",

@@ -18,6 +18,7 @@ from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import check_logprob_entries
 from octavo.core.request_options import RequestKeywords, RequestOptions
@@ -30,6 +31,7 @@ from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turn
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from octavo.engine.vector_input import VectorInput
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class AsyncLLM:
             config.cache.enable_prefix_caching,
             speculates=config.speculative is not None,
             enable_lora=config.lora.enable_lora,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         )
         self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
@@ -144,10 +147,19 @@ class AsyncLLM:
         """Return the prompt that a conversation becomes. limits: what the rendering may cost. Raises InvalidRequest."""
         return self._input.render_chat(messages, options, limits)
 
+    @property
+    def vectors(self) -> VectorInput:
+        """Return what checks requests for vectors against the model."""
+        return self._input.vectors
+
+    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
+        """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""
+        return self._input.pair_prompt(query, document, instruct)
+
     async def generate(
         self,
         prompt: PromptLike,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -165,7 +177,7 @@ class AsyncLLM:
     async def generate_together(
         self,
         prompts: Sequence[PromptLike],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_ids: Sequence[str] | None = None,
         options: RequestOptions | None = None,
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:

@@ -10,6 +10,7 @@ from typing import Any
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestOutput
+from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput, array_of
 from octavo.core.prompt import PromptLike
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer
@@ -50,6 +51,16 @@ class AsyncLLMEngine:
         async with aclosing(llm.generate(prompt, sampling_params, request_id, **options)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def encode(
+        self, prompt: PromptLike, pooling_params: PoolingParams, request_id: str | None = None, **options: Any
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Yield what a model for vectors or scores makes of a prompt, once, as `LLM.encode` returns it."""
+        llm = await self.start()
+        task = pooling_params.task or llm.vectors.checked(None).task
+        async with aclosing(llm.generate(prompt, pooling_params, request_id, **options)) as outputs:
+            async for output in outputs:
+                yield PoolingRequestOutput.of(output, PoolingOutput(array_of(output, task)))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; ids of no running request are ignored."""

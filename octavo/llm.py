@@ -15,6 +15,19 @@ from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestError, RequestOutput
+from octavo.core.pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    array_of,
+    scored_vectors,
+)
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
@@ -22,6 +35,7 @@ from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.pairs import matched
 from octavo.engine.progress import ProgressBar
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest, RequestTooLarge
@@ -146,6 +160,87 @@ class LLM:
         each = options_of_each(len(make_prompts), options)
         return self._run(make_prompts, params, each, use_tqdm, width_name="beam_width")
 
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool | None = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: Unpack[BatchKeywords],
+    ) -> list[PoolingRequestOutput]:
+        """Return what the model makes of each prompt, `outputs.data`, float32 [size]; [tokens, size] for the task
+        "token_embed".
+
+        pooling_params: for all prompts, or a list with one for each; pooling_task and truncate_prompt_tokens take the
+        place of their fields. Other arguments and refused prompts are as in `generate`; `outputs` of those is None.
+        Raises InvalidRequest for a model that does not do the task.
+        """
+        given = _listed(prompts)
+        makers = [partial(Prompt.read, prompt) for prompt in given]
+        changes = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
+        task, outputs = self._pool(makers, pooling_params, changes, options_of_each(len(given), options), use_tqdm)
+        return [PoolingRequestOutput.of(each, PoolingOutput(array_of(each, task))) for each in outputs]
+
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *arguments: Any,
+        prompt_name: str | None = None,
+        **keywords: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vector of each prompt, `outputs.embedding`. Arguments are those of `encode`.
+
+        prompt_name: the text of this name from config_sentence_transformers.json goes before each prompt; without one
+        the default that the file names does.
+        """
+        given = [self.engine.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in _listed(prompts)]
+        outputs = self.encode(given, *arguments, pooling_task="embed", **keywords)
+        return [EmbeddingRequestOutput.of(each, _of(each, EmbeddingOutput)) for each in outputs]
+
+    def classify(
+        self, prompts: PromptLike | Sequence[PromptLike], *arguments: Any, **keywords: Any
+    ) -> list[ClassificationRequestOutput]:
+        """Return the score of each label for each prompt, `outputs.probs`. Arguments are those of `encode`."""
+        outputs = self.encode(prompts, *arguments, pooling_task="classify", **keywords)
+        return [ClassificationRequestOutput.of(each, _of(each, ClassificationOutput)) for each in outputs]
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *arguments: Any, **keywords: Any
+    ) -> list[ScoringRequestOutput]:
+        """Return how well texts go together, `outputs.score`: one text with each of many, or each with its own.
+
+        The score of a model for pairs, else the cosine of two vectors. Arguments are those of `encode`.
+        """
+        pairs = matched(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
+        if self.engine.vectors.checked(None).task == "embed":
+            each_once = list(dict.fromkeys(text for pair in pairs for text in pair))
+            found = dict(zip(each_once, self.embed(each_once, *arguments, **keywords), strict=True))
+            return [scored_vectors(found[one], found[other]) for one, other in pairs]
+        prompts = [self.engine.pair_prompt(query, document) for query, document in pairs]
+        outputs = self.encode(prompts, *arguments, pooling_task="score", **keywords)
+        return [ScoringRequestOutput.of(each, _of(each, lambda values: ScoringOutput(values[0]))) for each in outputs]
+
+    def _pool(
+        self,
+        prompts: Sequence[Callable[[], Prompt]],
+        params: Any,
+        changes: Mapping[str, Any],
+        options: Sequence[RequestOptions],
+        use_tqdm: bool | None,
+    ) -> tuple[str, list[RequestOutput]]:
+        """Return the task of a batch and its outputs. changes: fields of all parameters, but for None."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        listed = list(params) if isinstance(params, Sequence) else params or PoolingParams()
+        each = [msgspec.structs.replace(one, **given) for one in one_for_each(len(prompts), "pooling_params", listed)]
+        tasks = {one.task for one in each}
+        if len(tasks) > 1:
+            raise InvalidRequest("pooling_params have several tasks; make one call for each", field="pooling_params")
+        task = tasks.pop() if tasks else None
+        config = self.engine.vectors.checked(task)
+        return task or config.task, self._run(prompts, each, options, use_tqdm)
+
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
         return self.engine.reset_prefix_cache()
@@ -214,12 +309,14 @@ class LLM:
                 raise
         return [outputs[request_id] for request_id in request_ids]
 
-    def _params_of_each(self, params: Any, num_prompts: int) -> list[SamplingParams]:
+    def _params_of_each(self, params: Any, num_prompts: int) -> list[Any]:
         if params is None:
             params = self.engine.default_sampling_params()
         is_list = isinstance(params, Iterable) and not isinstance(params, str | Mapping)
         each = one_for_each(num_prompts, "sampling_params", list(params) if is_list else params)
         for one in each:
+            if isinstance(one, PoolingParams):
+                return list(each)
             if not isinstance(one, SamplingParams):
                 raise InvalidRequest(
                     f"sampling_params is {one!r}, expected SamplingParams or a list of them", field="sampling_params"
@@ -231,7 +328,7 @@ class LLM:
         self,
         request_id: str,
         make_prompt: Callable[[], Prompt],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         options: RequestOptions,
         width_name: str,
     ) -> RequestOutput | None:
@@ -243,7 +340,8 @@ class LLM:
         except InvalidRequest as found:
             error = _about_width(found, width_name)
             _log.warning("request %s is refused: %s", request_id, error)
-            return _refused_output(request_id, prompt.text if prompt else None, params.n, error)
+            num_outputs = params.n if isinstance(params, SamplingParams) else 0
+            return _refused_output(request_id, prompt.text if prompt else None, num_outputs, error)
         return None
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
@@ -271,6 +369,11 @@ def _about_width(error: InvalidRequest, width_name: str) -> InvalidRequest:
         return error
     field = width_name if error.field == "best_of" else error.field
     return type(error)(str(error).replace("best_of", width_name), field=field, code=error.code)
+
+
+def _of(output: PoolingRequestOutput, make: Callable[[list[float]], Any]) -> Any:
+    """Return what is made of the values of an output; None where it has an error."""
+    return None if output.outputs is None else make(output.outputs.data.tolist())
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -35,7 +35,8 @@ ARROWS: dict[str, set[str]] = {
     "speculation": EVERYBODY,
     "engine": EVERYBODY
     | {"config", "gguf", "scheduler", "speculation", "kv_cache", "kv_transfer", "executor"}
-    | {"structured_output.grammars"},
+    | {"multimodal", "structured_output.grammars"},
+    "multimodal": EVERYBODY | {"config"},
     "executor": EVERYBODY | {"worker", "__init__"},
     "worker": EVERYBODY
     | {
@@ -72,7 +73,8 @@ ARROWS: dict[str, set[str]] = {
     "llm": EVERYBODY | {"config", "engine"},
     "async_llm": EVERYBODY | {"config", "engine"},
     "async_llm_engine": EVERYBODY | {"config", "engine", "async_llm"},
-    "server": EVERYBODY | {"config", "engine", "llm", "async_llm", "structured_output.grammars", "__init__"},
+    "server": EVERYBODY
+    | {"config", "engine", "llm", "async_llm", "multimodal", "structured_output.grammars", "__init__"},
     "deploy": EVERYBODY | {"config", "async_llm", "server"},
     "simulate": EVERYBODY | {"config", "engine", "scheduler", "speculation", "kv_cache", "kv_transfer"},
     "cli": EVERYBODY
@@ -94,7 +96,7 @@ TORCH_FREE = {
     "scheduler",
     "engine",
 }
-TORCH_FREE |= {"gguf", "server", "cli", "builtin", "deploy", "simulate", "speculation"}
+TORCH_FREE |= {"gguf", "multimodal", "server", "cli", "builtin", "deploy", "simulate", "speculation"}
 TORCH_FREE |= {"llm", "async_llm", "async_llm_engine", "__init__", "__main__"}
 
 MAY_READ_ENVIRONMENT = {"config/sources.py"}

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from octavo import AsyncEngineArgs, AsyncLLMEngine
+from octavo import AsyncEngineArgs, AsyncLLMEngine, PoolingParams
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
+from octavo.config.schema import PoolingConfig
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.replica import Replica
@@ -21,6 +22,7 @@ from octavo.errors import CheckpointError, EngineDeadError
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config
 from tests.fakes.served_core import served_core
+from tests.server.fake_llm import FakeAsyncLLM
 
 pytestmark = pytest.mark.anyio
 
@@ -83,3 +85,17 @@ async def test_a_wrong_model_is_an_error_of_each_request() -> None:
         with pytest.raises(CheckpointError):
             await collect(engine, "text")
     await engine.shutdown()
+
+
+async def test_a_model_for_vectors_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = FakeAsyncLLM()
+    llm.pooling = PoolingConfig(size=256)
+
+    async def start(args: EngineArgs) -> FakeAsyncLLM:
+        return llm
+
+    monkeypatch.setattr(AsyncLLM, "start", start)
+    engine = AsyncLLMEngine(AsyncEngineArgs())
+    (output,) = [output async for output in engine.encode("ab", PoolingParams(dimensions=2), "one")]
+    assert output.request_id == "one"
+    assert output.outputs.data.tolist() == [0.0, 97.0]

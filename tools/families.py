@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent, State
+from octavo.core.model_shape import CacheGroup, Encoded, KeysAndValues, Latent, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
@@ -21,7 +21,7 @@ from octavo.models.registry import ModelClass, known_architectures, resolve_mode
 from octavo.ops.registry import bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
-from tests.fakes.checkpoints import FAMILIES, family_config
+from tests.fakes.checkpoints import ENCODERS, FAMILIES, WITH_ENCODERS, family_config
 from tests.models.test_against_transformers import VARIANTS
 
 FILE = Path(__file__).parents[1] / "octavo" / "models" / "families.json"
@@ -30,16 +30,17 @@ _TWO = {
     "pipeline": Mesh.of_rank(0, pipeline=2),
     "experts": Mesh.of_rank(0, tensor=2, whole_experts=True),
 }
-_KINDS = ("full", "window", "latent", "state")
+_KINDS = ("full", "window", "latent", "state", "cross")
 _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
 # Models
 
 `octavo models` prints this table. A family is a class in `octavo/models`; its architectures are the names in
 `config.json`. Caches: what layers keep of a sequence, the keys and values of all tokens (full) or of those in a window,
-latents, or recurrent states. Quantization is made while loading, by `--quantization`. Parallel: by
-`--tensor-parallel-size`, by `--pipeline-parallel-size`, and with experts by `--enable-expert-parallel` beside the
-first. No family has adapters (LoRA) yet.
+latents, recurrent states, or the keys and values of an encoder's output (cross); families without caches (none) make
+vectors and scores of whole prompts ([vectors](../recipes/vectors.md)), which the others can do, too. Quantization is
+made while loading, by `--quantization`. Parallel: by `--tensor-parallel-size`, by `--pipeline-parallel-size`, and with
+experts by `--enable-expert-parallel` beside the first. No family has adapters (LoRA) yet.
 
 | family | caches | quantization | parallel | architectures |
 |---|---|---|---|---|
@@ -58,7 +59,9 @@ def families() -> dict[str, dict[str, list[str]]]:
     found: dict[ModelClass, dict[str, set[str]]] = {}
     classes = {each: _class_of(each) for each in known_architectures()}
     names: dict[ModelClass, str] = {}
-    for family, overrides in sorted([(name, {}) for name in FAMILIES] + list(VARIANTS.values()), key=str):
+    for family, overrides in sorted(
+        [(name, {}) for name in FAMILIES | WITH_ENCODERS | ENCODERS] + list(VARIANTS.values()), key=str
+    ):
         checkpoint = _checkpoint(family, overrides)
         model = resolve_model(checkpoint)
         name = str(checkpoint.values["model_type"]).removesuffix("_text")
@@ -68,10 +71,11 @@ def families() -> dict[str, dict[str, list[str]]]:
         row["architectures"] = {each for each, its_class in classes.items() if its_class is model}
         opened = _open(checkpoint)
         assert opened is not None, f"{family} with {overrides} cannot be opened"
-        row["caches"] |= {_kind(group) for group in opened.shape.cache_groups}
+        is_encoder = opened.model.config.ahead_of(0) > 0
+        row["caches"] |= {"none"} if is_encoder else {_kind(group) for group in opened.shape.cache_groups}
         if overrides:
             continue
-        row["parallel"] |= {way for way, mesh in _TWO.items() if _open(checkpoint, mesh)}
+        row["parallel"] |= {way for way, mesh in _TWO.items() if not is_encoder and _open(checkpoint, mesh)}
         plain = opened.model.state_specs(ops)
         for method in map(method_named, QUANTIZED):
             held = _open(checkpoint, method=method)
@@ -109,6 +113,8 @@ def _kind(group: CacheGroup) -> str:
             return "latent"
         case State():
             return "state"
+        case Encoded():
+            return "cross"
 
 
 def page() -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.core.model_shape import Kept, KeysAndValues, Latent, State
+from octavo.core.model_shape import Encoded, Kept, KeysAndValues, Latent, State
 
 
 class Scores(NamedTuple):
@@ -17,7 +17,8 @@ class Scores(NamedTuple):
 
     scale: factor of the products. sliding_window: tokens that a query sees, itself included; None for all. soft_cap:
     scores become `cap * tanh(score / cap)`. alibi: float32 [heads], the slope that is added per position of distance.
-    sinks: float32 [heads], one more score of every query, which takes part in the softmax and has no value.
+    sinks: float32 [heads], one more score of every query, which takes part in the softmax and has no value. ahead: keys
+    behind a query that it sees too, of those that are in the cache after the step; 0 where attention is causal.
     """
 
     scale: float
@@ -25,6 +26,7 @@ class Scores(NamedTuple):
     soft_cap: float | None = None
     alibi: Tensor | None = None
     sinks: Tensor | None = None
+    ahead: int = 0
 
 
 Parts: TypeAlias = tuple[Tensor, Tensor]
@@ -81,7 +83,7 @@ class AttentionBackend(Protocol):
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:
-        """Write `k`, `v` to their slots, then let every query see its own sequence up to itself.
+        """Write `k`, `v` to their slots, then let every query see its own sequence up to itself, and what scores say.
 
         `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the result is [tokens, heads, dim]. With
         `k` and `v` [0, kv_heads, dim] nothing is written: another layer has filled the cache.
@@ -100,7 +102,7 @@ class AttentionBackend(Protocol):
 def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_size: int) -> CacheLayout:
     """Return the layout of the cache of a layer that keeps this on a rank. States are float32 in any backend."""
     match keeps:
-        case KeysAndValues(kv_heads, head_dim):
+        case KeysAndValues(kv_heads, head_dim) | Encoded(kv_heads, head_dim):
             return CacheLayout(backend.cache_shape(num_blocks, block_size, kv_heads, head_dim), backend.element_type)
         case Latent(size, value_size):
             shape = backend.cache_shape(num_blocks, block_size, 1, size, value_size)

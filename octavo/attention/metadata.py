@@ -42,6 +42,12 @@ class AttentionMetadata:
     """What `once` has computed in this step."""
 
     @classmethod
+    def of_slots(cls, slots: Tensor, block_size: int) -> AttentionMetadata:
+        """Return metadata without rows: `slots`, int64 [vectors], are written and nothing is read."""
+        none = slots.new_zeros(1, dtype=torch.int32)
+        return cls(none, none[:0], none[:0].view(0, 0), slots, block_size, (), ())
+
+    @classmethod
     def build(
         cls,
         query_lengths: Sequence[int],
@@ -91,6 +97,15 @@ class EmbeddingOverride:
     """[overridden, embedding size], in the model's type."""
 
 
+class EncoderOutput(NamedTuple):
+    """What an encoder made of one input, whose keys and values are written in this step, and where they go."""
+
+    states: Tensor
+    """[vectors, width], in the model's type."""
+    written: AttentionMetadata
+    """Without rows; its `slot_mapping` has the slot of each vector."""
+
+
 class IntermediateTensors(NamedTuple):
     """What one pipeline stage sends to the next."""
 
@@ -112,14 +127,21 @@ class ModelInput:
     token_ids: Tensor
     """int64 [tokens]: the tokens of all rows, one row after the other."""
     positions: Tensor
-    """int64 [tokens]: the position of each token in its sequence, from 0."""
+    """int64 [tokens]: the position of each token in its sequence, from 0, less what images before it save (M-RoPE)."""
     attention: Sequence[AttentionMetadata]
-    """Where the tokens live, for each cache group. Only block tables and slots differ between groups."""
+    """Where the tokens live, for each cache group. Only block tables and slots differ between groups; of a group with
+    an encoder's output each token is a row of its own, which sees all vectors."""
     kv_caches: Sequence[Tensor]
     """One tensor per cache of a layer on this rank, in the layout of `cache_layout`."""
+    rope_positions: Tensor | None = None
+    """int64 [3, tokens]: positions in time, rows and columns, where those of images differ; mostly None."""
     embeddings: EmbeddingOverride | None = None
     """Vectors in place of token embeddings; None in nearly every step."""
     adapter_of_token: Tensor | None = None
     """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
+    token_types: Tensor | None = None
+    """int64 [tokens]: 1 for the tokens of the second text of a pair; None where no row is one."""
+    encoded: Sequence[EncoderOutput] = ()
+    """What encoders made of inputs of this step's rows, where layers read it through caches; mostly empty."""
     received: IntermediateTensors | None = None
     """What the pipeline stage before this one sent; None for the first stage."""

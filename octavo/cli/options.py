@@ -37,6 +37,8 @@ _GROUPS = (
     "Server",
     "Model",
     "Adapters (LoRA)",
+    "Vectors",
+    "Images and sounds",
     "Memory and cache",
     "Scheduling",
     "Speculative decoding",

@@ -13,6 +13,8 @@ from typing import Annotated, ClassVar, Literal
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
 from octavo.config.lora_args import LoRAArgs
+from octavo.config.media_args import MediaArgs
+from octavo.config.pooling_args import PoolingArgs
 from octavo.config.speculative_args import SpeculativeArgs
 from octavo.config.transfer_args import TransferArgs
 
@@ -24,7 +26,7 @@ PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelArgs:
+class ModelArgs(MediaArgs):
     """Which weights and tokenizer, and how they are read."""
 
     heading: ClassVar = "Model"
@@ -372,6 +374,7 @@ class EngineArgs(
     SpeculativeArgs,
     ReplicaArgs,
     ObservabilityArgs,
+    PoolingArgs,
     LoRAArgs,
     DeviceArgs,
     SchedulerArgs,

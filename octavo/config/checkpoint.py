@@ -56,6 +56,8 @@ class Checkpoint(Section):
         where = str(path if path.is_file() else path / CONFIG)
         super().__init__(flattened(config, where), where)
         self.path = path
+        self.stored = config
+        """All of `config.json` as it is written."""
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -125,7 +127,8 @@ class Checkpoint(Section):
 
         A number beyond all memory is no reason to refuse: an engine takes the context that fits it.
         """
-        name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
+        others = ("n_positions", "max_target_positions")
+        name = next((each for each in others if each in self.values), "max_position_embeddings")
         length = self.int(name, default)
         return self._stretched(min(length, LARGEST_SIZE) if length > 0 else self.positive(name))
 
@@ -215,6 +218,8 @@ class Checkpoint(Section):
                 return self._indexed_files(index)
             if (self.path / stem).is_file():
                 return (WeightFile(self.path / stem),)
+        if named := sorted(self.path.glob("gptq_model*.safetensors")):  # AutoGPTQ calls its one file by bits and group
+            return (WeightFile(named[0]),)
         raise CheckpointError(
             f"{self.path}: has no weights; expected model.safetensors, model.safetensors.index.json with its shards, "
             "pytorch_model.bin or pytorch_model.bin.index.json"

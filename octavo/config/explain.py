@@ -15,7 +15,7 @@ from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.schema import EngineConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import CacheGroup
-from octavo.gguf.reader import HELD_AS, GGUFFile
+from octavo.gguf.reader import HELD_AS, PLAIN_TYPES, GGUFFile
 from octavo.platform import Platform
 
 _ACTIVATION_ERRORS = {8: "0.8 %", 16: "0.003 %"}
@@ -293,7 +293,8 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     parameters = checkpoint.num_parameters() if has_weights else None
     stored = f" (the checkpoint: {checkpoint.dtype_name()})" if has_weights else ""
     stored_as = checkpoint.section(QUANTIZATION)
-    is_quantized = model.quantization or stored_as is not None
+    is_plain = checkpoint.gguf is not None and all(each.type in PLAIN_TYPES for each in checkpoint.gguf.tensors)
+    is_quantized = model.quantization or (stored_as is not None and not is_plain)
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():
         context += f" of the {checkpoint.max_model_len():,} that the checkpoint was made for"

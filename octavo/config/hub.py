@@ -23,6 +23,7 @@ from octavo.gguf.reader import is_gguf
 Source = Literal["huggingface", "modelscope"]
 
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 # in the order of preference; a repository often holds the same weights in both
 _WEIGHT_FILES: Final = (["*.safetensors"], ["pytorch_model*.bin"])
@@ -31,8 +32,9 @@ _NEVER: Final = ["*/*", "consolidated*"]
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `name` has the form of a name on a hub: owner/model, or a single word."""
-    return _HUB_NAME.fullmatch(name) is not None and not name.startswith((".", "~"))
+    """Return whether `name` has the form of a name on a hub: owner/model[:type of a GGUF file], or a single word."""
+    own = _GGUF_NAME.fullmatch(name)
+    return _HUB_NAME.fullmatch(own[1] if own else name) is not None and not name.startswith((".", "~"))
 
 
 def locate_model(args: EngineArgs) -> Path:
@@ -74,7 +76,8 @@ def locate(
 ) -> Path:
     """Return the directory that `model` names: itself when it exists, else what the hub has of it at `revision`.
 
-    A short name, such as qwen3:0.6b, stands for its entry in the table of short names.
+    A short name, such as qwen3:0.6b, stands for its entry in the table of short names, and owner/model:Q4_K_M for the
+    first GGUF file of that type.
 
     Downloads configuration and tokenizer (`text_files`), and `with_weights` the safetensors (PyTorch archives only
     where there are none); what is in the cache is not fetched again, and is enough when the hub cannot be reached.
@@ -100,6 +103,14 @@ def locate(
         )
     if source == "modelscope":
         return _from_modelscope(model, revision, cache_dir, with_weights, text_files)
+    if named := _GGUF_NAME.fullmatch(model):
+        # hubs have files of both spellings, in one part or several
+        files = [f"*[-.]{kind}{end}.gguf" for kind in {named[2].upper(), named[2].lower()} for end in ("", "-*-of-*")]
+        path = _from_hugging_face(named[1], revision, endpoint, cache_dir, False, files)
+        found = sorted(each for pattern in files for each in path.glob(pattern) if not each.name.startswith("mmproj"))
+        if not found:
+            raise CheckpointError(f"{model}: {named[1]} has no GGUF file of type {named[2]}; look at its list of files")
+        return found[0]
     return _from_hugging_face(model, revision, endpoint, cache_dir, with_weights, text_files)
 
 
@@ -167,10 +178,11 @@ def _from_hugging_face(
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release
         raise CheckpointError(f"{asked}: the download from {hub} failed: {_reason(error)}") from error
-    if not (path / CONFIG).is_file() and "gguf" in model.lower():
+    is_file = any(each.endswith(".gguf") for each in text_files)
+    if not is_file and not (path / CONFIG).is_file() and "gguf" in model.lower():
         raise UnsupportedModel(
-            f"{asked}: has no {CONFIG}, and by its name holds GGUF files, which octavo does not download; "
-            "download one of them and name the file, or use the model that they were made from"
+            f"{asked}: has no {CONFIG}, and by its name holds GGUF files; name the type of one of them, such as "
+            f"{model}:Q4_K_M, or use the model that they were made from"
         )
     if offline is not None and with_weights and not any(any(path.glob(kind[0])) for kind in _WEIGHT_FILES):
         raise _offline(asked, hub, offline)

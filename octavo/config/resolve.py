@@ -13,6 +13,8 @@ from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_ob
 from octavo.config.device_args import DeviceArgs
 from octavo.config.effects import without_effect
 from octavo.config.lora_args import LoRAArgs
+from octavo.config.media_args import most_images
+from octavo.config.pooling_config import PoolingConfig, pooling_config
 from octavo.config.schema import (
     CacheConfig,
     CacheDType,
@@ -28,6 +30,7 @@ from octavo.config.schema import (
 )
 from octavo.config.section import LARGEST_SIZE
 from octavo.config.speculative_args import speculative_config
+from octavo.config.speech import read_speech
 from octavo.config.transfer import transfer_config
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
@@ -83,7 +86,10 @@ def resolve(
     Reads only what `checkpoint` reads, and the files that `generation_config` and `chat_template` name.
     Raises ConfigError where arguments contradict each other or the checkpoint.
     """
-    max_model_len = _max_model_len(args, checkpoint)
+    pooling = pooling_config(args, checkpoint)
+    args = _for_whole_prompts(args, pooling)
+    most_images(args)
+    max_model_len = _max_model_len(args, checkpoint, pooling)
     num_replicas = args.num_engines
     most_threads = max(1, platform.cores // num_replicas)
     if args.threads is not None and args.threads > most_threads:
@@ -119,10 +125,12 @@ def resolve(
                 "bos_token_id": checkpoint.bos_token_id(),
                 "generation_defaults": _generation_defaults(args.generation_config, checkpoint, max_model_len),
                 "chat_template": _chat_template(args.chat_template),
+                "pooling": pooling,
+                "speech": read_speech(checkpoint),
             }
         ),
         cache=cache_config(args, dtype),
-        scheduler=scheduler_config(args, max_model_len),
+        scheduler=scheduler_config(_with_room_for_one(args, pooling, max_model_len), max_model_len),
         device=DeviceConfig(
             **_values(args, DeviceArgs)
             | {
@@ -246,9 +254,37 @@ def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Pat
     return str(Path(args.packed_cache).expanduser())
 
 
-def _max_model_len(args: EngineArgs, checkpoint: Checkpoint) -> int:
+def _for_whole_prompts(args: EngineArgs, pooling: PoolingConfig | None) -> EngineArgs:
+    """Return the arguments for a model that makes vectors: where it computes prompts whole, without chunked prefill and
+    prefix cache. Raises ConfigError for arguments that have no effect on vectors."""
+    if pooling is None:
+        return args
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(args, name) > 1:
+            raise ConfigError(
+                f"{name} is {getattr(args, name)}, but a model that makes vectors runs in one rank; use "
+                "data_parallel_size for more throughput"
+            )
+    for name, off in (("speculative_config", {}), ("role", None), ("prefill", 0), ("record_trace", None)):
+        if getattr(args, name) != off:
+            raise ConfigError(f"{name} is set, but the model makes vectors, not text; leave it out")
+    if not pooling.needs_whole_prompts:
+        return args
+    return dataclasses.replace(args, enable_chunked_prefill=False, enable_prefix_caching=False, target_step_ms=None)
+
+
+def _with_room_for_one(args: EngineArgs, pooling: PoolingConfig | None, max_model_len: int) -> EngineArgs:
+    """Return the arguments with steps that hold the longest prompt, where prompts are computed whole."""
+    if pooling is None or not pooling.needs_whole_prompts or args.max_num_batched_tokens >= max_model_len:
+        return args
+    return dataclasses.replace(args, max_num_batched_tokens=max_model_len)
+
+
+def _max_model_len(args: EngineArgs, checkpoint: Checkpoint, pooling: PoolingConfig | None) -> int:
     # a config without it may be that of a family that octavo does not have: that is found out when the model is opened
     longest = checkpoint.max_model_len(LARGEST_SIZE)
+    if pooling is not None and pooling.max_tokens is not None:
+        longest = min(longest, pooling.max_tokens)
     if args.max_model_len is not None and args.max_model_len > longest:
         raise ConfigError(
             f"max_model_len is {args.max_model_len}, must be at most {longest}, the context that the checkpoint was "

@@ -17,8 +17,10 @@ from octavo.config.args import CacheArgs, ModelArgs, ObservabilityArgs, ReplicaA
 from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
 from octavo.config.lora_args import LoRAArgs
+from octavo.config.pooling_config import PoolingConfig as PoolingConfig
 from octavo.config.speculative_args import SpeculativeConfig as SpeculativeConfig
 from octavo.config.transfer_args import TransferArgs
+from octavo.core.speech import SpeechTokens
 
 DType = Literal["float32", "bfloat16", "float16"]
 CacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
@@ -49,6 +51,10 @@ class ModelConfig(ModelArgs):
     """Sampling values that hold when a request does not set them, from generation_config.json."""
     chat_template: str | None = None
     """Text of a template that replaces the checkpoint's own."""
+    pooling: PoolingConfig | None = None
+    """How vectors are made of prompts; None for a model that generates text."""
+    speech: SpeechTokens | None = None
+    """The tokens of a model that writes down speech; None for another."""
 
     @property
     def name(self) -> str:

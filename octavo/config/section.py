@@ -18,7 +18,15 @@ LARGEST_COUNT: Final = 1 << 13
 """Of what is made one by one: with more of it a start would take minutes before weights are looked at."""
 COUNTS: Final = frozenset(
     {
-        *("num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"),
+        *(
+            "num_hidden_layers",
+            "n_layer",
+            "encoder_layers",
+            "decoder_layers",
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+        ),
         *("linear_num_value_heads", "linear_num_key_heads"),
     }
 )

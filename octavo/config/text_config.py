@@ -47,6 +47,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name, value in text.values.items() if text else ():
         if value is not None and (name not in _OF_THE_WHOLE or values.get(name) is None):
             values[name] = value
+    if config.get("tie_word_embeddings") is True:  # where one of the two states it, head and embedding are one
+        values["tie_word_embeddings"] = True
     model_type = values.get("model_type")
     for name, value in _DEFAULTS.get(model_type, {}).items() if isinstance(model_type, str) else ():
         if values.get(name) is None:

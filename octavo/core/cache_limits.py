@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.arithmetic import max_blocks_of_group, num_blocks_touched
+from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for, num_blocks_touched
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestTooLarge
 
@@ -25,6 +25,8 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_live_tokens: most tokens of one sequence that are in blocks at once; None for all.
     is_state: a block holds the state after its last token (`octavo.core.model_shape.State`) and not its tokens; then
         `max_live_tokens` is `LIVE_STATES`: the state that a row reads, and the one that it writes.
+    num_encoded: vectors of an encoder's output (`octavo.core.model_shape.Encoded`) whose keys and values the blocks
+        hold instead of those of tokens, as many for each request; 0 for none. Then it is `max_live_tokens` too.
     """
 
     num_blocks: int
@@ -33,9 +35,12 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     max_live_tokens: int | None = None
     is_state: bool = False
+    num_encoded: int = 0
 
     def max_blocks(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int, block_size: int) -> int:
         """Return the most blocks that a request holds here at once."""
+        if self.num_encoded:
+            return num_blocks_for(self.num_encoded, block_size)
         return max_blocks_of_group(num_prompt_tokens, max_tokens, num_sequences, block_size, self.max_live_tokens)
 
 
@@ -131,6 +136,7 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
             at_once = group.max_live_tokens
             live = "" if at_once is None else f", at most {at_once} tokens of each at once"
             live = f", at most {at_once} states of each at once" if group.is_state else live
+            live = f", {at_once} vectors of an encoder" if group.num_encoded else live
             raise RequestTooLarge(
                 f"the request needs {needed} KV blocks of {self.block_size} tokens ({num_prompt_tokens} of prompt, "
                 f"{n} × {max_tokens} of output{live}), but the cache has {group.num_blocks}; lower max_tokens, shorten "
@@ -146,6 +152,8 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _tokens_that_fit(num_prompt_tokens: int, num_sequences: int, block_size: int, group: GroupLimits) -> int:
+    if group.num_encoded:
+        return sys.maxsize
     num_shared = num_live = num_prompt_tokens // block_size if num_sequences > 1 else 0
     if group.max_live_tokens is not None:
         most = num_blocks_touched(group.max_live_tokens, block_size)

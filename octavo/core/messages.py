@@ -14,7 +14,9 @@ import msgspec
 from octavo import errors
 from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.cache_limits import CacheLimits
+from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestError, RequestMetrics
+from octavo.core.pooling import PooledPrompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import SamplingParams
@@ -30,12 +32,14 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     bad_words_token_ids: the token sequences that `params.bad_words` stand for.
     arrival_time: seconds on the monotonic clock. waited_s: seconds after it in which no core was ready.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
+    media: that content, for the workers.
     cache_namespace, adapter: as in `CacheKey`; adapter is the key of `lora_request`.
     resumed: all its sequences in order, when tokens of it were drawn before: the core goes on as if it had drawn them,
         and its outputs hold only what is new. The log-probabilities of its prompt are not computed again.
     metrics: of a request that another core has accepted before: this one does not refuse it for its load.
     num_cached_tokens: of its prompt, where that was computed before.
     keep_s: seconds for which the KV of its prompt stays in the cache after its end, for another engine.
+    pooled: of a request for a vector, which ends with its prompt: its `max_tokens` is 1.
     prediction_token_ids: what its output probably is.
     prefill: where that engine gives KV blocks away that this one fetches: host:port, or the path of a Unix socket.
     """
@@ -48,6 +52,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     adapter: str | None = None
     placeholders: tuple[Placeholder, ...] = ()
+    media: tuple[MediaInput, ...] = ()
     cache_namespace: str | None = None
     resumed: tuple[ResumedSequence, ...] = ()
     metrics: RequestMetrics | None = None
@@ -56,6 +61,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     keep_s: float = 0.0
     prediction_token_ids: list[int] = []
     prefill: str | None = None
+    pooled: PooledPrompt | None = None
 
     @property
     def first_token_deadline(self) -> float | None:
@@ -127,6 +133,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     may end the request by a stop string before the core does. With them comes `cache_miss_reason`: why not more of the
     prompt was in the prefix cache, empty when nothing more could be.
     num_fetched_tokens: of the prompt, those whose KV came from another engine or a tier, beside the cached ones.
+    pooled: the values of the vector, float32.
     """
 
     request_id: str
@@ -138,6 +145,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     cache_miss_reason: str = ""
     error: RequestError | None = None
     metrics: RequestMetrics | None = None
+    pooled: bytes | None = None
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True):

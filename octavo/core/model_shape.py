@@ -42,7 +42,19 @@ class State(msgspec.Struct, frozen=True, tag=True):
         return f"a state of {self.num_values:,} float32 per block"
 
 
-Kept = KeysAndValues | Latent | State
+class Encoded(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps keys and values of the `num_tokens` vectors of an encoder's output, which every token reads."""
+
+    kv_heads: int
+    head_dim: int
+    num_tokens: int
+
+    def render(self) -> str:
+        """Return what is kept in words."""
+        return f"keys and values of {self.kv_heads} x {self.head_dim} for {self.num_tokens:,} vectors of the encoder"
+
+
+Kept = KeysAndValues | Latent | State | Encoded
 """What a layer keeps of a sequence."""
 
 
@@ -71,10 +83,12 @@ class CacheGroup(msgspec.Struct, frozen=True):
 
 
 def group_layers(caches: Sequence[Sequence[LayerCache]]) -> tuple[CacheGroup, ...]:
-    """Return the cache groups of layers with these caches, in the order of their first layers."""
+    """Return the cache groups of layers with these caches, in the order of their first layers; those that keep an
+    encoder's output come last."""
+    kinds = dict.fromkeys(kind for each in caches for kind in each)
     return tuple(
         CacheGroup(tuple(layer for layer, each in enumerate(caches) if kind in each), kind.keeps, kind.window)
-        for kind in dict.fromkeys(kind for each in caches for kind in each)
+        for kind in sorted(kinds, key=lambda kind: isinstance(kind.keeps, Encoded))
     )
 
 
@@ -96,5 +110,5 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def head_dims(self) -> frozenset[int]:
         """The sizes of heads that attention reads from the caches; latents are one head."""
         kept = {group.keeps for group in self.cache_groups}
-        dims = {each.head_dim for each in kept if isinstance(each, KeysAndValues)}
+        dims = {each.head_dim for each in kept if isinstance(each, KeysAndValues | Encoded)}
         return frozenset(dims | {each.size for each in kept if isinstance(each, Latent)})

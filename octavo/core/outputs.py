@@ -111,6 +111,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
         computed.
     num_generated_tokens: tokens of all its sequences so far, with those of best_of that are not returned. Of a beam
         search those of the returned beams.
+    pooled: of a request for a vector its values, float32.
     """
 
     request_id: str
@@ -125,6 +126,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     num_generated_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: RequestError | None = None
+    pooled: bytes | None = None
 
 
 class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from octavo.core.media import MediaInput
 from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest
 
@@ -17,7 +18,9 @@ class Prompt(msgspec.Struct, frozen=True):
     `cache_salt`: only prompts with the same salt share cached prefixes. `cache_namespace`: a secret of the
     sender; only prompts with the same one share cached prefixes, whatever their salts. `cuts`: positions in the text
     that no token spans, because the spelling of a special token is meant as text there. `prediction`: the text that
-    probably follows, or its tokens: guesses for an engine that speculates.
+    probably follows, or its tokens: guesses for an engine that speculates. `second`: the second text of a pair, for a
+    model that scores pairs; `second_start`: where it begins in the token ids, 0 for nowhere. `multi_modal_data`: what
+    it brings besides text, by kind, as a caller in this process gives it; `media`: the same as encoders read it.
     """
 
     text: str | None = None
@@ -27,6 +30,10 @@ class Prompt(msgspec.Struct, frozen=True):
     cache_namespace: str | None = None
     cuts: tuple[int, ...] = ()
     prediction: str | list[int] | None = None
+    second: str | None = None
+    second_start: int = 0
+    multi_modal_data: dict[str, Any] | None = None
+    media: tuple[MediaInput, ...] = ()
 
     @classmethod
     def read(cls, value: PromptLike) -> Prompt:
@@ -36,22 +43,29 @@ class Prompt(msgspec.Struct, frozen=True):
         if isinstance(value, str):
             return cls(text=value)
         if isinstance(value, Mapping):
-            if set(value) - {"cache_salt", "cache_namespace"} not in ({"prompt"}, {"prompt_token_ids"}):
+            if "decoder_prompt" in value:
+                return cls.read(_joined(value))
+            if set(value) - _BESIDE not in ({"prompt"}, {"prompt_token_ids"}):
                 raise InvalidRequest(
                     "a prompt given as a mapping has one of the keys prompt and prompt_token_ids, and perhaps "
-                    f"cache_salt and cache_namespace; got {sorted(map(str, value))}",
+                    f"{', '.join(sorted(_BESIDE))}; got {sorted(map(str, value))}",
                     field="prompt",
                 )
+            beside: dict[str, Any] = {"multi_modal_data": _checked_media(value.get("multi_modal_data"))}
             salt = checked_cache_salt(value.get("cache_salt"))
             namespace = _checked_namespace(value.get("cache_namespace"))
             if "prompt" in value:
-                return cls(text=_text(value["prompt"]), cache_salt=salt, cache_namespace=namespace)
-            return cls(token_ids=_token_ids(value["prompt_token_ids"]), cache_salt=salt, cache_namespace=namespace)
+                return cls(text=_text(value["prompt"]), cache_salt=salt, cache_namespace=namespace, **beside)
+            ids = _token_ids(value["prompt_token_ids"])
+            return cls(token_ids=ids, cache_salt=salt, cache_namespace=namespace, **beside)
         return cls(token_ids=_token_ids(value))
 
 
 PromptLike = str | Sequence[int] | Mapping[str, Any] | Prompt
-"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and perhaps `cache_salt` and `cache_namespace`."""
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`, `cache_namespace` and
+`multi_modal_data`; or, for a model that reads through an encoder, with `encoder_prompt` and `decoder_prompt`."""
+
+_BESIDE: Final = frozenset({"cache_salt", "cache_namespace", "multi_modal_data"})
 
 
 def is_single_prompt(value: Any) -> bool:
@@ -67,6 +81,16 @@ def checked_cache_salt(value: Any) -> str | None:
         raise InvalidRequest(f"cache_salt is {value!r}; give text, or leave it out", field="cache_salt")
     check_field("cache_salt", value)
     return value if value is None else checked_text(value, "cache_salt")
+
+
+def one_salt(prompt: Prompt, cache_salt: str | None) -> str | None:
+    """Return the salt of a prompt, or the one given beside it. Raises InvalidRequest for two different ones."""
+    checked_cache_salt(cache_salt)
+    if None not in (prompt.cache_salt, cache_salt) and prompt.cache_salt != cache_salt:
+        raise InvalidRequest(
+            f"cache_salt is {cache_salt!r}, and {prompt.cache_salt!r} in the prompt; give one", field="cache_salt"
+        )
+    return prompt.cache_salt if cache_salt is None else cache_salt
 
 
 def checked_text(text: str, field: str) -> str:
@@ -91,6 +115,38 @@ def _checked_namespace(value: Any) -> str | None:
         # it is a secret: the message does not show it
         raise InvalidRequest("cache_namespace is not text; give text, or leave it out", field="cache_namespace")
     return value
+
+
+def _joined(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the decoder's prompt with what the encoder reads. Raises InvalidRequest."""
+    encoder, decoder = value.get("encoder_prompt"), value["decoder_prompt"]
+    if set(value) - _BESIDE != {"encoder_prompt", "decoder_prompt"} or not isinstance(encoder, Mapping):
+        raise InvalidRequest(
+            "a prompt with decoder_prompt has an encoder_prompt too, which is a mapping with multi_modal_data; got "
+            f"{sorted(map(str, value))}",
+            field="encoder_prompt",
+        )
+    if encoder.get("prompt") or set(encoder) - {"prompt", "multi_modal_data"}:
+        raise InvalidRequest(
+            "encoder_prompt has text or other keys, expected an empty prompt and multi_modal_data: encoders read no "
+            "text here",
+            field="encoder_prompt",
+        )
+    own = decoder if isinstance(decoder, Mapping) else {"prompt": decoder}
+    if not isinstance(decoder, Mapping | str):
+        own = {"prompt_token_ids": decoder}
+    beside = {name: value[name] for name in ("cache_salt", "cache_namespace") if name in value}
+    return {**own, **beside, "multi_modal_data": encoder.get("multi_modal_data")}
+
+
+def _checked_media(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(kind, str) for kind in value):
+        raise InvalidRequest(
+            'multi_modal_data is no mapping by kind, such as {"audio": (samples, rate)}', field="multi_modal_data"
+        )
+    return {kind: each for kind, each in value.items() if each is not None} or None
 
 
 def _is_int(value: Any) -> bool:

@@ -44,12 +44,13 @@ _STEP = "every step reads it"
 _LABEL = "it is a label"
 _IGNORED = "it has no effect"
 _TEMPLATE = "chat templates read it"
+_PROMPTS = "the prompts of a request are tokenised and queued together"
 _FORM = FieldLimits("it is compiled", entries=16_384, chars=1 << 20, total_chars=1 << 20, values=65_536, depth=64)
 _PATTERN = FieldLimits("it is compiled", chars=65_536)
 
 REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "prompt": FieldLimits(
-        "the prompts of a request are tokenised and queued together",
+        _PROMPTS,
         entries=MAX_PROMPTS,
         chars=MAX_PROMPT_CHARS,
         total_chars=MAX_REQUEST_CHARS,
@@ -78,6 +79,15 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "tools[].function.name": FieldLimits("it is part of a grammar", chars=128),
     "chat_template": FieldLimits("it is compiled", chars=65_536),
     "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
+    "texts": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
+    "query": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
+    "queries": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
+    "text_1": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
+    "text_2": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
+    "prompt_name": FieldLimits(_LABEL, chars=256),
+    "input_type": FieldLimits(_LABEL, chars=256),
+    "instruction": FieldLimits("it is part of every pair", chars=65_536),
+    "embedding_types": FieldLimits("each is made of every vector", entries=2),
     "documents": FieldLimits(
         _TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),

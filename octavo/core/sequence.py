@@ -254,6 +254,9 @@ class SequenceGroup:
 
     @property
     def may_read_prefix_cache(self) -> bool:
-        """False while log-probabilities of prompt positions are to be sent: those positions must be computed."""
+        """False while results of prompt positions, log-probabilities or hidden states, are to be sent: those positions
+        must be computed."""
+        if self.request.pooled is not None and self.request.pooled.needs_all_tokens:
+            return False
         wanted = self.request.params.prompt_logprobs is not None
         return not wanted or self.num_prompt_logprobs_sent >= self.num_prompt_tokens

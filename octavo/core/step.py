@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestError
+from octavo.core.pooling import PooledPrompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import PartTime
 
@@ -21,6 +23,10 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     block_tables: the block ids in each cache group.
 
     adapter: index of the adapter that its rows use, from 1 on; 0 for none.
+    media: what encoders make of it is written to its blocks before its first row, where layers read that through
+        caches of their own.
+    pooled: of a sequence whose prompt becomes a vector.
+    grids: (offset, rows, columns) of the prompt's images, where positions follow from them (M-RoPE).
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     """
 
@@ -36,6 +42,9 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: int | None = None
     num_shared_tokens: int = 0
     adapter: int = 0
+    grids: tuple[tuple[int, int, int], ...] = ()
+    media: tuple[MediaInput, ...] = ()
+    pooled: PooledPrompt | None = None
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -144,6 +153,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
     forced: tokens that a grammar leaves no choice of behind those, where guesses are wanted.
+    pooled: the values of the vector of a prompt that is complete, float32.
     is_undrawn: the row was to draw, and has to be computed again: its grammar is not compiled yet.
     """
 
@@ -155,6 +165,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     candidates: TokenLogprobs | None = None
     is_undrawn: bool = False
     forced: tuple[int, ...] = ()
+    pooled: bytes | None = None
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,6 +170,10 @@ class Device(Protocol):
         """
         ...
 
+    def library_threads(self) -> AbstractContextManager[None]:
+        """Enclose what torch itself computes between steps, such as an encoder: it gets the threads of the device."""
+        ...
+
     def begin_step(self, num_tokens: int) -> None:
         """Prepare for a step that computes `num_tokens`."""
         ...

@@ -233,18 +233,24 @@ def _normal_message(index: int, message: Any, wants_parts: bool) -> dict[str, An
     elif content is None:
         normal["content"] = None if wants_parts else ""
     else:
-        texts = _text_parts(content, f"{field}.content")
-        normal["content"] = [{"type": "text", "text": text} for text in texts] if wants_parts else "\n".join(texts)
+        parts = _parts(content, f"{field}.content")
+        if wants_parts or any(part["type"] != "text" for part in parts):
+            normal["content"] = parts
+        else:
+            normal["content"] = "\n".join(part["text"] for part in parts)
     return normal
 
 
-def _text_parts(content: Any, field: str) -> list[str]:
+def _parts(content: Any, field: str) -> list[dict[str, str]]:
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise InvalidRequest(f"{field} is {type(content).__name__}, expected text or a list of parts", field=field)
-    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for number, part in enumerate(content):
         if isinstance(part, str):
-            texts.append(part)
+            parts.append({"type": "text", "text": part})
+            continue
+        if part == {"type": "image"}:
+            parts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
@@ -253,8 +259,8 @@ def _text_parts(content: Any, field: str) -> list[str]:
                 '{"type": "text", "text": …}',
                 field=f"{field}[{number}]",
             )
-        texts.append(part["text"])
-    return texts
+        parts.append({"type": "text", "text": part["text"]})
+    return parts
 
 
 def _loops_over_parts(tree: Any) -> bool:

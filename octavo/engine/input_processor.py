@@ -16,13 +16,18 @@ from octavo.config.schema import ModelConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import namespace_digest
 from octavo.core.messages import CoreReady, EngineCoreRequest
-from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt, checked_text
+from octavo.core.pooling import PoolingParams
+from octavo.core.prompt import Prompt, PromptLike, checked_text, one_salt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message, no_template
+from octavo.engine.pairs import pair_of
 from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.vector_input import FOR_VECTORS, VectorInput
 from octavo.errors import ContextTooLong, InvalidRequest
+from octavo.multimodal.parts import without_images
+from octavo.multimodal.reader import MediaReader, placeholders
 
 if TYPE_CHECKING:
     from octavo.engine.template_budget import RenderLimits
@@ -43,6 +48,7 @@ class InputSetup(msgspec.Struct, frozen=True):
     enable_prefix_caching: bool = True
     speculates: bool = False
     enable_lora: bool = False
+    max_num_batched_tokens: int = 2048
 
 
 class InputProcessor:
@@ -64,12 +70,14 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.ready = setup.ready
+        self.vectors = VectorInput(setup.model.pooling, tokenizer, setup.ready)
         self._model = setup.model
         self._max_num_seqs = setup.max_num_seqs
         self._enable_prefix_caching = setup.enable_prefix_caching
         self._speculates = setup.speculates
         self._enable_lora = setup.enable_lora
         self._adapter_files = AdapterFiles()
+        self.media = MediaReader(setup.model, setup.ready, tokenizer.encode, setup.max_num_batched_tokens)
         self._clock = clock
         self._seed = secrets.randbits(63) if setup.model.seed is None else setup.model.seed
         # counted by namespace, so that a seed does not depend on how many requests others have sent
@@ -101,23 +109,25 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
+        messages, images = without_images(messages)
         given = (messages, options.chat_template_kwargs, options.tools)
-        if options.allow_special_tokens_in_content:
-            hidden = given
-        else:
-            hidden = self.tokenizer.special_spellings.hide(given, "messages")
+        spellings = self.tokenizer.special_spellings
+        hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
         text = template.render(hidden[0], options, limits)
-        cuts: tuple[int, ...] = ()
-        if hidden is not given:
-            text, cuts = self.tokenizer.special_spellings.show(text)
-        return Prompt(text=checked_text(text, "messages"), add_special_tokens=False, cuts=cuts)
+        text, cuts = (text, ()) if hidden is given else spellings.show(text)
+        beside = {"image": images} if images else None
+        return Prompt(checked_text(text, "messages"), add_special_tokens=False, cuts=cuts, multi_modal_data=beside)
+
+    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
+        """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""
+        return pair_of(self.vectors, self.chat_template, query, document, instruct)
 
     def process(
         self,
         request_id: str,
         prompt: PromptLike,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         options: RequestOptions | None = None,
     ) -> EngineCoreRequest:
         """Return a request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
@@ -126,27 +136,40 @@ class InputProcessor:
         options = options or RequestOptions()
         adapter = self.resolved(options.lora_request)
         options = msgspec.structs.replace(
-            options, cache_salt=_one_salt(prompt, options.cache_salt), lora_request=adapter
+            options, cache_salt=one_salt(prompt, options.cache_salt), lora_request=adapter
         )
-        params = self._with_all_logprobs(params)
-        token_ids = self.tokenised(prompt, params.truncate_prompt_tokens, params.max_tokens or 1)
+        pooled, namespace = None, _namespace(prompt)
+        if isinstance(params, PoolingParams):
+            token_ids, pooled = self.vectors.read(prompt, params)
+            params = FOR_VECTORS
+        else:
+            self.vectors.refuse_text()
+            params = self._with_all_logprobs(params)
+            token_ids = self.tokenised(prompt, params.truncate_prompt_tokens, params.max_tokens or 1)
+        token_ids, media = self.media.read(prompt, token_ids, params.truncate_prompt_tokens)
+        if media:
+            self._check_length(token_ids, "prompt")
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)
         self._check_something_is_left(params, bad_words)
-        max_tokens = self._max_tokens(len(token_ids), params)
-        namespace = _namespace(prompt)
-        number = next(self._counters[namespace])
-        seed = params.seed if params.seed is not None else request_seed(self._seed, number)
+        if pooled is None:
+            max_tokens = self._max_tokens(len(token_ids), params)
+            drawn = request_seed(self._seed, next(self._counters[namespace]))
+            seed = drawn if params.seed is None else params.seed
+            params = msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
+            params=params,
             arrival_time=self._clock(),
             end_token_ids=() if params.ignore_eos else self._end_token_ids,
             bad_words_token_ids=bad_words,
             cache_namespace=namespace,
             prediction_token_ids=self.predicted(prompt),
             adapter=None if adapter is None else adapter.key,
+            pooled=pooled,
+            media=media,
+            placeholders=placeholders(media),
             **msgspec.structs.asdict(options),
         )
 
@@ -181,7 +204,7 @@ class InputProcessor:
             )
         adapter = self.resolved(adapter)
         key = None if adapter is None else adapter.key
-        return self.tokenised(prompt), _one_salt(prompt, cache_salt), _namespace(prompt), key
+        return self.tokenised(prompt), one_salt(prompt, cache_salt), _namespace(prompt), key
 
     def predicted(self, prompt: Prompt) -> list[int]:
         """Return the tokens that a prompt says will follow, at most as many as the context has; none where no engine
@@ -222,13 +245,17 @@ class InputProcessor:
         limit = self.ready.max_model_len
         if num_kept is not None:
             token_ids = token_ids[-(num_kept if num_kept > 0 else max(1, limit - num_generated)) :]
+        self._check_length(token_ids, field)
+        return token_ids
+
+    def _check_length(self, token_ids: Sequence[int], field: str) -> None:
+        limit = self.ready.max_model_len
         if len(token_ids) >= limit:
             raise ContextTooLong(
                 f"the prompt has {len(token_ids)} tokens, but the context holds {limit} and at least one of them is "
                 f"for the answer; shorten the prompt to {limit - 1} tokens{self._longer_context()}",
                 field=field,
             )
-        return token_ids
 
     def _check_text_length(self, text: str) -> None:
         """Raise ContextTooLong for a text that is too long whatever its tokens are, before it is tokenised."""
@@ -359,16 +386,6 @@ def checked_ttl_s(ttl_s: Any) -> float:
             field="ttl_s",
         )
     return float(ttl_s)
-
-
-def _one_salt(prompt: Prompt, cache_salt: str | None) -> str | None:
-    """Return the salt of a prompt, or the one given beside it. Raises InvalidRequest for two different ones."""
-    checked_cache_salt(cache_salt)
-    if None not in (prompt.cache_salt, cache_salt) and prompt.cache_salt != cache_salt:
-        raise InvalidRequest(
-            f"cache_salt is {cache_salt!r}, and {prompt.cache_salt!r} in the prompt; give one", field="cache_salt"
-        )
-    return prompt.cache_salt if cache_salt is None else cache_salt
 
 
 def _namespace(prompt: Prompt) -> str | None:

@@ -17,6 +17,7 @@ from octavo.config.schema import EngineConfig, GenerationDefault
 from octavo.core.adapter import LoRARequest
 from octavo.core.messages import CoreReady, SchedulerStats, StepTimes
 from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.vector_input import VectorInput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.structured_output.grammars import check_grammar
 
@@ -62,6 +64,7 @@ class LLMEngine:
                 config.scheduler.max_num_seqs,
                 config.cache.enable_prefix_caching,
                 enable_lora=config.lora.enable_lora,
+                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             ),
             tokenizer=tokenizer,
             chat_template=chat_template,
@@ -124,11 +127,20 @@ class LLMEngine:
         """Return the prompt that a conversation becomes. Raises InvalidRequest."""
         return self._input.render_chat(messages, options)
 
+    @property
+    def vectors(self) -> VectorInput:
+        """Return what checks requests for vectors against the model."""
+        return self._input.vectors
+
+    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
+        """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""
+        return self._input.pair_prompt(query, document, instruct)
+
     def add_request(
         self,
         request_id: str,
         prompt: PromptLike,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         **options: Unpack[RequestKeywords],
     ) -> None:
         """Accept a request, with the model's sampling defaults when none are given.
@@ -138,7 +150,7 @@ class LLMEngine:
         self._check_alive()
         prompt = Prompt.read(prompt)
         params = self.default_sampling_params() if params is None else params
-        if params.structured_outputs is not None:
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             check_grammar(params.structured_outputs)
         request = self._input.process(request_id, prompt, params, RequestOptions(**options))
         self._output.add(request, prompt.text)

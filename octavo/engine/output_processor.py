@@ -150,6 +150,7 @@ class OpenRequest:
         self._num_cached_tokens = request.num_cached_tokens
         self._num_fetched_tokens = 0
         self._cache_miss_reason: str | None = None
+        self._pooled: bytes | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None and not request.resumed:
             self._prompt_logprobs = [None] * len(request.prompt_token_ids)
@@ -203,6 +204,7 @@ class OpenRequest:
         self._cache_miss_reason = output.cache_miss_reason or self._cache_miss_reason
         if output.prompt_logprobs is not None:
             self._take_prompt_logprobs(output.prompt_logprobs)
+        self._pooled = output.pooled
         stops: list[StopSequence] = []
         for delta in output.deltas:
             sequence = self._sequences[delta.index]
@@ -309,6 +311,7 @@ class OpenRequest:
             num_generated_tokens=sum(self.num_generated_tokens),
             metrics=self.metrics,
             error=self._error,
+            pooled=self._pooled,
         )
 
     def _take_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:

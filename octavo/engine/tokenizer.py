@@ -142,6 +142,26 @@ class Tokenizer:
             return [*ids, eos] if self._add_eos and eos is not None else ids
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] and self._backend_adds_bos else ids
 
+    def encode_whole(self, texts: Sequence[str], most: int | None, add_special: bool = True) -> tuple[list[int], int]:
+        """Return the token ids of a text or a pair with all special tokens, and where tokens of type 1 begin; 0 where
+        there are none. most: tokens that are kept of it, special ones included, cut from the end of the longer text."""
+        single = len(texts) == 1
+        if self._add_bos is not None and single:
+            ids = self.encode(texts[0], add_special)
+            num_last = int(bool(self._add_eos and add_special))
+            is_cut = most is not None and len(ids) > most
+            return ([*ids[: most - num_last], *ids[len(ids) - num_last :]] if is_cut and most else ids), 0
+        given = texts[0] if single else (texts[0], texts[1])
+        [whole] = self._backend.encode_batch([given], add_special_tokens=add_special)
+        if most is not None and len(whole.ids) > most:
+            parts = [self._backend.encode(text, add_special_tokens=False) for text in texts]
+            room = most - self._backend.num_special_tokens_to_add(not single) * add_special
+            for part, length in zip(parts, _shares([len(part.ids) for part in parts], max(0, room)), strict=True):
+                part.truncate(length)
+            whole = self._backend.post_process(parts[0], None if single else parts[1], add_special)
+        has_types = "token_type_ids" in self.config.get("model_input_names", ("token_type_ids",))
+        return whole.ids, whole.type_ids.index(1) if has_types and 1 in whole.type_ids else 0
+
     def _encode_cut(self, text: str, add_special_tokens: bool, cuts: Sequence[int]) -> list[int]:
         first, *others = (text[start:end] for start, end in pairwise((0, *cuts, len(text))))
         ids = self.encode(first, add_special_tokens=False)
@@ -233,6 +253,17 @@ class Tokenizer:
     @cached_property
     def _anchor(self) -> list[int]:
         return self.encode("a", add_special_tokens=False)[-1:]
+
+
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """Return how many tokens of one text or two are kept where the longer one gives up its tokens first."""
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    short = min(lengths)
+    long = max(short, room - short)
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return [short, long] if lengths[0] <= lengths[1] else [long, short]
 
 
 def _byte_of_char() -> dict[str, int]:

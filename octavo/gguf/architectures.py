@@ -86,6 +86,8 @@ def architecture_of(meta: Metadata) -> Architecture:
         name = "llama (experts)"
     if name == "deepseek2" and meta.values.get("expert_gating_func", 1) == 2:
         name = "deepseek2 (sigmoid)"
+    if name == "granitemoe" and meta.values.get("expert_shared_feed_forward_length"):
+        name = "granitemoe (shared)"
     if name == "olmo2" and "attention.sliding_window" in meta.values:
         name = "olmo2 (windows)"
     if name not in ARCHITECTURES:
@@ -296,6 +298,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "phi3": Architecture("Phi3ForCausalLM", _phi3, _FUSED),
     "granite": Architecture("GraniteForCausalLM", _granite, {}, is_permuted=True),
     "granitemoe": Architecture("GraniteMoeForCausalLM", _granite_moe, _GRANITE, is_permuted=True),
+    "granitemoe (shared)": Architecture("GraniteMoeSharedForCausalLM", _granite_moe, _GRANITE, is_permuted=True),
     "olmo2": Architecture("Olmo2ForCausalLM", _common, _AFTER),
     "olmo2 (windows)": Architecture("Olmo3ForCausalLM", _common, _AFTER),
     "olmoe": Architecture("OlmoeForCausalLM", _mixture, {}),

@@ -85,7 +85,8 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
             continue
         top, _, suffix = tensor.name.partition(".")
         if found is None and top in _TOP:
-            yield Placed(f"{_prefix(top)}{_TOP[top]}.{suffix}", tensor, shift=kept.shift * top.endswith("norm"))
+            is_norm = tensor.name.endswith("norm.weight")
+            yield Placed(f"{_prefix(top)}{_TOP[top]}.{suffix}", tensor, shift=kept.shift * is_norm)
             continue
         if found is None or found[2] not in names:
             raise CheckpointError(f"{file.path}: holds {tensor.name}, which {kept.family} does not read")

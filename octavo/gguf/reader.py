@@ -30,6 +30,7 @@ TENSOR_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 """By number: name, elements of a block, bytes of a block."""
+PLAIN_TYPES: Final = tuple(name for name, block, _ in TENSOR_TYPES.values() if block == 1)
 HELD_AS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"), "codes in 8 bits"),
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "codes in 4 bits"),

@@ -28,7 +28,8 @@ def shortage_of_all(shortages: Sequence[Shortage | None]) -> Shortage | None:
 class PrefixHit(NamedTuple):
     """Leading blocks that are in the cache already.
 
-    blocks: for each cache group; blocks that the token behind them does not read are null blocks, cached or not.
+    blocks: for each cache group; blocks that the token behind them does not read are null blocks, cached or not. Of
+        groups that hold an encoder's output all its blocks, or none.
     num_block_tokens: the tokens in them.
     missing: the digest of the first block that is not cached; None where none is missing.
     sources: for each cache group a block that begins like the next one; its first `num_copied_tokens` tokens are copied

@@ -24,6 +24,12 @@ def root_digest(cache_key: CacheKey) -> bytes:
     return sha256(b"octavo block chain\0" + named.encode()).digest()
 
 
+def encoding_names(cache_key: CacheKey, num_blocks: int) -> tuple[bytes, ...]:
+    """Return the names of the blocks that hold the encoder's output for what all placeholders of a prompt stand for."""
+    named = sha256(root_digest(cache_key) + b"".join(each.digest for each in cache_key.placeholders)).digest()
+    return tuple(named[:28] + number.to_bytes(4, "big") for number in range(num_blocks))
+
+
 def next_digest(parent: bytes, token_ids: list[int], content: bytes = b"") -> bytes:
     """Return the digest of a block with these tokens and placeholders, behind the prefix `parent`."""
     return sha256(parent + array("q", token_ids).tobytes() + content).digest()

@@ -18,6 +18,7 @@ from octavo.kv_cache.allocation import UNCHANGED, PrefixHit, Shortage, SlotGrowt
 from octavo.kv_cache.block_hash import extend_chain, root_digest, tail_digest, token_keys
 from octavo.kv_cache.block_pool import NULL_BLOCK, Content, check_tables
 from octavo.kv_cache.block_table import BlockTable
+from octavo.kv_cache.encodings import Encodings
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.holds import BlockHolds
 from octavo.kv_cache.listener import Listeners
@@ -35,6 +36,7 @@ class BlockManager:
     there on; None for no such limit. snapshot_tokens: how far apart snapshots of states are; 0 for those of the prompt
     alone. keeps_states: whether any layers keep a state, so that no sequence can go back. releases_unseen: whether any
     layers stop reading a sequence's first tokens. pins: prefixes that stay in the cache, in at most half of each pool.
+    token_groups: the first of all groups, without those that hold an encoder's output, which are `encodings`.
     swap_space: whether sequences can move to the host and back. holds: blocks that something else reads or writes.
     listeners: called when content enters or leaves the prefix index.
     """
@@ -69,14 +71,16 @@ class BlockManager:
         )
         self.releases_unseen = any(cache.keeps.releases for cache in self.groups)
         self.keeps_states = any(cache.keeps.is_sparse for cache in self.groups)
-        self.pins = Pins(self.groups)
-        for cache in self.groups if len(self.groups) > 1 else ():
+        self.encodings = Encodings(self.groups, enable_prefix_caching=enable_prefix_caching)
+        self.token_groups = tuple(cache for cache in self.groups if not cache.holds_encoding)
+        self.pins = Pins(self.token_groups)
+        for cache in self.token_groups if len(self.token_groups) > 1 else ():
             if not cache.keeps.releases:
                 cache.pool.on_evicted = self._demote
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
         self.holds = BlockHolds([cache.pool for cache in self.groups])
-        self.listeners = Listeners([cache.pool for cache in self.groups])
+        self.listeners = Listeners([cache.pool for cache in self.token_groups])
         self._fetched_tokens: dict[int, int] = {}
 
     @property
@@ -122,7 +126,8 @@ class BlockManager:
         key = group.request.cache_key
         digests = extend_chain(self._table(sequence).digests, sequence.token_ids, self.block_size, key)
         if not group.may_read_prefix_cache:
-            return PrefixHit(because="prompt_logprobs needs every position computed")
+            none = find_hit(self.groups, [], [], 0, key)
+            return none._replace(because="prompt_logprobs needs every position computed")
         return find_hit(self.groups, digests, sequence.token_ids, min(num_tokens, len(sequence.token_ids) - 1), key)
 
     def num_cached_tokens(self, request: EngineCoreRequest) -> int:
@@ -164,6 +169,7 @@ class BlockManager:
             cache.pool.note_hit(source)
         blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index), num_fetched_blocks) for cache in self.groups]
         table.set_blocks(blocks, hit.num_blocks)
+        table.lacks_encoding = bool(self.encodings) and not hit.blocks_of(len(self.groups) - 1)
         if self.keeps_states:
             last = (sequence.num_prompt_tokens - 1) // self.block_size
             fetched = hit.num_blocks + num_fetched_blocks
@@ -202,22 +208,20 @@ class BlockManager:
         if end <= table.writable_end:
             return UNCHANGED
         first = start // size
-        for cache, blocks in zip(self.groups, table.blocks, strict=True):
+        for cache, blocks in zip(self.token_groups, table.blocks, strict=False):
             if not cache.has_room_to_write(blocks, first, -(-(end + cache.num_lookahead) // size)):
                 return None
         changes: list[TableChange] = []
         copies: list[BlockCopy] = []
         snapshots = table.snapshots if self.enable_prefix_caching else None
-        for cache, blocks in zip(self.groups, table.blocks, strict=True):
+        for cache, blocks in zip(self.token_groups, table.blocks, strict=False):
             num_blocks = -(-(end + cache.num_lookahead) // size)
             first_changed, copied = cache.make_writable(blocks, first, num_blocks, snapshots, len(self._tables))
             if first_changed < len(blocks):
                 changes.append(TableChange(cache.index, first_changed, blocks[first_changed:]))
             copies += copied
-        ends = [
-            size * len(blocks) - cache.num_lookahead for cache, blocks in zip(self.groups, table.blocks, strict=True)
-        ]
-        table.writable_end = min(ends)
+        both = zip(self.token_groups, table.blocks, strict=False)
+        table.writable_end = min([size * len(blocks) - cache.num_lookahead for cache, blocks in both])
         return SlotGrowth(changes, copies)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -259,6 +263,8 @@ class BlockManager:
         block that a submitted step fills may be read by any later step."""
         table, size = self._tables[sequence.seq_id], self.block_size
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // size
+        if table.lacks_encoding:
+            self.encodings.publish(table, cache_key)
         if num_full <= table.num_published or not self.enable_prefix_caching:
             return
         digests = extend_chain(table.digests, sequence.token_ids, size, cache_key)
@@ -285,7 +291,7 @@ class BlockManager:
             self._enter(table, num_full, Content(table.tail, parent, tuple(keys)))
 
     def _enter(self, table: BlockTable, index: int, content: Content) -> None:
-        for cache, blocks in zip(self.groups, table.blocks, strict=True):
+        for cache, blocks in zip(self.token_groups, table.blocks, strict=False):
             # a sequence is swapped in without what it no longer reads
             if blocks[index] != NULL_BLOCK and (not cache.keeps.is_sparse or cache.is_snapshot(index, table.snapshots)):
                 cache.pool.publish(blocks[index], content)
@@ -298,8 +304,9 @@ class BlockManager:
         tail = [] if table.tail is None else [table.tail]
         for digest in table.digests[num_trusted_tokens // self.block_size :] + tail:
             self.pins.let_go(digest)
-            for cache in self.groups:
+            for cache in self.token_groups:
                 cache.pool.disown(digest)
+        self.encodings.disown(table)
 
     # ---- the host tier ----
 
@@ -355,7 +362,7 @@ class BlockManager:
         tables = [self._tables[sequence.seq_id].blocks for sequence in sequences]
         return min(
             cache.num_leading_shared([blocks[cache.index] for blocks in tables if blocks])
-            for cache in self.groups
+            for cache in self.token_groups
             if not cache.keeps.is_sparse
         )
 

@@ -16,11 +16,16 @@ class BlockTable:
     digests: names of the full blocks of known tokens, as far as they were needed.
     num_published: leading blocks that the prefix index may name.
     tail: the name of the partly filled block behind them that the prefix index may have; None where there is none.
+    encoding: names of the blocks with an encoder's output that it has written; mostly empty.
+    lacks_encoding: its next row is to write these blocks.
     writable_end: tokens from the next one to be computed up to this one lie in blocks of this sequence alone; 0 where
         that has to be looked up.
     """
 
-    __slots__ = ("blocks", "digests", "is_on_host", "num_published", "num_unseen", "snapshots", "tail", "writable_end")
+    __slots__ = (
+        *("blocks", "digests", "encoding", "is_on_host", "lacks_encoding", "num_published", "num_unseen", "snapshots"),
+        *("tail", "writable_end"),
+    )
 
     def __init__(self) -> None:
         self.blocks: list[list[int]] = []
@@ -30,6 +35,8 @@ class BlockTable:
         self.digests: list[bytes] = []
         self.num_published = 0
         self.tail: bytes | None = None
+        self.encoding: tuple[bytes, ...] = ()
+        self.lacks_encoding = False
         self.writable_end = 0
 
     def set_blocks(self, blocks: list[list[int]], num_published: int = 0, *, is_on_host: bool = False) -> None:

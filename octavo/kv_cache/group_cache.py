@@ -42,6 +42,7 @@ class GroupCache:
         self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks, index)
         self.host_pool = BlockPool(limits.num_host_blocks)
         self.keeps = retention(limits, block_size)
+        self.holds_encoding = limits.num_encoded > 0
         self.block_bytes = limits.block_bytes
         self.block_size = block_size
         # nothing is written ahead of a state
@@ -55,6 +56,8 @@ class GroupCache:
         """Return the blocks that a request needs at once for all its known tokens, and the lookahead slots of each
         sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
         size, at_once, num_lookahead = self.block_size, self.keeps.at_once, self.num_lookahead
+        if self.holds_encoding:
+            return at_once(0)
         if group.width > 1 and not group.has_output:
             # the first token of each is written too, unless it is also the last
             tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1) + num_lookahead] * group.width
@@ -76,7 +79,7 @@ class GroupCache:
         assert required <= pool.num_blocks, "a request that does not fit alone is refused when it arrives"
         # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
         from_free = required - (len(hit_blocks) - num_unseen) + sum(map(pool.is_cached, hit_blocks))
-        if hit.sources:
+        if hit.sources and not self.holds_encoding:
             # the source of a copy stays until the step is planned
             from_free += pool.is_cached(hit.sources[self.index])
         kept = 0 if waive_watermark else max(self._num_watermark_blocks, from_free if is_returning else 0)
@@ -200,6 +203,8 @@ class GroupCache:
     def num_blocks_to_swap_in(self, tables: Iterable[tuple[list[int], int, int]]) -> int:
         """Return the device blocks for tables of host blocks, each with its number of computed and of known tokens:
         what was swapped out, new ones at the end, and a copy for each writer but one of a shared block."""
+        if self.holds_encoding:
+            return self.num_different(table for table, _, _ in tables)
         size = self.block_size
         distinct: set[int] = set()
         writers: set[int] = set()
@@ -233,7 +238,8 @@ class GroupCache:
 
 def fewest_blocks(caches: Iterable[GroupCache]) -> int:
     """Return the device blocks of the smallest group among those that have a block for every block of a prefix."""
-    return min((cache.pool.num_blocks for cache in caches if not cache.keeps.is_sparse), default=1)
+    dense = (cache for cache in caches if not cache.keeps.is_sparse and not cache.holds_encoding)
+    return min((cache.pool.num_blocks for cache in dense), default=1)
 
 
 def _shortage(required: int, pool: BlockPool, num_kept: int) -> Shortage | None:

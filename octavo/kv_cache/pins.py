@@ -50,8 +50,8 @@ class Pins:
         return sum(map(len, self._blocks))
 
     def blocks_of(self, group: int) -> list[int]:
-        """Return the blocks of one cache group that pins hold."""
-        return list(self._blocks[group].values())
+        """Return the blocks of one cache group that pins hold; none of a group with an encoder's output."""
+        return list(self._blocks[group].values()) if group < len(self._blocks) else []
 
     def pin(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
         """Keep the full blocks of this prefix until then: those that are cached, and the others once they are."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from octavo.core.cache_key import CacheKey
 from octavo.kv_cache.allocation import PrefixHit
-from octavo.kv_cache.block_hash import root_digest, token_keys
+from octavo.kv_cache.block_hash import encoding_names, root_digest, token_keys
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.retention import longest_common
 
@@ -19,6 +19,8 @@ def find_hit(
     The beginning of the next block is copied where every group keeps tokens: a state is that of one position.
     """
     size = caches[0].block_size
+    encoded = [cache for cache in caches if cache.holds_encoding]
+    caches = caches[: len(caches) - len(encoded)]
     keeps, finds = [cache.keeps for cache in caches], [cache.pool.find for cache in caches]
     dense = [cache for cache in caches if not cache.keeps.is_sparse]
     blocks, alone = longest_common(keeps, finds, digests[: num_usable // size])
@@ -38,6 +40,8 @@ def find_hit(
     else:
         because = _because(caches, missing, start, alone)
     parted = num_parted if num_parted > num_blocks else 0
+    for cache in encoded:
+        blocks.append(cache.keeps.find_prefix(encoding_names(key, cache.keeps.at_once(0)), cache.pool.find))
     return PrefixHit(blocks, start, missing, sources, num_copied, because, parted)
 
 

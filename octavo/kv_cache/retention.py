@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from octavo.core.arithmetic import num_blocks_touched
+from octavo.core.arithmetic import num_blocks_for, num_blocks_touched
 from octavo.core.cache_limits import LIVE_STATES, GroupLimits
 
 Find = Callable[[bytes], int | None]
@@ -136,6 +136,33 @@ class States:
         return []
 
 
+class Encoding:
+    """Every token reads the keys and values of an encoder's output, which are in `num_blocks` blocks of its request.
+
+    Which prefix of its tokens a sequence may continue does not depend on them: where they are missing, the encoder
+    computes them again.
+    """
+
+    name = "cross attention layers"
+    loss = "have no encoding"
+    releases = False
+    is_sparse = False
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+
+    def num_unseen_blocks(self, position: int) -> int:
+        return 0
+
+    def at_once(self, num_blocks: int) -> int:
+        return self._num_blocks
+
+    def find_prefix(self, digests: Sequence[bytes], find: Find) -> list[int]:
+        """Return the blocks with these names where all are cached, else none."""
+        blocks = [block for digest in digests if (block := find(digest)) is not None]
+        return blocks if len(blocks) == len(digests) else []
+
+
 def longest_common(
     keeps: Sequence[Retention], finds: Sequence[Find], digests: Sequence[bytes]
 ) -> tuple[list[list[int]], list[int]]:
@@ -155,6 +182,8 @@ def retention(limits: GroupLimits, block_size: int) -> Retention:
     """Return what the layers of a cache group with these limits keep."""
     if limits.is_state:
         return States(block_size)
+    if limits.num_encoded:
+        return Encoding(num_blocks_for(limits.num_encoded, block_size))
     if limits.window is None:
         return KeepAll()
     return SlidingWindow(limits.window, block_size, limits.max_live_tokens)

@@ -75,8 +75,11 @@ class SwapSpace:
 
     def _computed(self, sequences: Iterable[Sequence]) -> list[list[list[int]]]:
         """Return the blocks of the sequences that hold computed tokens, for each cache group."""
-        size = self._limits.block_size
+        size, groups, tables = self._limits.block_size, self._groups, self._tables
         return [
-            [blocks[: -(-each.num_computed_tokens // size)] for blocks in self._tables[each.seq_id].blocks]
+            [
+                blocks if cache.holds_encoding else blocks[: -(-each.num_computed_tokens // size)]
+                for cache, blocks in zip(groups, tables[each.seq_id].blocks, strict=False)
+            ]
             for each in sequences
         ]

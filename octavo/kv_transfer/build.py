@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.authentication import read_secret
+from octavo.errors import ConfigError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.file_store import open_store
 from octavo.kv_transfer.messages import Hello, TierFolder
@@ -38,6 +39,11 @@ def make_connector(
     prefill_tokens_per_s: returns how fast prompts are computed; None where that is not known yet. Raises ConfigError.
     """
     transfer, device = config.transfer, config.device
+    if block_manager.encodings:
+        raise ConfigError(
+            "role, kv_disk or kv_host_size is set, but what this model's encoder makes of sounds does not move between "
+            "engines and tiers; leave them out"
+        )
     sources: list[Source] = []
     address = None
     if transfer.role is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend, Scores
-from octavo.attention.metadata import ModelInput
+from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer, TensorSlot
@@ -17,12 +17,14 @@ from octavo.layers.layer import Binding, CachedLayer, TensorSlot
 class PagedAttention(CachedLayer):
     """Stores keys and values, and attends to the sequence so far.
 
-    `scale` is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included.
+    `scale` is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included, `ahead`
+    those behind it that it sees too.
     """
 
     def __init__(
         self,
         heads: Heads,
+        ahead: int = 0,
         *,
         scale: float | None = None,
         sliding_window: int | None = None,
@@ -30,7 +32,7 @@ class PagedAttention(CachedLayer):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.scores = Scores(heads.dim**-0.5 if scale is None else scale, sliding_window, soft_cap)
+        self.scores = Scores(heads.dim**-0.5 if scale is None else scale, sliding_window, soft_cap, ahead=ahead)
         self._backend: AttentionBackend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
@@ -42,6 +44,19 @@ class PagedAttention(CachedLayer):
 
     def bind(self, binding: Binding) -> None:
         self._backend = binding.backend
+
+
+class CrossAttention(PagedAttention):
+    """Attends to all vectors of an encoder's output, whose keys and values the step that encodes it stores."""
+
+    def attend(self, q: Tensor, batch: ModelInput) -> Tensor:
+        """q [tokens, heads, dim] → [tokens, heads · dim]."""
+        none = q[:0, : self.heads.kv]
+        return self.forward(q, none, none, batch)
+
+    def store(self, k: Tensor, v: Tensor, written: AttentionMetadata, batch: ModelInput) -> None:
+        """Write k and v [vectors, kv_heads, dim]."""
+        self._backend.run(k, k, v, batch.kv_caches[self.cache_index], written, self.scores)
 
 
 class SinkAttention(PagedAttention):

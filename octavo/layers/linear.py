@@ -40,7 +40,9 @@ class ColumnLinear(PreparedLayer):
         reads: Sequence[str] = (),
         transposed: bool = False,
         gated: bool = False,
+        unbiased: Sequence[str] = (),
     ) -> None:
+        """unbiased: those of `reads` that have no bias although the others have one."""
         self.sections = (sections,) if isinstance(sections, int) else tuple(sections)
         self.mesh = mesh
         shares = [self.share_of(section) for section in range(len(self.sections))]
@@ -48,10 +50,15 @@ class ColumnLinear(PreparedLayer):
         assert len(reads) in (0, 1, len(self.sections)), f"{reads} cannot fill {len(self.sections)} sections"
         self.reads = tuple(reads)
         self.transposed = transposed
+        self._unbiased = frozenset(unbiased)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, outputs]."""
         return self.prepared(x)
+
+    def room(self, name: str, device: torch.device) -> Tensor:
+        is_new, memory = self.get_parameter(name).is_meta, super().room(name, device)
+        return memory.zero_() if is_new and self._unbiased and name == "bias" else memory
 
     def share_of(self, section: int) -> tuple[int, int]:
         """Return (start, length) of this rank's share of the outputs of a section."""
@@ -67,6 +74,8 @@ class ColumnLinear(PreparedLayer):
             turned = self.transposed and held.name == "weight"
             for name, size, group in stored:
                 if not held.start <= group[0].target < held.stop:
+                    continue
+                if held.name == "bias" and name.rpartition(".")[2] in self._unbiased:
                     continue
                 fill = partial(self._fill, held, group, turned)
                 parts = tuple(_part(each.rows, outputs_last=turned) for each in group)
@@ -181,7 +190,7 @@ class PickedLinear(PreparedLayer):
 class GatedLinear(ColumnLinear):
     """x [tokens, inputs] → act(gate(x)) * up(x) [tokens, this rank's share of width], from one product.
 
-    `activation` is silu, which is a part of the product, or gelu_pytorch_tanh.
+    `activation` is silu, which is a part of the product, gelu_pytorch_tanh or gelu.
     """
 
     def __init__(
@@ -194,16 +203,19 @@ class GatedLinear(ColumnLinear):
         reads: Sequence[str] = ("gate_proj", "up_proj"),
         activation: str = "silu",
     ) -> None:
-        assert activation in ("silu", "gelu_pytorch_tanh"), f"no gated {activation}"
+        assert activation in ("silu", "gelu_pytorch_tanh", "gelu"), f"no gated {activation}"
         super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=activation == "silu")
+        self._is_exact = activation == "gelu"
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, share of width]."""
-        product = self.prepared(x)
-        if self._gated:
-            return product
-        activated: Tensor = self.ops.gelu_tanh_and_mul(product)
-        return activated
+        product: Tensor = self.prepared(x)
+        if self._is_exact:
+            gate, up = product.chunk(2, dim=-1)
+            product = self.ops.multiplied(self.ops.gelu(gate), up)
+        elif not self._gated:
+            product = self.ops.gelu_tanh_and_mul(product)
+        return product
 
 
 class QKVLinear(ColumnLinear):
@@ -223,12 +235,13 @@ class QKVLinear(ColumnLinear):
         reads: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
         by_head: bool = False,
+        unbiased: Sequence[str] = (),
     ) -> None:
         assert not by_head or (not reads and heads.query == heads.kv), "heads have one query each, in one tensor"
         self.by_head = by_head
         self.heads, self.local_heads = heads, heads.share(mesh)
         sections = (heads.q_size, heads.kv_size, heads.kv_size)[: 2 if len(reads) == 2 else 3]
-        super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed)
+        super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed, unbiased=unbiased)
         self._split = [self.local_heads.query, self.local_heads.kv, self.local_heads.kv][: len(sections)]
 
     def share_of(self, section: int) -> tuple[int, int]:
@@ -252,6 +265,30 @@ class QKVLinear(ColumnLinear):
         own = stored[rows]
         by_head = own.view(-1, 3, self.heads.dim, *own.shape[1:])
         self.hold(name, by_head.transpose(0, 1).reshape(own.shape))
+
+
+class HeadsLinear(ColumnLinear):
+    """x [tokens, inputs] → for each of `reads` [tokens, kv_heads, dim], views of one tensor."""
+
+    def __init__(
+        self,
+        inputs: int,
+        heads: Heads,
+        mesh: Mesh,
+        *,
+        reads: Sequence[str],
+        bias: bool = False,
+        unbiased: Sequence[str] = (),
+    ) -> None:
+        self.heads, self.local_heads = heads, heads.share(mesh)
+        super().__init__(inputs, [heads.kv_size] * len(reads), mesh, bias=bias, reads=reads, unbiased=unbiased)
+
+    def share_of(self, section: int) -> tuple[int, int]:
+        return self.heads.kv_share(self.mesh)
+
+    def forward(self, x: Tensor) -> Sequence[Tensor]:  # type: ignore[override]
+        """x [tokens, inputs] → the heads of each read tensor."""
+        return torch.split(self.prepared(x).view(len(x), -1, self.local_heads.dim), self.local_heads.kv, dim=1)
 
 
 class GatedQKVLinear(PickedLinear):

@@ -162,6 +162,8 @@ class Rope:
     """Pairs are neighbours instead of halves."""
     query_growth: QueryGrowth | None = None
     """The factor of queries, which have a table of their own with it; whole heads turn."""
+    axes: tuple[int, ...] = ()
+    """For each pair whether it turns by time, rows or columns (0, 1, 2) of images; () where all turn by time."""
 
     def inverse_frequencies(self, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [dim / 2]: radians per position of each pair, for sequences of up to `max_model_len`."""
@@ -181,6 +183,13 @@ class Rope:
         if self.query_growth is None or num_positions <= self.query_growth.original_max_positions:
             return table
         return table * self.query_growth.factors(num_positions, table.device).unsqueeze(1)
+
+    def table_of(self, table: Tensor, positions: Tensor) -> Tensor:
+        """Return float32 [tokens, dim], the part of `table` for tokens at positions int64 [3, tokens]."""
+        axes = torch.tensor(self.axes or (0,) * (self.dim // 2), device=table.device)
+        pairs = torch.arange(len(axes), device=table.device)
+        rows = positions[axes].t()  # [tokens, pairs]
+        return torch.cat((table[rows, pairs], table[rows, pairs + len(axes)]), 1)
 
     def table_bytes(self, num_positions: int) -> int:
         """Return the bytes of `table`, and of `query_table` where it is another."""

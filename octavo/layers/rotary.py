@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
@@ -27,12 +28,20 @@ class Rotary(Layer):
         if norms is not None:
             weights = norms[0].weight, norms[1].weight, (norms[0].eps, norms[0].offset)
         positions, table, rest = batch.positions, self._table, (*weights, self.rope.interleaved)
-        if self._query_table is not table:
+        if batch.rope_positions is not None:
+            positions, table = self._of_images(batch.rope_positions, batch)
+        elif self._query_table is not table:
             q, _ = self.ops.rotary(q, k[:, :0], positions, self._query_table, *rest)
             _, k = self.ops.rotary(q[:, :0], k, positions, table, *rest)
             return q, k
         q, k = self.ops.rotary(q, k, positions, table, *rest)
         return q, k
+
+    def _of_images(self, positions: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return places in a table of this step's tokens, and that table, which all layers share."""
+        step = batch.attention[0]
+        places = step.once("places", lambda: torch.arange(positions.shape[1], device=positions.device))
+        return places, step.once(self.rope, lambda: self.rope.table_of(self._table, positions))
 
     def bind(self, binding: Binding) -> None:
         """Store the operators, and the tables that all layers with these frequencies share."""

@@ -87,35 +87,31 @@ def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterat
             yield Target.of(path, layer, num_slots, held)
 
 
-def digest_of(folder: Path) -> tuple[str, bytes]:
-    """Return what identifies an adapter, and its weights as they lie in their file.
+def read_files(folder: Path, digest: str) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
+    """Return the config and the tensors of an adapter whose files have this digest.
 
-    It is the SHA-256, in hexadecimal digits, of `file_heading` and content of each file. Raises CheckpointError.
+    It is the SHA-256, in hexadecimal digits, of `file_heading` and content of each. Each file is read once, so what is
+    used is what was digested. Raises CheckpointError.
     """
-    found, data = hashlib.sha256(), b""
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        try:
-            data = (folder / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from error
-        found.update(file_heading(name, len(data)))
-        found.update(data)
-    return found.hexdigest(), data
-
-
-def read_tensors(folder: Path, digest: str) -> Mapping[str, Tensor]:
-    """Return the tensors of an adapter whose files have this digest. Raises CheckpointError."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    found, data = digest_of(folder)
-    if found != digest:
+    found, contents = hashlib.sha256(), []
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        try:
+            contents.append((folder / name).read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from error
+        found.update(file_heading(name, len(contents[-1])))
+        found.update(contents[-1])
+    if found.hexdigest() != digest:
         raise CheckpointError(f"{folder}: the files have changed since the request named them; send it again")
+    config = AdapterConfig.parse(folder / CONFIG_FILE, contents[0])
     try:
-        tensors: dict[str, Tensor] = load(data)
+        tensors: dict[str, Tensor] = load(contents[1])
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / WEIGHTS_FILE}: truncated or damaged ({error}); copy it again") from error
-    return tensors
+    return config, tensors
 
 
 class AdapterReader:
@@ -129,8 +125,7 @@ class AdapterReader:
 
     def read(self, folder: Path, digest: str, slots: Mapping[str, SlotLinear]) -> dict[str, PackedFactors]:
         """Return what an adapter adds, by paths of layers. slots: by paths of layers. Raises CheckpointError."""
-        tensors = read_tensors(folder, digest)
-        config = AdapterConfig.read(folder)
+        config, tensors = read_files(folder, digest)
         file = folder / WEIGHTS_FILE
         modules = self._modules(file, config, tensors)
         found: dict[str, list[Factors | None]] = {}

@@ -52,13 +52,13 @@ class AdapterConfig:
     """Names of modules, or the ends of names; None where the config has a pattern: then the tensors say it."""
 
     @classmethod
-    def read(cls, folder: Path) -> AdapterConfig:
-        """Raises CheckpointError with the field, its value and what was expected."""
-        path = folder / CONFIG_FILE
+    def parse(cls, path: Path, content: bytes) -> AdapterConfig:
+        """Check the content of the file at `path`, which is not read again: it may have changed.
+
+        Raises CheckpointError with the field, its value and what was expected.
+        """
         try:
-            values = json.loads(path.read_bytes())
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+            values = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: is no JSON") from error
         if not isinstance(values, dict):

@@ -59,6 +59,7 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
         reads=c.qkv_reads,
         transposed=c.is_transposed,
         by_head=c.qkv_by_head,
+        unbiased=c.qkv_unbiased,
     )
 
 
@@ -85,7 +86,12 @@ class RotaryAttention(nn.Module):
         self.attend: PagedAttention = (
             SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
             if c.has_sinks
-            else PagedAttention(heads, scale=c.attention_scale, sliding_window=window, soft_cap=c.attention_soft_cap)
+            else PagedAttention(
+                *(heads, c.ahead_of(layer)),
+                scale=c.attention_scale,
+                sliding_window=window,
+                soft_cap=c.attention_soft_cap,
+            )
         )
         self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias, transposed=c.is_transposed)
 
@@ -221,6 +227,21 @@ class LateNormLayer(nn.Module):
         """Return (the stream [tokens, hidden], None)."""
         x = self.add(x, self.attention_output_norm(self.self_attn(x, batch)))
         return self.add(x, self.mlp_output_norm(self.mlp(x))), None
+
+
+class LateNormOfSumLayer(nn.Module):
+    """Attention and MLP, each added to the stream before a norm of the sum. `carries_residual` is False."""
+
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = attention, mlp
+        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
+
+    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
+        """Return (the stream [tokens, hidden], None)."""
+        x, _ = self.input_layernorm.add(self.self_attn(x, batch), x)
+        x, _ = self.post_attention_layernorm.add(self.mlp(x), x)
+        return x, None
 
 
 class ParallelLayer(nn.Module):

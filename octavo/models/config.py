@@ -62,6 +62,8 @@ class DecoderConfig:
     """Stored queries have a gate beside each head, whose sigmoid is a factor of the result of attention."""
     attention_soft_cap: float | None = None
     """Scores become `cap * tanh(score / cap)`."""
+    is_bidirectional: bool = False
+    """Whether queries see as many tokens behind themselves as before; then prompts are computed whole."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
     position_offset: int | None = None
@@ -69,6 +71,8 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     """The factor of token embeddings."""
     logit_multiplier: float = 1.0
+    has_head: bool = True
+    """Whether there are logits."""
     head_bias: bool = False
     """Whether the head has a bias."""
     qkv_bias: bool = False
@@ -82,6 +86,10 @@ class DecoderConfig:
     """Whether weights are stored [inputs, outputs]."""
     qkv_reads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """The stored tensors of queries, keys and values: one for each, or one that holds all (QKVLinear)."""
+    library: Any = None
+    """transformers' config of the whole model, whose encoders are made with it; None for a model of text alone."""
+    qkv_unbiased: tuple[str, ...] = ()
+    """Those of them that have no bias although `qkv_bias` is set."""
     qkv_by_head: bool = False
     """Whether the one stored tensor has queries, keys and values of the first head, then those of the next."""
     gate_up_reads: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -192,6 +200,13 @@ class DecoderConfig:
         """Return how many tokens a query sees in a layer, itself included; None for all."""
         return self.windows[layer] if self.windows else None
 
+    def ahead_of(self, layer: int) -> int:
+        """Return how many tokens behind itself a query sees in a layer."""
+        if not self.is_bidirectional:
+            return 0
+        window = self.window_of(layer)
+        return 2**31 - 1 if window is None else window - 1
+
 
 def read_rope(
     c: Checkpoint, head_dim: int, *, kind: str = "full_attention", share: float | None = None, interleaved: bool = False
@@ -216,7 +231,20 @@ def read_rope(
             f"{c.where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
             "them: they turn in pairs"
         )
-    return Rope(turned, rope.positive_float("rope_theta"), _read_scaling(c, rope, turned), interleaved)
+    bent, axes = _read_scaling(c, rope, turned), _read_axes(c, rope, turned // 2)
+    return Rope(turned, rope.positive_float("rope_theta"), bent, interleaved, axes=axes)
+
+
+def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
+    """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
+    sections = rope.values.get("mrope_section")
+    if sections is None:
+        return ()
+    if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:
+        raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together")
+    if not rope.bool("mrope_interleaved", c.str("model_type").startswith("qwen3")):
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))
 
 
 def _turning_share(rope: Section, default: float) -> float:

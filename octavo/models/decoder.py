@@ -17,6 +17,7 @@ from octavo.errors import ConfigError
 from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
+from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
 from octavo.ops.prepare_linear import TensorSpec
@@ -47,6 +48,9 @@ class DecoderStack(nn.Module):
     LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")
     """The modules that only the last stage has."""
 
+    replaces_tokens: ClassVar[bool] = False
+    """Whether `encode` makes vectors that take the place of those of tokens."""
+
     carries_residual = True
     """Whether the layers return a residual beside x."""
 
@@ -70,16 +74,19 @@ class DecoderStack(nn.Module):
         self.layer_range = mesh.layer_range(c.num_layers)
         self.is_first, self.is_last = self.layer_range.start == 0, self.layer_range.stop == c.num_layers
         width = embedding_size or c.hidden_size
-        embed_tokens, lm_head = embedding_and_head(c.vocab_size, width, mesh, tied=c.tied, bias=c.head_bias)
+        tied = c.tied and c.has_head
+        embed_tokens, lm_head = embedding_and_head(c.vocab_size, width, mesh, tied=tied, bias=c.head_bias)
         # a tied head multiplies by the embedding's table
-        self.embed_tokens = embed_tokens if self.is_first or (self.is_last and c.tied) else None
+        self.embed_tokens = embed_tokens if self.is_first or (self.is_last and tied) else None
         self.embed_positions = None
         if c.position_offset is not None and self.is_first:
             self.embed_positions = Embedding(c.max_positions, c.hidden_size, offset=c.position_offset)
             self.add_positions = addition()
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
-        self.lm_head = lm_head if self.is_last else None
+        self.lm_head = lm_head if self.is_last and c.has_head else None
+        self.score: nn.Module | None = None
+        """Makes scores of labels, [rows, labels], of the pooled hidden states [rows, hidden]."""
         self.embedding_factor = None if c.embedding_multiplier == 1 else Elementwise("scaled", c.embedding_multiplier)
         self.logit_factor = None if c.logit_multiplier == 1 else Elementwise("scaled", c.logit_multiplier)
         self._assign_caches(c, mesh)
@@ -149,6 +156,17 @@ class DecoderStack(nn.Module):
         logits: Tensor = self.lm_head(hidden)
         return logits if self.logit_factor is None else self.logit_factor(logits)
 
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return what an encoder makes of the arrays of one image or sound, [vectors, width]; nothing else changes it.
+
+        Raises NotImplementedError for a model without encoders.
+        """
+        raise NotImplementedError
+
+    def add_scores(self, num_labels: int, mesh: Mesh) -> None:
+        """Add the head of a classifier."""
+        self.score = ColumnLinear(self.config.hidden_size, num_labels, mesh)
+
     def proof(self, ops: Ops, attention: Callable[[int], AttentionBackend], folder: Path | None) -> str | None:
         """Return in words what was proved of the class before it is used; None for a family, which tests prove.
 
@@ -171,6 +189,8 @@ class DecoderStack(nn.Module):
             index = rest.partition(".")[0]
             return not index.isdigit() or int(index) in self.layer_range or int(index) >= self.config.num_layers
         elsewhere = (() if self.is_first else self.FIRST_STAGE) + (() if self.is_last else self.LAST_STAGE)
+        if not self.config.has_head:
+            elsewhere += ("lm_head",)
         return part not in {self.RENAMED.get(each, each) for each in elsewhere}
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:

@@ -46,7 +46,7 @@ class Gemma3ForCausalLM(GemmaDecoder):
     """Gemma 3: Gemma 2 with norms of query and key heads, five windows to a layer without, and another rotation there.
 
     Releases have no cap of scores; transformers does not apply one, either. Of checkpoints that read images, the text
-    model. Source: https://arxiv.org/abs/2503.19786.
+    model. Source: https://arxiv.org/abs/2503.19786. EmbeddingGemma sees half a window to both sides.
     """
 
     RENAMED = BETWEEN_NORMS
@@ -55,10 +55,14 @@ class Gemma3ForCausalLM(GemmaDecoder):
     def read(cls, c: Checkpoint) -> GemmaConfig:
         c.expect("hidden_activation", GELU)
         c.refuse("attn_logit_softcapping", because="Gemma 3 has no cap of scores; set it to null")
+        windows, sees_both = read_windows(c, is_windowed=True), c.values.get("use_bidirectional_attention") is True
+        if sees_both:
+            windows = tuple(None if window is None else window // 2 + 1 for window in windows)
         return GemmaConfig.gemma(
             c,
+            is_bidirectional=sees_both,
             qk_norms=head_norms,
-            windows=read_windows(c, is_windowed=True),
+            windows=windows,
             attention_scale=read_attention_scale(c),
             logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
             layer=SandwichLayer,

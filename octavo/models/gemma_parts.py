@@ -28,7 +28,8 @@ class GemmaConfig(DecoderConfig):
     def gemma(cls, c: Checkpoint, **own: Any) -> Self:
         """Read what the families share; `own` adds or replaces fields. Raises CheckpointError or UnsupportedModel."""
         # "vision" is for tokens of images alone
-        c.expect("use_bidirectional_attention", False, "vision")
+        if not own.get("is_bidirectional"):
+            c.expect("use_bidirectional_attention", False, "vision")
         fields: dict[str, Any] = {
             "head_dim": c.positive("head_dim", 256),
             "tied": c.bool("tie_word_embeddings", True),

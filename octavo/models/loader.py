@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors
 from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.explain import RankShare
+from octavo.config.schema import PoolingConfig
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
@@ -82,18 +84,30 @@ class LoadedModel:
         dtype: torch.dtype = torch.float32,
         method: WeightMethod | None = None,
         activation_bits: int = 8,
+        pooling: PoolingConfig | None = None,
+        reads_images: bool = True,
     ) -> LoadedModel:
         """Build the model on the meta device: shapes and names in `dtype`, no memory, and no weight is read.
 
         `method` keeps the weights that are multiplied; by default they stay as the checkpoint has them, and those of
-        a quantised one are multiplied with activations of `activation_bits`. Raises CheckpointError, or ConfigError
-        where the model cannot be shared by the ranks of the mesh, or is quantised already.
+        a quantised one are multiplied with activations of `activation_bits`. pooling: of a model that makes vectors,
+        which has no head for tokens unless it judges by them. Raises CheckpointError, or ConfigError where the model
+        cannot be shared by the ranks of the mesh, or is quantised already.
+
+        reads_images: False leaves an encoder of images out.
         """
-        model_class = resolve_model(checkpoint)
+        model_class = resolve_model(
+            checkpoint, makes_text=pooling is None, reads_images=reads_images and pooling is None
+        )
         config = model_class.read(checkpoint)
+        if pooling is not None and not pooling.token_ids:
+            config = replace(config, has_head=False)
         shape = config.shape(mesh)
         with torch.device("meta"):
-            model = model_class(config, mesh).to(dtype)
+            model = model_class(config, mesh)
+            if pooling is not None and pooling.labels and not pooling.token_ids:
+                model.add_scores(len(pooling.labels), mesh)
+            model.to(dtype)
             view = _view(checkpoint, model, method, activation_bits)
             methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of
             for path, layer in model.layers_by_path():

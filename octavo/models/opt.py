@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
@@ -15,7 +15,7 @@ from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
-from octavo.models.blocks import GatedDecoder, PlainMLP, stream_norm
+from octavo.models.blocks import GatedDecoder, LateNormOfSumLayer, PlainMLP
 from octavo.models.config import DecoderConfig, even_share
 
 
@@ -25,21 +25,6 @@ class OPTConfig(DecoderConfig):
 
     embedding_size: int
     final_norm: bool
-
-
-class LateNormOfSumLayer(nn.Module):
-    """Attention and MLP, each added to the stream before a norm of the sum. `carries_residual` is False."""
-
-    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = attention, mlp
-        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
-
-    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
-        """Return (the stream [tokens, hidden], None)."""
-        x, _ = self.input_layernorm.add(self.self_attn(x, batch), x)
-        x, _ = self.post_attention_layernorm.add(self.mlp(x), x)
-        return x, None
 
 
 class OPTForCausalLM(GatedDecoder):

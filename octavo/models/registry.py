@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig
@@ -28,6 +29,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
 _FAMILY_OF_TYPE: Final = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
+    "encoders": ("Bert", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),
@@ -42,12 +44,16 @@ _FILES: Final = {
     "mixtures": ("Glm4Moe", "GptOss", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+    "whisper": ("Whisper",),
 }
-"""The families of each file, which has a class `<family>ForCausalLM`."""
+"""The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
+_OTHER_NAMES: Final = {
+    **{family: f"{family}Model" for family in _FILES["encoders"]},
+    "GPT2": "GPT2LMHeadModel",
+    "Whisper": "WhisperForConditionalGeneration",
+}
 _FILE_OF: Final = {
-    "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM": file
-    for file, families in _FILES.items()
-    for family in families
+    _OTHER_NAMES.get(family, f"{family}ForCausalLM"): file for file, families in _FILES.items() for family in families
 }
 
 
@@ -63,13 +69,25 @@ class ModelClass(Protocol):
         ...
 
 
-def resolve_model(checkpoint: Checkpoint) -> ModelClass:
+def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_images: bool = True) -> ModelClass:
     """Return the class for the checkpoint's architecture: a family's, else what runs a class of transformers.
 
+    makes_text: False takes a family's class for its hidden states alone, whatever the architecture does with them.
+    reads_images: False leaves encoders of images out.
     Raises UnsupportedModel, which names the families that are there.
     """
+    found = _text_class(checkpoint, makes_text=makes_text)
+    if not reads_images or library_version() is None or image_settings(checkpoint) is None:
+        return found
+    made: ModelClass = import_module("octavo.models.vision").with_images(checkpoint.architecture, found)
+    return made
+
+
+def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     wanted = checkpoint.architecture
     names = [wanted]
+    if not makes_text:
+        names += [_family(wanted).lower(), str(checkpoint.values.get("model_type"))]
     if wanted in _AROUND_A_TEXT_MODEL and checkpoint.text_model_type is not None:
         names.append(checkpoint.text_model_type)
     for architecture, file in _FILE_OF.items():

@@ -176,7 +176,36 @@ class EncoderBudget(Budget):
         return (each for each in self._inputs_of(group) if start <= each.offset < start + num_tokens)
 
 
-def make_budgets(config: SchedulerConfig, running: Iterable[SequenceGroup], num_running_sequences: int) -> list[Budget]:
-    """Return the budgets of a step besides its tokens."""
+class WholeSpans(Budget):
+    """A row does not end among tokens that attend to each other: it computes all that are left of them, or none.
+
+    Where they come first in the row, it may have more tokens than a step is to have beside sequences that decode.
+    """
+
+    limits_rows = True
+
+    def __init__(self, tokens: TokenBudget) -> None:
+        self._tokens = tokens
+
+    def grant(self, group: SequenceGroup, start: int, want: int) -> int:
+        end = start + want
+        for offset, length in (span for each in group.request.media if each.is_whole for span in each.spans):
+            if offset < end < offset + length:
+                num_left = offset + length - start
+                return offset - start if offset > start else num_left if num_left <= self._tokens.remaining else 0
+        return want
+
+
+def encoder_inputs(group: SequenceGroup) -> list[EncoderInput]:
+    """Return what a group's prompt has in place of tokens."""
+    return [EncoderInput(each.spans[0][0], each.num_embeddings) for each in group.request.media if each.spans]
+
+
+def make_budgets(
+    config: SchedulerConfig, running: Iterable[SequenceGroup], num_running_sequences: int, *, has_media: bool = False
+) -> list[Budget]:
+    """Return the budgets of a step, its tokens first. has_media: some prompts have images or sounds."""
+    tokens = TokenBudget(config.max_num_batched_tokens)
     adapters = [AdapterBudget(config.max_loras, running)] if config.max_loras else []
-    return [*adapters, SequenceBudget(config.max_num_seqs - num_running_sequences)]
+    media = [EncoderBudget(config.max_num_batched_tokens, encoder_inputs), WholeSpans(tokens)] if has_media else []
+    return [tokens, *adapters, *media, SequenceBudget(config.max_num_seqs - num_running_sequences)]

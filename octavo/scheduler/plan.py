@@ -6,10 +6,12 @@ import sys
 from typing import NamedTuple
 
 from octavo.config.schema import SchedulerConfig
+from octavo.core.media import MediaInput
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_cache.allocation import SlotGrowth
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_cache.block_table import BlockTable
 from octavo.scheduler.budget import Budget, TokenBudget, make_budgets
 from octavo.scheduler.registry import Registry
 
@@ -29,7 +31,7 @@ class StepPlan:
     rows: what is computed.
     new: messages that make sequences known to the worker.
     copies: of blocks, before the row of the sequence.
-    filling: sequences whose row fills a block that the prefix index does not know; none when prefix caching is off.
+    filling: sequences whose row fills a block that the prefix index does not know, or writes an encoder's output.
     prefix_copies: copies of sequences that were admitted and have no row yet.
     num_prompt_tokens: tokens in rows that compute more than one.
     num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
@@ -142,31 +144,46 @@ class StepPlan:
 
 def begin_plan(config: SchedulerConfig, registry: Registry) -> StepPlan:
     """Return an empty plan with the budgets of a step."""
-    budgets = make_budgets(config, registry.on_device, registry.num_running_sequences)
-    return StepPlan(TokenBudget(config.max_num_batched_tokens), *budgets)
+    tokens, *budgets = make_budgets(
+        config, registry.on_device, registry.num_running_sequences, has_media=registry.has_media
+    )
+    assert isinstance(tokens, TokenBudget)
+    return StepPlan(tokens, *budgets)
 
 
-def new_sequence(group: SequenceGroup, sequence: Sequence, block_tables: list[list[int]]) -> NewSequence:
+def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable) -> NewSequence:
     """Return the message that makes a sequence known to the worker. A sibling that is there already is its parent."""
     parent = next((other for other in group.sequences if other.is_resident), None)
     num_shared = group.num_prompt_tokens if parent is not None else 0
     if sequence.parent is not None and sequence.parent[0].is_resident:
         parent, num_shared = sequence.parent
     sequence.num_sent_tokens = len(sequence.token_ids)
+    media = group.request.media
     return NewSequence(
         seq_id=sequence.seq_id,
         index=sequence.index,
         epoch=sequence.epoch,
         token_ids=sequence.token_ids[num_shared:],
         num_prompt_tokens=sequence.num_prompt_tokens,
-        block_tables=[list(table) for table in block_tables],
+        block_tables=[list(blocks) for blocks in table.blocks],
         params=group.request.params,
         end_token_ids=tuple(group.end_token_ids),
         bad_words_token_ids=group.request.bad_words_token_ids,
         adapter=group.adapter,
+        media=_media(group, sequence, table) if media else (),
+        grids=tuple([(each.spans[0][0], *each.grid) for each in media if each.grid is not None]) if media else (),
+        pooled=group.request.pooled,
         parent_id=parent.seq_id if parent is not None else None,
         num_shared_tokens=num_shared,
     )
+
+
+def _media(group: SequenceGroup, sequence: Sequence, table: BlockTable) -> tuple[MediaInput, ...]:
+    """Return what the worker has to encode for the rows of a sequence from here on."""
+    media = group.request.media
+    if table.lacks_encoding:
+        return media
+    return tuple(each for each in media if each.end > sequence.num_computed_tokens)
 
 
 def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, end: int) -> int:

@@ -177,6 +177,8 @@ class Preemption:
             return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
         if manager.keeps_states and any(dropped.num_computed[s.seq_id] >= len(s.token_ids) for s in group.live):
             return SwapChoice(False, "its states are past its last known token, which is to be computed again")
+        if manager.encodings.are_missing(manager.tables[s.seq_id] for s in group.live):
+            return SwapChoice(False, "its sound is not encoded yet")
         shortage = manager.swap_space.swap_out_shortage(group.live)
         if shortage is not None:
             return SwapChoice(False, f"the swap space {shortage.because}")

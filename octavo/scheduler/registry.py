@@ -42,6 +42,7 @@ class Registry:
     num_queued_tokens: prompt tokens of the waiting groups that have never run.
     timelines: those of the requests that ended last.
     waits_for_results: every group waits for results.
+    has_media: a prompt with images or sounds has arrived.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Registry:
         self.num_running_sequences = 0
         self.num_departures = 0
         self.num_queued_tokens = 0
+        self.has_media = False
         self.stats = SchedulerStats(
             num_blocks=block_manager.limits.num_blocks, num_host_blocks=block_manager.limits.num_host_blocks
         )
@@ -92,6 +94,7 @@ class Registry:
     def add(self, group: SequenceGroup) -> None:
         """Put a new group into the waiting queue."""
         self.groups[group.request_id] = group
+        self.has_media |= bool(group.request.media)
         self._by_sequence.update((sequence.seq_id, (group, sequence)) for sequence in group.sequences)
         if not group.was_preempted:
             self.num_queued_tokens += group.num_prompt_tokens

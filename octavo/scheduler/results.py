@@ -34,7 +34,8 @@ class Results:
             is_late = sequence.epoch != row.epoch
             if row.is_undrawn and not is_late:
                 is_late = not self._step_back(group, sequence)
-            if prompt_logprobs is None and (is_late or (not row.tokens and row.candidates is None)):
+            has_result = row.tokens or row.candidates is not None or row.pooled is not None
+            if prompt_logprobs is None and (is_late or not has_result):
                 continue
             result = outputs.get(group.request_id)
             if result is None:
@@ -61,6 +62,12 @@ class Results:
                     result.deltas.append(self._append(group, sequence, row.tokens))
                 else:
                     result.deltas += self._fork(group, sequence, row.tokens)
+            elif row.pooled is not None:
+                self._note_tokens(group, now)
+                sequence.num_pending -= 1
+                result.pooled = row.pooled
+                last = SequenceDelta(index=0, token_ids=[], logprobs=[])
+                result.deltas.append(self._end(group, sequence, SequenceStatus.FINISHED_STOPPED, last))
             elif row.candidates is not None:
                 result.deltas += self._take_candidates(group, sequence, row.candidates, now)
             if not group.live:

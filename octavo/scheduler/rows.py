@@ -149,7 +149,7 @@ class RowPlanner:
         plan.tokens.remaining -= len(drafts)
         seq_id, is_new = sequence.seq_id, not sequence.is_resident
         if is_new:
-            plan.new[seq_id] = new_sequence(group, sequence, self._block_manager.block_ids(sequence))
+            plan.new[seq_id] = new_sequence(group, sequence, self._tables[seq_id])
         copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
         if copies:
             plan.copies[seq_id] = copies
@@ -181,11 +181,12 @@ class RowPlanner:
         return max(1, -(-num_decoding // self.num_turns))
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
-        """Note whether the sequence's newest row fills a block that is not in the prefix index yet, or may end a prompt
-        that is kept."""
-        num_published = self._tables[sequence.seq_id].num_published
-        is_full = sequence.num_computed_tokens >= (num_published + 1) * self._block_size
-        if (is_full or group.request.keep_s) and self._block_manager.enable_prefix_caching:
+        """Note whether the sequence's newest row fills a block that is not in the prefix index yet, may end a prompt
+        that is kept, or writes an encoder's output."""
+        table = self._tables[sequence.seq_id]
+        is_full = sequence.num_computed_tokens >= (table.num_published + 1) * self._block_size
+        is_kept = (is_full or group.request.keep_s) and self._block_manager.enable_prefix_caching
+        if is_kept or table.lacks_encoding:
             plan.filling[sequence.seq_id] = group, sequence
 
     def _make_room(self, group: SequenceGroup, plan: StepPlan) -> bool:

@@ -58,6 +58,7 @@ class App:
             args.allow_hosts or (own_hosts(args.host) if args.uds is None else None),
             self._open_paths,
             args.allowed_origins,
+            {endpoint.path for endpoint in ENDPOINTS if endpoint.is_form},
         )
         self._bodies = BodyLimits(args.max_body_size, args.max_bodies_size or 8 * args.max_body_size)
         self._app: ASGIApp = self._respond

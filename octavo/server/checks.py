@@ -19,6 +19,7 @@ from typing import Final
 from starlette.types import Message, Receive
 
 from octavo.server.errors import ApiError
+from octavo.server.multipart import is_form
 
 Fields = Mapping[bytes, bytes]
 """The headers of a request by their names in lower case; the values of a repeated header are joined by commas."""
@@ -47,17 +48,23 @@ def own_hosts(listening_on: str) -> frozenset[str] | None:
 
 
 class HeaderChecks:
-    """Refuses requests without one valid `Host` (400) or for the host of another server (403), commands without a body
-    from pages of other origins (403), and bodies that are compressed or not JSON (415).
+    """Refuses requests without one valid `Host` (400) or for the host of another server (403), forms and commands
+    without a body from pages of other origins (403), and bodies that are compressed or not JSON (415).
 
     hosts: names that requests may have in `Host`; addresses and names below `localhost` always may. None allows all.
     open_paths: paths that every host name may request, as they show nothing of requests.
-    origins: web origins whose pages may send commands, or `*`.
+    origins: web origins whose pages may send commands, or `*`. form_paths: paths that take forms with files, which a
+    page of any origin can send.
     """
 
     def __init__(
-        self, hosts: Collection[str] | None, open_paths: Collection[str] = (), origins: Collection[str] = ()
+        self,
+        hosts: Collection[str] | None,
+        open_paths: Collection[str] = (),
+        origins: Collection[str] = (),
+        form_paths: Collection[str] = (),
     ) -> None:
+        self._form_paths = form_paths
         self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
         self._open_paths = open_paths
         self._origins = origins
@@ -75,7 +82,7 @@ class HeaderChecks:
             return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
         if method in _READING_METHODS:
             return None
-        if b"content-type" in fields:
+        if b"content-type" in fields and not (path in self._form_paths and is_form(fields[b"content-type"])):
             return not_json(fields[b"content-type"])
         origin = fields.get(b"origin")
         if origin is not None and not self._is_allowed(origin.decode("latin-1"), (host or b"").decode("latin-1")):

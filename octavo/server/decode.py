@@ -83,6 +83,11 @@ async def read_body(request: Request) -> list[bytes]:
     """Return the pieces of the body of a request that is declared as JSON. Raises ApiError 413 and 415."""
     if (refusal := not_json(request.headers.get("content-type", "").encode("latin-1"))) is not None:
         raise refusal
+    return await read_pieces(request)
+
+
+async def read_pieces(request: Request) -> list[bytes]:
+    """Return the pieces of the body of a request. Raises ApiError 413."""
     try:
         return [piece async for piece in request.stream() if piece]
     except ClientDisconnect as error:
@@ -113,10 +118,13 @@ def decode(body: bytes, kind: type[T]) -> T:
     return value
 
 
-def converted(value: Any, kind: type[S], field: str = "") -> S:
-    """Return a struct of this kind from decoded JSON, which the client knows as `field`. Raises InvalidRequest."""
+def converted(value: Any, kind: type[S], field: str = "", *, strict: bool = True) -> S:
+    """Return a struct of this kind from decoded JSON, which the client knows as `field`. Raises InvalidRequest.
+
+    strict: numbers and booleans are no texts, as they are in a form.
+    """
     try:
-        result = msgspec.convert(value, kind)
+        result = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _misfit(str(error), kind, field) from error
     refuse_unsupported(result, f"{field}." if field else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
 from octavo.server.generation import json_response
 from octavo.server.keys import Right
 from octavo.server.responses.adapters import AdapterLoaded, AdapterUnloaded
+from octavo.server.responses.audio import VerboseTranscription
 from octavo.server.responses.chat import ChatCompletionResponse
 from octavo.server.responses.completions import CompletionResponse
 from octavo.server.responses.health import Drained, Health, Index, Load, Version
@@ -29,8 +30,17 @@ from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, 
 from octavo.server.responses.responses import ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
+from octavo.server.responses.vectors import (
+    ClassificationList,
+    CohereEmbeddings,
+    EmbeddingList,
+    PooledList,
+    Reranked,
+    ScoreList,
+)
 from octavo.server.routes import (
     adapters,
+    audio,
     chat,
     completions,
     health,
@@ -43,8 +53,10 @@ from octavo.server.routes import (
     responses,
     scheduler,
     tokens,
+    vectors,
 )
 from octavo.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
@@ -52,6 +64,14 @@ from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, O
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 from octavo.server.schema.responses import Reasoning, ResponsesRequest, TextConfig
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.vectors import (
+    ClassifyRequest,
+    CohereEmbedRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 
 Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 """Returns the response, which is itself an ASGI application. Raises InvalidRequest or ApiError."""
@@ -60,8 +80,8 @@ Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 class Endpoint(msgspec.Struct, frozen=True):
     """A method and a path, their handler, and the structs of its request and its response (None: no JSON).
 
-    is_open: no API key is needed, where there are keys. right: the right that a key needs. values: all that the
-    parameter of the path can be, where that is known.
+    is_form: the request is a form with files. is_open: no API key is needed, where there are keys. right: the right
+    that a key needs. values: all that the parameter of the path can be, where that is known.
     """
 
     method: str
@@ -70,6 +90,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     request: type[msgspec.Struct] | None = None
     response: type[msgspec.Struct] | None = None
     is_open: bool = False
+    is_form: bool = False
     right: Right | None = None
     values: tuple[str, ...] = ()
 
@@ -114,6 +135,8 @@ async def openapi(context: ServerContext, request: Request) -> Response:
     return Response(msgspec.json.encode(document()), media_type="application/json")
 
 
+_RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
+
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
     Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
@@ -121,6 +144,18 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/responses/{response_id}", responses.stored),
     Endpoint("POST", "/v1/messages", messages.create, MessagesRequest, MessageResponse),
     Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount),
+    Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, EmbeddingList),
+    Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, CohereEmbeddings),
+    *(Endpoint("POST", path, vectors.rerank, RerankRequest, Reranked) for path in _RERANK),
+    *(Endpoint("POST", path, vectors.score, ScoreRequest, ScoreList) for path in ("/score", "/v1/score")),
+    Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, ClassificationList),
+    Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, PooledList),
+    Endpoint(
+        "POST", "/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, VerboseTranscription, is_form=True
+    ),
+    Endpoint(
+        "POST", "/v1/audio/translations", audio.translate, TranscriptionRequest, VerboseTranscription, is_form=True
+    ),
     Endpoint("GET", "/v1/models", models.list_models, None, ModelList),
     Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, Model),
     Endpoint("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest, AdapterLoaded, right=Right.OPERATE),
@@ -160,7 +195,7 @@ def document() -> dict[str, Any]:
     structs += [kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response) if kind is not None]
     _, components = msgspec.json.schema_components(structs, ref_template=_TEMPLATE)
     structs += [Message, TextConfig, Reasoning, OutputConfig]
-    for kind in structs:
+    for kind in dict.fromkeys(structs):
         for name in refused_fields(kind):
             components[kind.__name__]["properties"].pop(name)
     paths: dict[str, Any] = {}
@@ -188,7 +223,10 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.description != endpoint.summary:
         operation["description"] = endpoint.description
     if endpoint.request is not None:
-        operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
+        content = _json(endpoint.request)
+        if endpoint.is_form:
+            content = {"multipart/form-data": content["application/json"]}
+        operation["requestBody"] = {"required": True, "content": content}
     for name in endpoint.parameters(endpoint.path):
         schema = {"type": "string", **({"enum": endpoint.values} if endpoint.values else {})}
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema}]

@@ -28,7 +28,9 @@ from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.rate_limits import Meter
 from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.common import GenerationRequest
+from octavo.server.schema.vectors import VectorRequest
 from octavo.server.sending import DONE, SLICE, EventStream, encode, error_event, event
 
 _UNIQUE_DIGITS: Final = 12
@@ -46,7 +48,7 @@ def is_about(request_id: str, asked: str) -> bool:
     return request_id == asked or (found is not None and found["answer"] == asked)
 
 
-def caller_for(request: Request, asked: GenerationRequest) -> Caller:
+def caller_for(request: Request, asked: GenerationRequest | VectorRequest | TranscriptionRequest) -> Caller:
     """Return who is served: the caller of the key, or where there are no keys the user that the client names."""
     caller = caller_of(request)
     return caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)

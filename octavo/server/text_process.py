@@ -27,6 +27,7 @@ from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
+from octavo.server.sounds import HEAR, hear
 from octavo.server.texts import REQUESTS, AnswerRequest, Preparer, TextSetup, prepared
 
 JOB_CPU_S: Final = 30.0
@@ -103,6 +104,8 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *
     preparer = Preparer(tools, setup.policy)
 
     def do(kind: str, body: bytes) -> bytes:
+        if kind.startswith(HEAR):
+            return hear(kind.removeprefix(HEAR), body, setup.input.model.path)
         asked = decode(body, REQUESTS[kind])
         if isinstance(asked, AnswerRequest):
             return msgspec.msgpack.encode(preparer.answer(asked))
@@ -140,6 +143,7 @@ def main() -> int:
         tokenizer, template = open_tokenizer(setup.input.model)
         tokenizer.releases_lock = False  # nothing else runs here, and its threads cost memory
         tools = InputProcessor(setup.input, tokenizer=tokenizer, chat_template=template)
+        tools.media.warm_up()
         while True:
             word, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not word:

@@ -17,6 +17,7 @@ import msgspec
 from starlette.requests import Request
 
 from octavo.config.server_args import ServerArgs
+from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt, checked_text
 from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
@@ -39,6 +40,7 @@ from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 from octavo.server.schema.responses import ResponsesRequest
 from octavo.server.schema.shim import ShimRequest, neutral
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.vectors import KINDS, VectorRequest, VectorTools
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -62,15 +64,9 @@ AnswerRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest
 """The requests whose response is about tokens alone."""
 
 _KINDS: tuple[type[RequestBody], ...] = (
-    CompletionRequest,
-    ChatCompletionRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    PrefixRequest,
-    PinPrefixRequest,
-    ResponsesRequest,
-    MessagesRequest,
-    CountTokensRequest,
+    *(CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest, PrefixRequest, PinPrefixRequest),
+    *(ResponsesRequest, MessagesRequest, CountTokensRequest),
+    *KINDS,
 )
 REQUESTS: Mapping[str, type[RequestBody]] = {kind.__name__: kind for kind in _KINDS}
 """The bodies with text or tokens by name: a process for text reads any of them."""
@@ -98,7 +94,7 @@ class TextSetup(msgspec.Struct, frozen=True):
     policy: TextPolicy
 
 
-class TextTools(Protocol):
+class TextTools(VectorTools, Protocol):
     """The tools that prompts are made with; `AsyncLLM` and `InputProcessor` have them."""
 
     @property
@@ -142,7 +138,10 @@ class Preparer:
                 chat.thinking_token_budget = None  # clients send it to every model
             with asked.named():
                 return self.prompts(chat, limits)
+        if isinstance(asked, VectorRequest):
+            return asked.prompts(self.tools)
         if isinstance(asked, FormFields):
+            self.tools.vectors.refuse_text()
             asked.check_form()
         if isinstance(asked, CompletionRequest):
             adds = asked.add_special_tokens is not False
@@ -172,6 +171,8 @@ class Preparer:
     ) -> TokenCount | TokenizeResponse:
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
+        if prompt.multi_modal_data:
+            raise InvalidRequest("tokens of images are not counted here; leave the images out", field="messages")
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
         if isinstance(asked, CountTokensRequest):
             return TokenCount(len(tokens))
@@ -256,6 +257,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
     text: str | None
     token_ids: bytes
     prediction: bytes
+    second_start: int = 0
+    media: tuple[MediaInput, ...] = ()
 
 
 class Prepared(msgspec.Struct, frozen=True, array_like=True):
@@ -272,13 +275,20 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
     done = []
     for prompt in prompts:
         try:
-            token_ids = array("i", tools.tokenised(prompt, num_kept)).tobytes()
+            if isinstance(asked, VectorRequest):
+                whole, second_start = tools.vectors.read_ids(prompt, asked.params().truncate_prompt_tokens)
+                done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start))
+                continue
+            written, media = tools.media.read(prompt, tools.tokenised(prompt, num_kept), num_kept)
+            token_ids = array("i", written).tobytes()
             prediction = array("i", tools.predicted(prompt)).tobytes()
         except InvalidRequest as error:
-            error.field = next(name for name in _PROMPTS if getattr(asked, name, None) is not None)
+            names = (getattr(asked, "texts_field", ""), *_PROMPTS)
+            error.field = next(name for name in names if getattr(asked, name, None) is not None)
             raise
-        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction))
-    return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
+        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, 0, media))
+    rest = asked.without_text() if isinstance(asked, VectorRequest) else _without_text(asked)
+    return _encode(Prepared(msgspec.Raw(_encode(rest)), done))
 
 
 def _without_text(asked: RequestBody) -> RequestBody:
@@ -300,7 +310,7 @@ class Texts:
 
     def __init__(self, preparer: Preparer, pool: TextPool | None, open_requests: OpenRequests) -> None:
         self._preparer = preparer
-        self._pool = pool
+        self.pool = pool
         self._open_requests = open_requests
         self._turn = asyncio.Lock()
 
@@ -340,7 +350,7 @@ class Texts:
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]
     ) -> tuple[T, R] | None:
         """Return a request and what `make` makes of it; None where that takes more time than this process has."""
-        is_only_place = self._pool is None
+        is_only_place = self.pool is None
         if not is_only_place and sum(map(len, pieces)) > most_bytes:
             return None
         # one at a time: whatever else waits for the loop runs between two of them
@@ -353,6 +363,8 @@ class Texts:
             served = neutral(asked)
             if isinstance(served, FormFields) and served.form() is not None:
                 return None
+            if any(getattr(message, "has_images", False) for message in getattr(served, "messages", None) or ()):
+                return None
             if isinstance(served, ChatCompletionRequest) and served.constrains_calls:
                 return None
             try:
@@ -362,9 +374,9 @@ class Texts:
 
     async def _elsewhere(self, request: Request, kind: type[RequestBody], pieces: Sequence[bytes]) -> bytes:
         """Return what a helper process makes of a body. The job ends when the client goes away or the server stops."""
-        assert self._pool is not None
+        assert self.pool is not None
         async with self._open_requests.track(request.receive):
-            return await self._pool.run(kind.__name__, pieces, sender_of(request.scope))
+            return await self.pool.run(kind.__name__, pieces, sender_of(request.scope))
 
 
 @functools.cache
@@ -378,7 +390,8 @@ async def _prompts(done: Prepared) -> list[Prompt]:
     for each in done.prompts:
         token_ids = array("i", each.token_ids).tolist()
         predicted = array("i", each.prediction).tolist()
-        prompts.append(Prompt(text=each.text, token_ids=token_ids, add_special_tokens=False, prediction=predicted))
+        beside: dict[str, Any] = {"second_start": each.second_start, "media": each.media}
+        prompts.append(Prompt(each.text, token_ids, False, prediction=predicted, **beside))
         num_tokens += len(token_ids) + len(predicted)
         if num_tokens > _TOKENS_BETWEEN_TURNS:
             num_tokens = 0

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from octavo.attention.backend import AttentionBackend
-from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.model_shape import KeysAndValues, Latent, ModelShape, State
+from octavo.core.model_shape import Encoded, KeysAndValues, Latent, ModelShape, State
 from octavo.devices.device import Device
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
@@ -64,10 +64,12 @@ class Activations:
         tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
         return self._fixed_bytes + workspace + tables
 
-    def _workspace_bytes(self, keeps: KeysAndValues | Latent, max_model_len: int) -> int:
+    def _workspace_bytes(self, keeps: KeysAndValues | Latent | Encoded, max_model_len: int) -> int:
         kv_heads, dim, value_size = (
             (1, keeps.size, keeps.value_size) if isinstance(keeps, Latent) else (keeps.kv_heads, keeps.head_dim, 0)
         )
+        if isinstance(keeps, Encoded):
+            max_model_len = keeps.num_tokens
         num_heads, element_size = self._opened.shape.num_heads, self._opened.dtype.itemsize
         return self._attention.workspace_bytes(
             self._num_tokens, max_model_len, num_heads, kv_heads, dim, element_size, value_size
@@ -75,19 +77,19 @@ class Activations:
 
     def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:
         with self._opened.bound_dry(ops, attention) as model:
-            batch = _dry_input(num_tokens, self._opened.shape)
+            batch = _dry_input(num_tokens, self._opened.shape, self._opened.dtype)
             if not model.is_first:
                 batch = replace(batch, received=self._opened.received_buffers(num_tokens, "meta"))
             result = model(batch)
             if not model.is_last:
                 return sum(part.nbytes for part in result.parts)
-            if not is_decode:
+            if not is_decode and model.is_last and model.config.has_head:
                 model.compute_logits(result[: self._logits_rows])
             num_bytes: int = result.nbytes
             return num_bytes
 
 
-def _dry_input(num_tokens: int, shape: ModelShape) -> ModelInput:
+def _dry_input(num_tokens: int, shape: ModelShape, dtype: torch.dtype) -> ModelInput:
     ids = torch.empty(num_tokens, dtype=torch.int64, device="meta")
     small = torch.empty(0, dtype=torch.int32, device="meta")
     metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
@@ -95,4 +97,9 @@ def _dry_input(num_tokens: int, shape: ModelShape) -> ModelInput:
     keeps = [shape.cache_groups[place].keeps for _, place in places]
     # states are cut into parts
     caches = [torch.empty(1, 1, each.num_values, device="meta") if isinstance(each, State) else small for each in keeps]
-    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), caches)
+    encoded = [
+        EncoderOutput(torch.empty(each.num_tokens, shape.hidden_size, dtype=dtype, device="meta"), metadata)
+        for each in keeps[-1:]
+        if isinstance(each, Encoded)
+    ]
+    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), caches, encoded=encoded)

@@ -41,6 +41,10 @@ class BlockTables:
         # any mode but the default writes to `out` at once
         self._blocks.take(lines, axis=0, out=out, mode="clip")
 
+    def leading(self, lines: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+        """Return the first `count` entries of these lines, [lines, count]; zeros where they are shorter."""
+        return self._blocks[lines, :count]
+
     def blocks_at(self, lines: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return entry `entries[i]` of line `lines[i]`, int32."""
         return self._blocks[lines, entries]

@@ -9,7 +9,7 @@ from octavo.config.explain import render_bytes
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
 from octavo.core.cache_limits import LIVE_STATES, CacheLimits, GroupLimits
-from octavo.core.model_shape import CacheGroup, State
+from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import DeviceMemory
 from octavo.errors import ConfigError
 
@@ -22,6 +22,7 @@ class _Group(NamedTuple):
     block_bytes: int
     needed: int
     is_state: bool
+    num_encoded: int
 
 
 _SNAPSHOTS: Final = 2
@@ -47,11 +48,14 @@ class CacheDivision:
         self._groups = []
         for group, layer_bytes in zip(groups, layer_block_bytes, strict=True):
             is_state = isinstance(group.keeps, State)
-            max_live_tokens = LIVE_STATES if is_state else scheduler.max_live_tokens(group.window)
+            num_encoded = group.keeps.num_tokens if isinstance(group.keeps, Encoded) else 0
+            max_live_tokens = LIVE_STATES if is_state else num_encoded or scheduler.max_live_tokens(group.window)
             needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
             needed += _SNAPSHOTS if is_state else 0
+            if num_encoded:
+                needed = num_blocks_for(num_encoded, cache.block_size)
             block_bytes = len(group.layers) * layer_bytes
-            self._groups.append(_Group(group.window, max_live_tokens, block_bytes, needed, is_state))
+            self._groups.append(_Group(group.window, max_live_tokens, block_bytes, needed, is_state, num_encoded))
         self._needed = max(group.needed for group in self._groups)
         self._null_bytes = sum(group.block_bytes for group in self._groups)
 
@@ -126,6 +130,12 @@ class CacheDivision:
         group = max(self._groups, key=lambda group: group.needed)
         if num_blocks >= group.needed:
             return
+        if group.num_encoded:
+            raise ConfigError(
+                f"the encoder's output of one request takes {group.needed:,} KV blocks of {self._cache.block_size} "
+                f"tokens ({render_bytes(group.needed * group.block_bytes)}), there are {num_blocks:,} ({because}); "
+                "give the cache more memory"
+            )
         shorter_steps = "" if group.max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
             f"max_model_len {self._scheduler.max_model_len:,} needs {group.needed:,} KV blocks of "
@@ -147,6 +157,7 @@ class CacheDivision:
                     window=group.window,
                     max_live_tokens=group.max_live_tokens,
                     is_state=group.is_state,
+                    num_encoded=group.num_encoded,
                 )
                 for group, blocks, host_blocks in counts
             ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ from octavo.worker.input_batch import BatchRow
 
 LOGITS_BYTES = 64 << 20
 """Most float32 logits that are computed at once; a single row may exceed it."""
+
+
+class RowResults(Protocol):
+    """Makes the results of rows: draws tokens, or pools prompts."""
+
+    def results(self, hidden: Tensor, rows: Sequence[BatchRow]) -> list[RowOutput]:
+        """Return the results of the rows whose last hidden states are `hidden`, [tokens, hidden], in their order."""
+        ...
 
 
 class Drawing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, EncoderOutput, ModelInput
 from octavo.core.step import ScheduledSequence
-from octavo.worker.sequence_state import Sequences, SequenceState
+from octavo.worker.cross_rows import CrossRows
+from octavo.worker.rope_positions import rope_positions
+from octavo.worker.sequence_state import Sequences, SequenceState, second_start
 
 
 class BatchRow(NamedTuple):
@@ -78,11 +81,16 @@ class InputBatchBuilder:
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
+        num_encoded: int = 0,
     ) -> None:
+        """num_encoded: vectors of an encoder's output in the last cache group; 0 where it holds none."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
-        self._tables = tables = sequences.tables
+        self._cross = None
+        if num_encoded:
+            self._cross = CrossRows(sequences.tables[-1], num_encoded, block_size, max_num_tokens, device)
+        self._tables = tables = sequences.tables[:-1] if num_encoded else sequences.tables
         self._block_size = block_size
         self._device = device
         self._max_num_tokens = max_num_tokens
@@ -101,8 +109,17 @@ class InputBatchBuilder:
         ]
         self._decode_views: dict[int, _Views] = {}
 
-    def build(self, rows: Sequence[BatchRow]) -> ModelInput:
-        """Gather tokens, positions and slots of all rows, one row after the other."""
+    def build(
+        self,
+        rows: Sequence[BatchRow],
+        encoded: Sequence[tuple[SequenceState, Tensor]] = (),
+        embeddings: EmbeddingOverride | None = None,
+    ) -> ModelInput:
+        """Gather tokens, positions and slots of all rows, one row after the other.
+
+        encoded: sequences whose encoder's output, [vectors, width], is written in this step. embeddings: vectors in
+        place of those of tokens.
+        """
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
@@ -124,6 +141,9 @@ class InputBatchBuilder:
             line_of_token = np.repeat(lines, query_lengths)
         self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
         entries, offsets = np.divmod(views.positions, self._block_size)
+        rope = None
+        if self._sequences.num_with_grids:  # tokens and slots are found already
+            views.positions[:], rope = self._turned(rows)
         if self._device.type != "cpu":
             tensors = _Buffers(*(each.to(self._device) for each in tensors))
         attention = []
@@ -144,14 +164,33 @@ class InputBatchBuilder:
                     lengths=lengths,
                 )
             )
-        adapter_of_token = None
-        if self._sequences.num_adapted:
-            adapters = np.array([state.adapter for _, state in rows], dtype=np.int32)
-            if adapters.any():
-                adapter_of_token = torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device)
+        outputs: list[EncoderOutput] = []
+        if self._cross is not None:
+            attention.append(self._cross.read(line_of_token))
+            outputs = [EncoderOutput(states, self._cross.written(state.line)) for state, states in encoded]
+        adapter_of_token = self._adapters(rows, query_lengths) if self._sequences.num_adapted else None
+        token_types = None
+        if self._sequences.num_pairs:
+            starts = np.repeat([second_start(state) or sys.maxsize for _, state in rows], query_lengths)
+            token_types = torch.from_numpy((views.positions >= starts).astype(np.int64)).to(self._device)
         return ModelInput(
-            tensors.token_ids, tensors.positions, attention, self._kv_caches, adapter_of_token=adapter_of_token
+            *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
+            rope_positions=rope,
+            embeddings=embeddings,
+            adapter_of_token=adapter_of_token,
+            token_types=token_types,
+            encoded=outputs,
         )
+
+    def _adapters(self, rows: Sequence[BatchRow], query_lengths: list[int]) -> Tensor | None:
+        """Return the adapter of each token; None where no row has one."""
+        adapters = np.array([state.adapter for _, state in rows], dtype=np.int32)
+        return torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device) if adapters.any() else None
+
+    def _turned(self, rows: Sequence[BatchRow]) -> tuple[NDArray[np.int64], Tensor | None]:
+        """Return positions of tokens behind images, and where this step has images those of rows and columns too."""
+        positions, has_images = rope_positions(rows)
+        return positions[0], torch.from_numpy(positions).to(self._device) if has_images else None
 
     def _views(self, num_rows: int, num_tokens: int) -> _Views:
         """Return the beginnings of the buffers. Those of decode steps are kept: making them is half of `build`."""

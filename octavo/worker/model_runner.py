@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import torch
 
+from octavo.config.schema import PoolingConfig
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
 from octavo.devices.token_store import TokenStore
+from octavo.models.decoder import DecoderStack
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.processor import GrammarProcessor
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.drawing import Drawing, sampling_rows
+from octavo.worker.cross_encodings import CrossEncodings
+from octavo.worker.drawing import Drawing, RowResults, sampling_rows
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
+from octavo.worker.prompt_encodings import PromptEncodings
 from octavo.worker.sequence_state import Sequences
 
 
@@ -34,7 +39,9 @@ class ModelRunner:
         max_num_tokens: int,
         sampler: Sampler | None,
         tokens: TokenStore,
+        encodings: CrossEncodings | PromptEncodings | None = None,
     ) -> None:
+        """encodings: what encodes images and sounds of prompts."""
         self.grammars: GrammarProcessor | None = None
         """The sampler's, where it draws: those of new sequences begin to be compiled."""
         self.suggests = False
@@ -42,17 +49,26 @@ class ModelRunner:
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self._cache = cache
-        self._drawing: Drawing | None = None
+        self.drawing: RowResults | None = None
+        """Makes the results of rows from the hidden states of a step; None where tokens come with the steps."""
         if sampler is not None:
             # the model may be replaced by one that measures its calls
-            self._drawing = Drawing(lambda hidden: self.model.compute_logits(hidden), sampler, vocab_size)
+            self.drawing = Drawing(lambda hidden: self.model.compute_logits(hidden), sampler, vocab_size)
         self._builder = InputBatchBuilder(
             cache.caches,
             self.sequences,
             block_size=block_size,
             max_num_tokens=max_num_tokens,
             device=cache.caches[0].device,
+            num_encoded=0 if encodings is None else encodings.num_encoded,
         )
+        self._encodings = encodings
+
+    def pool(self, config: PoolingConfig, model: DecoderStack, folder: Path) -> None:
+        """Make vectors of prompts from now on instead of drawing. Raises CheckpointError."""
+        from octavo.worker.pooling import Pooler
+
+        self.drawing = Pooler(config, model, folder)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -64,11 +80,12 @@ class ModelRunner:
         rows = self._rows(step)
         if self.grammars is not None and self.grammars.is_used:
             self.grammars.start(sampling_rows(rows))
-        batch = self._builder.build(rows)
+        encoded = ((), None) if self._encodings is None else self._encodings.read(rows, self.sequences.unfinished_media)
+        batch = self._builder.build(rows, *encoded)
         hidden = self.model(batch)  # [tokens, hidden]
         outputs: list[RowOutput] = []
-        if self._drawing is not None:
-            outputs = self._drawing.results(hidden, rows)
+        if self.drawing is not None:
+            outputs = self.drawing.results(hidden, rows)
             self._append(rows, outputs)
             if self.suggests and self.grammars is not None and self.grammars.is_used:
                 outputs = [self._with_forced(row, output) for row, output in zip(rows, outputs, strict=True)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestError
+from octavo.core.pooling import PooledPrompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence
 from octavo.devices.token_store import TokenStore
@@ -32,6 +35,12 @@ class SequenceState:
     store: TokenStore
     adapter: int = 0
     """Index of its adapter; 0 for none."""
+    media: tuple[MediaInput, ...] = ()
+    """What is encoded for its next rows."""
+    grids: tuple[tuple[int, int, int], ...] = ()
+    """(offset, rows, columns) of images by which its tokens turn."""
+    pooled: PooledPrompt | None = None
+    """Of a prompt that becomes a vector."""
     error: RequestError | None = None
     """Why no further token can be drawn; steps that were already planned return it again."""
 
@@ -48,6 +57,10 @@ class Sequences:
         self.tables = [BlockTables() for _ in range(num_groups)]
         self.num_adapted = 0
         """Sequences that use an adapter."""
+        self.num_with_grids = 0
+        """Sequences whose positions follow from images."""
+        self.num_pairs = 0
+        """Sequences that are pairs of texts whose tokens have types."""
         self._states: dict[int, SequenceState] = {}
         self._num_lines = 0
         self._free_lines: list[int] = []
@@ -60,6 +73,10 @@ class Sequences:
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._states
+
+    def unfinished_media(self) -> Iterator[MediaInput]:
+        """Yield what is encoded for later rows."""
+        return (each for state in self._states.values() for each in state.media)
 
     def add(self, new: NewSequence) -> None:
         """Add a sequence in place of one with the same id. A fork copies its shared tokens from its parent."""
@@ -85,14 +102,21 @@ class Sequences:
             num_tokens=num_shared + len(new.token_ids),
             store=self.tokens,
             adapter=new.adapter,
+            media=new.media,
+            grids=new.grids,
+            pooled=new.pooled,
         )
         self.num_adapted += new.adapter != 0
+        self.num_with_grids += bool(new.grids)
+        self.num_pairs += second_start(new) != 0
 
     def drop(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
         state = self._states.pop(seq_id, None)
         if state is not None:
             self.num_adapted -= state.adapter != 0
+            self.num_with_grids -= bool(state.grids)
+            self.num_pairs -= second_start(state) != 0
             for table in self.tables:
                 table.write(state.line, 0, ())
             self._free_lines.append(state.line)
@@ -102,3 +126,8 @@ class Sequences:
             return self._free_lines.pop()
         self._num_lines += 1
         return self._num_lines - 1
+
+
+def second_start(sequence: NewSequence | SequenceState) -> int:
+    """Return where the second text of a pair begins, whose tokens have another type; 0 for no such pair."""
+    return 0 if sequence.pooled is None else sequence.pooled.second_start

@@ -20,6 +20,7 @@ from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
+from octavo.config.media_args import most_images
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.device import open_device
@@ -32,6 +33,7 @@ from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
+from octavo.sampling.processors.speech import speech_rules
 from octavo.structured_output.matchers import Matchers
 from octavo.structured_output.processor import GrammarProcessor
 from octavo.structured_output.sampler import GuidedSampler
@@ -40,6 +42,7 @@ from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.identity import Identity
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
 from octavo.worker.stage import Stage
 from octavo.worker.step_watch import StepWatch, TimedModel
@@ -94,7 +97,8 @@ def _place(config: EngineConfig, rank: int) -> Mesh:
 
 def _opened(config: EngineConfig, mesh: Mesh) -> LoadedModel:
     model, bits, checkpoint = config.model, config.model.activation_bits, Checkpoint.open(Path(config.model.path))
-    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method_named(model.quantization, bits), bits)
+    method = method_named(model.quantization, bits)
+    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, most_images(model) > 0)
 
 
 class Worker:
@@ -297,13 +301,10 @@ class Worker:
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         limits, shape, backend = self.plan.cache, opened.shape, self._attention.backend
+        pairs = list(zip(shape.cache_groups, limits.groups, strict=True))
+        layouts = [cache_layout(backend, group.keeps, each.num_blocks + 1, limits.block_size) for group, each in pairs]
         arenas = [
-            Arena(
-                group.layers,
-                cache_layout(backend, group.keeps, each.num_blocks + 1, limits.block_size),
-                each.num_host_blocks,
-            )
-            for group, each in zip(shape.cache_groups, limits.groups, strict=True)
+            Arena(pair[0].layers, each, pair[1].num_host_blocks) for pair, each in zip(pairs, layouts, strict=True)
         ]
         is_recordable = self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable
         recorded = partial(device.recorded, loaded, scheduler.max_num_batched_tokens if is_recordable else 0)
@@ -313,14 +314,15 @@ class Worker:
             self._adapters = Adapters(loaded, device.ops, self._config.lora, scheduler.max_num_batched_tokens)
         model_of_rank = recorded() if self._adapters is None else self._adapters.around(loaded, recorded)
         if not is_recordable and self._mesh.rank == 0:
-            _log.info("the ranks that share a layer are on several machines: steps run without recordings, more slowly")
+            _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)
         self._cache = CacheEngine(arenas, device)
-        draws = loaded.is_last and self._mesh.tensor.rank == 0
-        grammars = GrammarProcessor(self._matchers()) if draws else None
-        sampler = device.sampler() if grammars is None else GuidedSampler(device.sampler([grammars]), grammars)
+        matchers = Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
+        grammars = GrammarProcessor(matchers) if loaded.is_last and self._mesh.tensor.rank == 0 else None
+        processors = [each for each in (grammars, speech_rules(model.speech)) if each is not None]
+        sampler = device.sampler() if grammars is None else GuidedSampler(device.sampler(processors), grammars)
         self._runner = ModelRunner(
             model_of_rank,
             self._cache,
@@ -329,13 +331,11 @@ class Worker:
             max_num_tokens=scheduler.max_num_batched_tokens,
             sampler=shared(sampler, self._mesh, shape.vocab_size) if loaded.is_last else None,
             tokens=device.token_store(),
+            encodings=encodings_of(loaded, shape.cache_groups, device, scheduler.max_num_batched_tokens),
         )
-        self._runner.grammars = grammars
-        self._runner.suggests = self._config.speculative is not None
-
-    def _matchers(self) -> Matchers:
-        model = self._config.model
-        return Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
+        if model.pooling is not None:
+            self._runner.pool(model.pooling, loaded, Path(model.path))
+        self._runner.grammars, self._runner.suggests = grammars, self._config.speculative is not None
 
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""

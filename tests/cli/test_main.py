@@ -92,7 +92,17 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
     headings = re.findall(r"^(\w[\w ,]*):$", shown, re.MULTILINE)
-    engine = ["Model", "Memory and cache", "Scheduling", "Speculative decoding", "Device", "Ranks", "Replicas"]
+    engine = [
+        "Model",
+        "Vectors",
+        "Images and sounds",
+        "Memory and cache",
+        "Scheduling",
+        "Speculative decoding",
+        "Device",
+        "Ranks",
+        "Replicas",
+    ]
     engine += ["Prefill and decode apart, and KV that is kept", "Logging"]
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)

@@ -43,6 +43,8 @@ def flag_values(name: str) -> tuple[list[str], Any]:
         return [flag, "a", flag, "b"], ("a", "b")
     if name == "speculative_config":
         return [flag, '{"method": "ngram", "prompt_lookup_max": 3}'], {"method": "ngram", "prompt_lookup_max": 3}
+    if name == "limit_mm_per_prompt":
+        return [flag, "image=3"], {"image": 3}
     if argument.kind is dict:
         texts = {"a": "1", "b": "2.5"}
         pairs = [word for key, text in texts.items() for word in (flag, f"{key}={text}")]

@@ -33,7 +33,14 @@ def hub() -> Iterator[FakeHub]:
         "someone/both": BOTH,
         "someone/archive": {**TEXT, "pytorch_model.bin": b"weights", "training_args.bin": b"no"},
         "someone/gated": TEXT,
-        "someone/model-GGUF": {"model-q4_0.gguf": b"GGUF", "README.md": b"read me"},
+        "someone/model-GGUF": {
+            "model-q4_0.gguf": b"GGUF",
+            "model-Q4_K_M.gguf": b"GGUF4",
+            "model.Q8_0-00001-of-00002.gguf": b"GGUF8",
+            "model.Q8_0-00002-of-00002.gguf": b"GGUF8",
+            "mmproj-model-Q8_0.gguf": b"GGUF",
+            "README.md": b"read me",
+        },
     }
     with serve_hub(FakeHub(models, gated={"someone/gated"})) as served:
         yield served
@@ -119,10 +126,26 @@ def test_a_gguf_file_is_a_model(name: str, tmp_path: Path) -> None:
 
 def test_a_hub_name_with_gguf_files_alone_says_what_to_use_instead(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(
-        UnsupportedModel, match=r"someone/model-GGUF: has no config\.json, .*name the file, or use the model that they"
+        UnsupportedModel, match=r"has no config\.json, .*such as someone/model-GGUF:Q4_K_M, or use the model that they"
     ):
         locate("someone/model-GGUF", endpoint=hub.address, cache_dir=tmp_path)
     assert hub.downloads == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("Q4_K_M", "model-Q4_K_M.gguf"), ("Q4_0", "model-q4_0.gguf"), ("q8_0", "model.Q8_0-00001-of-00002.gguf")],
+)
+def test_a_type_names_a_file_of_a_repository(kind: str, name: str, hub: FakeHub, tmp_path: Path) -> None:
+    found = locate(f"someone/model-GGUF:{kind}", endpoint=hub.address, cache_dir=tmp_path)
+    assert found.name == name
+    assert found.read_bytes().startswith(b"GGUF")
+    assert all(kind.lower() in each.lower() for each in hub.downloads)
+
+
+def test_a_type_that_a_repository_lacks_is_said(hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="someone/model-GGUF has no GGUF file of type Q6_K"):
+        locate("someone/model-GGUF:Q6_K", endpoint=hub.address, cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])

@@ -27,6 +27,7 @@ class Heads:
     soft_cap: float | None = None
     alibi: bool = False
     has_sinks: bool = False
+    ahead: int = 0
     value_size: int = 0
     """Elements of a key that are its value, where latents are kept; one head."""
 
@@ -37,7 +38,7 @@ class Heads:
         return torch.linspace(-3.0, 6.0, self.heads) if self.has_sinks else None
 
     def scores(self) -> Scores:
-        return Scores(self.scale, self.window, self.soft_cap, self.slopes(), self.sinks())
+        return Scores(self.scale, self.window, self.soft_cap, self.slopes(), self.sinks(), self.ahead)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     slopes = shape.slopes()
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
-    hidden = distance > 0
+    hidden = distance > shape.ahead
     if shape.window is not None:
         hidden |= distance <= -shape.window
     scores, sinks = scores.masked_fill(hidden, float("-inf")), shape.sinks()

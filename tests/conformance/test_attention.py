@@ -106,6 +106,22 @@ def test_long_contexts_are_cut_among_threads_without_a_trace(
             assert (one.double() - other).abs().max() <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("window", "ahead"), [(None, 2**31 - 1), (6, 5), (None, 40)])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_queries_see_ahead_to_the_end_of_their_own_sequence(
+    level: str, window: int | None, ahead: int, dtype: torch.dtype
+) -> None:
+    shape = Heads(heads=3, kv_heads=3, dim=32, window=window, ahead=ahead)
+    sequences = Sequences.make(shape, [1, 15, 17, 130, 1100], dtype)
+    made = backend(level, dtype, threads=2)
+    together = sequences.compute(made, sequences.whole())
+    alone = sequences.compute(made, [[(i, 0, n)] for i, n in enumerate(sequences.lengths())])
+    for one, other, expected in zip(together, alone, sequences.expected(dtype), strict=True):
+        assert torch.equal(one, other)
+        assert (one.double() - expected).abs().max() <= TOLERANCE[dtype]
+
+
 @st.composite
 def mixtures(draw: st.DrawFn) -> tuple[Sequences, list[Step]]:
     """Up to four sequences and a random order of random pieces of them."""

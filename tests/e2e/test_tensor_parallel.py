@@ -136,7 +136,7 @@ def test_random_weights_are_those_of_one_rank(
     ):
         assert answers(llm) == expected
     (line,) = {line for line in caplog.messages if "record" in line}
-    assert line == "the ranks that share a layer are on several machines: steps run without recordings, more slowly"
+    assert line == "ranks that share a layer are on several machines: steps run without recordings, more slowly"
 
 
 def test_drafts_change_no_bit(checkpoints: dict[str, Path]) -> None:

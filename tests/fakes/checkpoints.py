@@ -308,6 +308,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Family → transformers' config class, its model class, sizes of its own."""
 
+ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    family.lower(): (f"{family}Config", f"{family}Model", {})
+    for family in ("Bert", "ModernBert", "NomicBert", "Roberta", "XLMRoberta")
+}
+"""Families that make vectors, whose tokens see those behind them."""
+WITH_ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "whisper": (
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        {
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 40,
+            "num_mel_bins": 8,
+            "max_source_positions": 37,
+            "decoder_start_token_id": 3,
+            "begin_suppress_tokens": None,
+        },
+    ),
+}
+"""Likewise, families that read sound."""
+
 ALWAYS = ("gemma3", "gpt2", "llama", "mistral", "opt", "qwen2", "qwen3")
 """Families that are run in every way; of the others, which share their parts, tests run a selection."""
 
@@ -339,6 +362,13 @@ _OWN_WORDS = {
         "max_position_embeddings": "n_positions",
     },
     "opt": {"intermediate_size": None},
+    "whisper": {
+        "hidden_size": "d_model",
+        "intermediate_size": "decoder_ffn_dim",
+        "num_hidden_layers": "decoder_layers",
+        "num_attention_heads": None,
+        "max_position_embeddings": "max_target_positions",
+    },
 }
 
 
@@ -346,7 +376,7 @@ def family_config(family: str, **overrides: Any) -> Any:
     """transformers' config of a small model of `family`; `overrides` are keys of it."""
     import transformers
 
-    config_name, model_name, own = FAMILIES[family]
+    config_name, model_name, own = (FAMILIES | WITH_ENCODERS | ENCODERS)[family]
     words = _OWN_WORDS.get(family, {})
     sizes = {words.get(key, key): value for key, value in {**_COMMON, **own, **overrides}.items()}
     sizes.pop(None, None)
@@ -364,7 +394,8 @@ def make_checkpoint(
     import torch
     import transformers
 
-    model = getattr(transformers, FAMILIES[family][1])(family_config(family, **overrides))
+    config = family_config(family, **overrides)
+    model = getattr(transformers, config.architectures[0])(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         corrections = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]

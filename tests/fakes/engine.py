@@ -24,7 +24,9 @@ from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.rates import PreemptionCosts
-from tests.fakes.executor import STATE, HashExecutor
+from tests.fakes.executor import ENCODING, NUM_ENCODED, STATE, HashExecutor
+
+_OTHERS = {STATE: LIVE_STATES, ENCODING: NUM_ENCODED}
 
 
 class Clock:
@@ -54,7 +56,8 @@ def make_settings(
     **scheduling: Any,
 ) -> SchedulerSettings:
     """A small scheduler; `scheduling` are fields of SchedulerConfig. `sliding_window`, and `num_blocks` too, may have a
-    value for each cache group; a group with the window `STATE` keeps states."""
+    value for each cache group; a group with the window `STATE` keeps states, one with `ENCODING` what an
+    encoder makes."""
     # the clock counts its readings: steps take no time that says anything, unless a test is about that
     values = {
         "target_step_ms": 0.0,
@@ -82,9 +85,10 @@ def make_settings(
                     num_blocks=num_blocks if isinstance(num_blocks, int) else num_blocks[index],
                     num_host_blocks=num_host_blocks,
                     block_bytes=10,
-                    window=None if window == STATE else window,
-                    max_live_tokens=LIVE_STATES if window == STATE else scheduler.max_live_tokens(window),
+                    window=None if window in _OTHERS else window,
+                    max_live_tokens=_OTHERS[window] if window in _OTHERS else scheduler.max_live_tokens(window),
                     is_state=window == STATE,
+                    num_encoded=NUM_ENCODED if window == ENCODING else 0,
                 )
                 for index, window in enumerate(_each(sliding_window))
             ),
@@ -110,7 +114,7 @@ def make_core(
     window are not released. `sends_tokens`: a second worker that never draws follows the first."""
     kept = sliding_window
     if keeps_unseen:
-        kept = tuple(STATE if window == STATE else None for window in _each(sliding_window))
+        kept = tuple(window if window in _OTHERS else None for window in _each(sliding_window))
     chosen = make_settings(sliding_window=kept, max_steps_in_flight=depth, sends_tokens=sends_tokens, **settings)
     block_size = chosen.cache.block_size
     make_executor = partial(

@@ -28,6 +28,9 @@ from octavo.core.step import (
 
 STATE = -1
 """In place of the window of a cache group: a block holds the state after its last computed token."""
+ENCODING = -2
+"""Likewise: blocks hold what the encoder makes of the sound that the first token stands for."""
+NUM_ENCODED = 10
 Slot = tuple[int, int, int]
 """Cache group, block, place in the block."""
 Slots = dict[Slot, int]
@@ -46,6 +49,7 @@ class State:
     epoch: int
     hashes: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     waits_until: int = 0
+    encodes: bool = False
 
     def chain(self, position: int, window: int) -> int:
         """What the slot of a token holds: with a window of one, a hash of the token; else one of all tokens so far."""
@@ -152,6 +156,7 @@ class HashExecutor:
             shared = parent.token_ids[: new.num_shared_tokens]
         tables = [list(table) for table in new.block_tables]
         state = self.states[new.seq_id] = State(new.index, shared + new.token_ids, tables, new.params, new.epoch)
+        state.encodes = bool(new.media)
         if new.params.structured_outputs is not None:
             state.waits_until = self.ready_at.setdefault(new.seq_id, len(self.steps) + self.compile_steps)
 
@@ -169,14 +174,16 @@ class HashExecutor:
         itself may be overwritten by then, but `_write_states` has checked that it is this one."""
         return [
             state.chain(p, 2) if self.windows[group] == STATE else self.slots.get(self._slot(state, group, p), -1)
-            for group in range(len(self.windows))
-            for p in range(self._first_seen(group, position), position + 1)
+            for group, window in enumerate(self.windows)
+            for p in (
+                range(NUM_ENCODED) if window == ENCODING else range(self._first_seen(group, position), position + 1)
+            )
         ]
 
     def _check_windows(self, state: State, row: ScheduledSequence, written: dict[Slot, int]) -> None:
         """The row reads nothing that another row of its step writes, and under a window all that it should."""
         for group, window in enumerate(self.windows):
-            if window == STATE:
+            if window in (STATE, ENCODING):
                 continue
             for position in range(self._first_seen(group, row.start), row.start + row.num_tokens):
                 slot = self._slot(state, group, position)
@@ -202,6 +209,9 @@ class HashExecutor:
         for group, window in enumerate(self.windows):
             if window == STATE:
                 self._write_states(state, group, row, written)
+                continue
+            if window == ENCODING:
+                self._write_encoding(state, group)
                 continue
             num_slots = len(state.tables[group]) * self.block_size
             assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"
@@ -233,6 +243,15 @@ class HashExecutor:
                 assert slot not in written, "two rows write one state"
                 self.slots[slot] = state.chain(min((entry + 1) * size, end) - 1, 2)
                 written[slot] = row.seq_id
+
+    def _write_encoding(self, state: State, group: int) -> None:
+        """The first row that is told to writes what its sound makes, and every row finds that."""
+        slots = {self._slot(state, group, i): digest("encoded", state.token_ids[0], i) for i in range(NUM_ENCODED)}
+        assert all(slot[1] for slot in slots), "an encoding is in the null block"
+        if state.encodes:
+            self.slots.update(slots)
+            state.encodes = False
+        assert slots.items() <= self.slots.items(), "a row reads another encoding"
 
     def _read(self, row: ScheduledSequence, written: dict[Slot, int]) -> RowOutput:
         state = self.states[row.seq_id]

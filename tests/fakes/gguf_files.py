@@ -64,6 +64,8 @@ _NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 _SANDWICH = {
@@ -87,8 +89,18 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "post_mlp_layernorm": "post_ffw_norm",
     },
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
+    "exaone4": {each: _SANDWICH[each] for each in ("post_attention_layernorm", "post_feedforward_layernorm")},
+    "granitemoe": {
+        "block_sparse_moe.router.layer": "ffn_gate_inp",
+        "block_sparse_moe.output_linear": "ffn_down_exps",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    },
+    "deepseek2": {f"self_attn.{each}_proj": f"attn_{each}" for each in ("q_a", "q_b")}
+    | {f"self_attn.{each}_a_layernorm": f"attn_{each}_a_norm" for each in ("q", "kv")}
+    | {"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa"},
 }
-_PERMUTED = ("llama", "granite", "smollm3")
+_PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 _OF_CONFIG: dict[str, str] = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -104,8 +116,19 @@ _OF_CONFIG: dict[str, str] = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "use_parallel_residual": "use_parallel_residual",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
     "embedding_multiplier": "embedding_scale",
     "attention_multiplier": "attention.scale",
     "residual_multiplier": "residual_scale",
@@ -113,6 +136,13 @@ _OF_CONFIG: dict[str, str] = {
     "logit_scale": "logit_scale",
     "final_logit_softcapping": "final_logit_softcapping",
     "attn_logit_softcapping": "attn_logit_softcapping",
+}
+
+
+_WHOLE = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
 }
 
 
@@ -127,9 +157,17 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     own["rope.freq_base"] = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
-    if architecture in ("glm4", "stablelm", "nemotron", "phi3"):
+    if architecture in ("glm4", "glm4moe", "stablelm", "nemotron", "phi3"):
         dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         own["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
+    if architecture == "deepseek2":
+        turned, plain, values = (config[each] for each in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+        rank, is_sigmoid = config["kv_lora_rank"], "V3" in config["architectures"][0]
+        own |= {"attention.key_length": rank + turned, "attention.value_length": rank, "rope.dimension_count": turned}
+        own |= {"attention.key_length_mla": plain + turned, "attention.value_length_mla": values}
+        own |= {"attention.head_count_kv": 1, "expert_gating_func": 1 + is_sigmoid}
+        if "mscale_all_dim" in rope:
+            own["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     if rope.get("rope_type") in ("yarn", "linear"):
         own |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if "original_max_position_embeddings" in rope:
@@ -145,7 +183,7 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
     for name, tensor in weights.items():
         module, _, suffix = name.rpartition(".")
         if module in _TOP:
-            found[f"{_TOP[module]}.{suffix}"] = _shifted(architecture, module, tensor)
+            found[f"{_TOP[module]}.{suffix}"] = _shifted(architecture, name, tensor)
             continue
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
         assert match, name
@@ -157,23 +195,50 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         if own.startswith("mlp.experts."):
             found |= {layer + key: value for key, value in _stacked(architecture, own, tensor).items()}
             continue
-        if own == "self_attn.sinks":
-            found[f"{layer}attn_sinks.weight"] = tensor
+        if own in _WHOLE:
+            found[layer + _WHOLE[own]] = tensor
             continue
-        if own == "block_sparse_moe.gate.weight":
-            found[f"{layer}ffn_gate_inp.weight"] = tensor
+        if own == "self_attn.kv_b_proj.weight":
+            heads, sizes = config["num_attention_heads"], (config["qk_nope_head_dim"], config["v_head_dim"])
+            keys, values = tensor.view(heads, -1, tensor.shape[1]).split(sizes, 1)
+            found |= {f"{layer}attn_k_b.weight": keys.transpose(1, 2), f"{layer}attn_v_b.weight": values}
+            continue
+        if own.endswith("input_linear.weight"):
+            kind = "exps" if own.startswith("block_sparse_moe") else "shexp"
+            halves = zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True)
+            found |= {f"{layer}ffn_{each}_{kind}.weight": half for each, half in halves}
             continue
         module = own.removesuffix(f".{suffix}")
         if architecture in _PERMUTED and module in ("self_attn.q_proj", "self_attn.k_proj"):
             is_query = module == "self_attn.q_proj"
             tensor = permuted(tensor, config["num_attention_heads" if is_query else "num_key_value_heads"])
         tensor = tensor.squeeze(0) if module == "mlp.shared_expert_gate" else tensor
-        found[f"{layer}{names[module]}.{suffix}"] = _shifted(architecture, module, tensor)
+        found[f"{layer}{names[module]}.{suffix}"] = _shifted(architecture, own, tensor)
+    found |= _rope_factors(config)
     return found | {name: torch.stack([each for _, each in sorted(of.items())]) for name, of in experts.items()}
 
 
-def _shifted(architecture: str, module: str, tensor: Tensor) -> Tensor:
-    return tensor + 1 if architecture.startswith("gemma") and module.endswith("norm") else tensor
+def _shifted(architecture: str, name: str, tensor: Tensor) -> Tensor:
+    is_shifted = architecture.startswith("gemma") or architecture == "nemotron"
+    return tensor + 1 if is_shifted and name.endswith("norm.weight") else tensor
+
+
+def _rope_factors(config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What divides the frequencies of pairs, where the metadata cannot say it."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{each}.weight": torch.tensor(rope[f"{each}_factor"]) for each in ("short", "long")}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    turns = (
+        rope["original_max_position_embeddings"]
+        / (2 * torch.pi)
+        * rope["rope_theta"] ** -(torch.arange(0, dim, 2).double() / dim)
+    )
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - smooth) / rope["factor"] + smooth)).float()}
 
 
 def _stacked(architecture: str, own: str, tensor: Tensor) -> dict[str, Tensor]:

@@ -27,5 +27,5 @@ class Mirror:
 
     def check(self, manager: BlockManager) -> None:
         """Raise AssertionError unless the indexes of all pools have these contents."""
-        for cache in manager.groups:
+        for cache in manager.token_groups:
             assert self.of(cache.index) == cache.pool._index, "a listener was called wrongly"

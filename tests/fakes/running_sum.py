@@ -151,8 +151,8 @@ def make_running_sum(
     """
     model = ConvolutionForCausalLM if is_compiled else RunningSumForCausalLM
 
-    def resolve(checkpoint: Checkpoint) -> ModelClass:
-        return model if checkpoint.architecture == ARCHITECTURE else resolve_model(checkpoint)
+    def resolve(checkpoint: Checkpoint, **how: bool) -> ModelClass:
+        return model if checkpoint.architecture == ARCHITECTURE else resolve_model(checkpoint, **how)
 
     monkeypatch.setattr(loader, "resolve_model", resolve)
     make_checkpoint("llama", path, num_hidden_layers=3, **overrides)

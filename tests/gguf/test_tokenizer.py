@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from octavo.builtin import model_directory
+from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.explain import types_of_file
+from octavo.config.explain import model_facts, types_of_file
+from octavo.config.resolve import resolve
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import UnsupportedModel
 from octavo.gguf.reader import read_gguf
 from octavo.llm import LLM
+from octavo.platform import Platform
 from octavo.simulate.model_facts import read_model_facts
 from tests.fakes.gguf_files import convert, gguf_bytes, tokenizer_metadata
 
@@ -64,6 +67,12 @@ def test_explain_says_how_the_types_of_the_file_are_held(tmp_path: Path) -> None
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf_bytes({}, tensors))
     assert types_of_file(read_gguf(path)) == "Q6_K 420 B (codes in 8 bits), F32 8 B"
+
+
+def test_explain_rounds_no_activations_of_plain_weights(tiny: Path) -> None:
+    checkpoint = Checkpoint.open(tiny)
+    config = resolve(EngineArgs(model=str(tiny)), checkpoint, Platform.detect())
+    assert "activations" not in dict(model_facts(config, checkpoint))
 
 
 def test_template_and_sampling_defaults_come_from_the_file(tiny: Path) -> None:

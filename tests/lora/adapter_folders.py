@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo.lora.adapter import digest_of
+from octavo.engine.adapter_files import digest_of
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -64,4 +64,4 @@ def merge(base: Path, folder: Path, out: Path, scale: float) -> Path:
 
 
 def digest(folder: Path) -> str:
-    return digest_of(folder)[0]
+    return digest_of(folder)

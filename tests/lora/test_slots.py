@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.lora.adapter import read_files
 from octavo.ops.registry import bind
 from tests.distributed.threads import run_ranks
 from tests.fakes.checkpoints import make_checkpoint
@@ -171,3 +172,20 @@ def test_files_that_are_damaged_or_have_changed_are_refused(base: Path, bare: Ad
     while (state := run.adapters.read_adapter(str(folder), "0" * 64)) is None:
         pass
     assert "have changed" in state
+
+
+def test_files_that_change_while_they_are_read_are_used_as_they_were_digested(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_adapter(base, tmp_path / "adapter")
+    named, read_bytes = digest(folder), Path.read_bytes
+
+    def read_then_change(path: Path) -> bytes:
+        content = read_bytes(path)
+        (folder / "adapter_config.json").write_text("{}")
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", read_then_change)
+    config, tensors = read_files(folder, named)
+    assert (config.rank, config.alpha) == (4, 6.0)
+    assert tensors

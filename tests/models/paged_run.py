@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from octavo.attention.backend import cache_layout
-from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import Encoded
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.models.decoder import DecoderStack
@@ -31,6 +32,10 @@ class Stream:
     table: list[int] = field(default_factory=list)
     computed: int = 0
     logits: list[Tensor] = field(default_factory=list)
+    encoding: list[int] = field(default_factory=list)
+    """Blocks of what an encoder made of its sound."""
+    sound: Tensor | None = None
+    """What the next step encodes."""
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = None) -> DecoderStack:
@@ -51,7 +56,9 @@ class PagedRun:
         """dtype: of the caches; that of the model's parameters unless given."""
         self.model = model
         shape = model.config.shape()
-        self.num_groups = len(shape.cache_groups)
+        keeps = shape.cache_groups[-1].keeps
+        self.num_encoded = keeps.num_tokens if isinstance(keeps, Encoded) else 0
+        self.num_groups = len(shape.cache_groups) - (self.num_encoded > 0)
         backend = ReferenceBackend(dtype or next(model.parameters()).dtype)
         layouts = [cache_layout(backend, group.keeps, num_blocks, BLOCK_SIZE) for group in shape.cache_groups]
         places = sorted((layer, place) for place, group in enumerate(shape.cache_groups) for layer in group.layers)
@@ -74,13 +81,31 @@ class PagedRun:
                     [len(span) for span in spans], [span.stop for span in spans], [s.table for s, _ in rows], BLOCK_SIZE
                 )
             ]
-            * self.num_groups,
+            * self.num_groups
+            + self._cross(rows),
             self.caches,
+            encoded=[self._encode(stream) for stream, _ in rows if stream.sound is not None],
         )
         logits = self.model.compute_logits(self.model(batch))
         for (stream, count), found in zip(rows, logits.split([count for _, count in rows]), strict=True):
             stream.logits.extend(found)
             stream.computed += count
+
+    def _cross(self, rows: Sequence[tuple[Stream, int]]) -> list[AttentionMetadata]:
+        """Every token sees the whole sound."""
+        if not self.num_encoded:
+            return []
+        for stream, _ in rows:
+            while len(stream.encoding) * BLOCK_SIZE < self.num_encoded:
+                stream.encoding.append(self.free.pop())
+        tables = [stream.encoding for stream, count in rows for _ in range(count)]
+        return [AttentionMetadata.build([1] * len(tables), [self.num_encoded] * len(tables), tables, BLOCK_SIZE)]
+
+    def _encode(self, stream: Stream) -> EncoderOutput:
+        states = self.model.encode("audio", {"input_features": stream.sound})
+        slots = [block * BLOCK_SIZE + place for block in stream.encoding for place in range(BLOCK_SIZE)]
+        stream.sound = None
+        return EncoderOutput(states, AttentionMetadata.of_slots(torch.tensor(slots[: len(states)]), BLOCK_SIZE))
 
     def decode(self, streams: Sequence[Stream], steps: int) -> None:
         """Append each stream's likeliest token, `steps` times; all streams in one batch."""

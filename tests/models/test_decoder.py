@@ -144,7 +144,11 @@ def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOv
     attention = AttentionMetadata.build([len(tokens)], [len(tokens)], [list(range(1, 9))], BLOCK_SIZE)
     groups = len(model.config.shape().cache_groups)
     return ModelInput(
-        torch.tensor(tokens), torch.arange(len(tokens)), [attention] * groups, PagedRun(model).caches, embeddings
+        torch.tensor(tokens),
+        torch.arange(len(tokens)),
+        [attention] * groups,
+        PagedRun(model).caches,
+        embeddings=embeddings,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, OctavoError
 from octavo.gguf.reader import HELD_AS, TENSOR_TYPES
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import bind
@@ -31,6 +33,23 @@ GEMMA3 = {
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LATENT_YARN = {"mscale": 0.7, "mscale_all_dim": 0.7}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [1.5, 3.0, 5.0, 9.0],
 }
 # overrides are settings of the releases: files do not have these
 FAMILIES: list[Any] = [
@@ -56,6 +75,22 @@ FAMILIES: list[Any] = [
         marks=LONG,
     ),
     pytest.param("gpt_oss", "gpt-oss", {"swiglu_limit": 7.0}, marks=LONG),
+    ("deepseek_v3", "deepseek2", {}),
+    pytest.param("deepseek_v3", "deepseek2", {"rope_parameters": {**YARN, **LATENT_YARN}}, marks=LONG),
+    pytest.param("deepseek_v2", "deepseek2", {"q_lora_rank": None, "n_shared_experts": 2}, marks=LONG),
+    pytest.param("granitemoe", "granitemoe", {"residual_multiplier": 0.5}, marks=LONG),
+    pytest.param("granitemoeshared", "granitemoe", {}, marks=LONG),
+    pytest.param("olmoe", "olmoe", {}, marks=LONG),
+    pytest.param("glm4_moe", "glm4moe", {}, marks=LONG),
+    pytest.param("nemotron", "nemotron", {}, marks=LONG),
+    pytest.param("stablelm", "stablelm", {"use_qkv_bias": True, "use_parallel_residual": True}, marks=LONG),
+    pytest.param(
+        *("exaone4", "exaone4", {"num_hidden_layers": 4, "sliding_window": 5, "layer_types": None}), marks=LONG
+    ),
+    pytest.param("exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}, marks=LONG),
+    pytest.param("qwen3", "qwen3", {"rope_parameters": YARN}, marks=LONG),
+    pytest.param("llama", "llama", {"rope_parameters": LLAMA3}, marks=LONG),
+    pytest.param("phi3", "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}, marks=LONG),
 ]
 
 
@@ -128,3 +163,37 @@ def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"m\.gguf: holds blk\.0\.attn_nosm\.weight, which LlamaForCausalLM"):
         Checkpoint.open(path).tensors()
+
+
+def load(path: Path) -> None:
+    LoadedModel.open(Checkpoint.open(path), Mesh.single()).load(bind(), ReferenceBackend())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "IQ3_S"])
+def test_a_scale_that_is_not_finite_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    def spoilt(name: str, tensor: Tensor) -> Stored:
+        own, shape, data = blocks(name, tensor, kind)
+        if name != "blk.1.ffn_up.weight":
+            return own, shape, data
+        place = len(data) // shape[0] * 3  # the first block of row 3
+        return own, shape, data[:place] + b"\x00\x7e" + data[place + 2 :]
+
+    sizes = {"hidden_size": 256, "intermediate_size": 256}
+    path = convert(make_checkpoint("llama", tmp_path / "m", **sizes), "llama", store=spoilt)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: .*layers\.1\.mlp\.up_proj.* holds "):
+        load(path)
+
+
+@pytest.mark.parametrize("changes", [12, pytest.param(1500, marks=LONG)])
+def test_a_changed_file_is_loaded_or_refused(changes: int, tmp_path: Path) -> None:
+    whole = convert(make_checkpoint("llama", tmp_path / "m"), "llama").read_bytes()
+    draw, size = random.Random(changes), whole.index(b"output_norm") + 64
+    for number in range(changes):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            content[draw.randrange(4, size)] = draw.choice((0, 1, 127, 255, draw.randrange(256)))
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(content)
+        with suppress(OctavoError):
+            load(path)
+        path.unlink()

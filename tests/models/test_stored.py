@@ -207,6 +207,13 @@ def test_packed_weights_of_codes_are_mapped_again(tmp_path: Path) -> None:
     assert len(list((tmp_path / "packed").glob("*.packed"))) == 1
 
 
+def test_a_file_with_the_name_that_gptq_gives_it_is_read(tmp_path: Path) -> None:
+    path = quantize(make_checkpoint("llama", tmp_path / "m", **SIZES), *gptq(4, 32))
+    wanted = logits(load(path))
+    (path / "model.safetensors").rename(path / "gptq_model-4bit-32g.safetensors")
+    assert torch.equal(logits(load(path)), wanted)
+
+
 def test_ranks_share_codes(tmp_path: Path) -> None:
     encode, config = compressed_tensors(4, 32, symmetric=False)
     path = quantize(make_checkpoint("qwen3_moe", tmp_path / "m", **SIZES, moe_intermediate_size=64), encode, config)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.media import MediaInput
 from octavo.core.sequence import SequenceGroup
-from octavo.scheduler.budget import AdapterBudget, EncoderBudget, EncoderInput, SequenceBudget, TokenBudget
+from octavo.scheduler.budget import (
+    AdapterBudget,
+    EncoderBudget,
+    EncoderInput,
+    SequenceBudget,
+    TokenBudget,
+    WholeSpans,
+)
 from octavo.scheduler.plan import StepPlan
 from tests.fakes.engine import make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -111,3 +119,20 @@ class TestEncoderInputs:
         assert [[row.num_tokens for row in step.rows] for step in core.executor.steps] == [[6, 2], [1, 4], [1]]
         for request in requests:
             assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
+
+
+class TestWholeSpans:
+    def make(self) -> SequenceGroup:
+        request = make_request("a", range(40))
+        request.media = (MediaInput("image", b"x" * 32, ((4, 6), (20, 6)), 12, {}, is_whole=True),)
+        return SequenceGroup(request, 0, 0)
+
+    @pytest.mark.parametrize(
+        ("start", "want", "granted"),
+        [(0, 4, 4), (0, 5, 4), (0, 10, 10), (0, 9, 4), (0, 22, 20), (7, 2, 3), (4, 1, 6), (12, 30, 30)],
+    )
+    def test_a_row_does_not_end_among_them(self, start: int, want: int, granted: int) -> None:
+        assert WholeSpans(TokenBudget(100)).grant(self.make(), start, want) == granted
+
+    def test_they_wait_for_a_step_that_has_room(self) -> None:
+        assert WholeSpans(TokenBudget(5)).grant(self.make(), 4, 5) == 0

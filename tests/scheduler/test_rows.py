@@ -7,6 +7,7 @@ import random
 import pytest
 
 from octavo.core.step import SchedulerOutput
+from octavo.kv_cache.block_table import BlockTable
 from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan, new_sequence
 from octavo.scheduler.rows import RowPlanner
@@ -83,7 +84,9 @@ def test_the_adapter_of_a_group_and_the_payload_of_a_plan_travel_with_the_step()
     core.add_request(make_request("a", range(4)))
     group = core.scheduler.groups["a"]
     group.adapter = 3
-    message = new_sequence(group, group.live[0], [[1]])
+    table = BlockTable()
+    table.blocks = [[1]]
+    message = new_sequence(group, group.live[0], table)
     assert message.adapter == 3
     plan = StepPlan(TokenBudget(1))
     assert plan.output(1, []).connector is None

@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from octavo.core.cache_key import Placeholder
+from octavo.core.media import MediaInput
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
-from tests.fakes.executor import STATE, HashExecutor
+from tests.fakes.executor import ENCODING, NUM_ENCODED, STATE, HashExecutor
 from tests.fakes.listener import Mirror
 from tests.fakes.prefix_source import ToySource
 from tests.fakes.proposer import ToyProposer
@@ -37,6 +39,7 @@ KINDS: list[dict[str, object]] = [
 ]  # fmt: skip
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
 STATE_GROUPS = [(None, STATE), (None, STATE), (4, STATE, None), (STATE,)]
+ENCODING_GROUPS = [(None, ENCODING), (4, None, ENCODING)]
 FAIL_TOKEN = 11
 REFUSALS = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
 
@@ -61,6 +64,9 @@ def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
         **draw(st.sampled_from(KINDS)),
     )
+    sound = bytes([request.prompt_token_ids[0]]) * 32
+    request.placeholders = (Placeholder(0, 1, sound),)
+    request.media = (MediaInput("audio", sound, (), NUM_ENCODED, {}),)
     request.cache_salt = draw(st.sampled_from([None, None, None, "a"]))
     request.adapter = draw(st.sampled_from([None, None, "x", "y", "z"]))
     request.priority = draw(st.integers(0, 4))
@@ -120,7 +126,21 @@ class Schedules(RuleBasedStateMachine):
         max_queued_tokens=st.sampled_from([None, None, None, None, 30]),
         prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
         sliding_window=st.sampled_from(
-            [None, None, 1, 2, 4, 5, 11, (None, 4), (5, None), (2, 11, None), *STATE_GROUPS, *STATE_GROUPS]
+            [
+                None,
+                None,
+                1,
+                2,
+                4,
+                5,
+                11,
+                (None, 4),
+                (5, None),
+                (2, 11, None),
+                *STATE_GROUPS,
+                *STATE_GROUPS,
+                *ENCODING_GROUPS,
+            ]
         ),
         state_snapshot_tokens=st.sampled_from([0, 4, 16]),
         later_share=st.sampled_from([1.0, 0.6]),
@@ -137,8 +157,6 @@ class Schedules(RuleBasedStateMachine):
         fetch_fails: float | None,
         is_recorded: bool, rightness: float | None, **options: object,
     ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
-        self.folder = TemporaryDirectory() if is_recorded else None
-        self.recording = Path(self.folder.name) / "run" if self.folder is not None else None
         self.clock = Clock()
         # what is found in the cache is not computed, so it cannot fail: with both, a failure would depend on others
         self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
@@ -146,11 +164,18 @@ class Schedules(RuleBasedStateMachine):
         # a recording holds no drafts
         sliding_window = options["sliding_window"]
         has_states = isinstance(sliding_window, tuple) and STATE in sliding_window
+        # what encoders make does not move between engines, and a recording holds no sounds
+        has_encodings = isinstance(sliding_window, tuple) and ENCODING in sliding_window
+        is_recorded = is_recorded and not has_encodings
         has_drafts = rightness is not None and not is_recorded and not has_states
         # of several cache groups, the later ones may have fewer blocks
         num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
         # a replay has no source
-        self.source = ToySource(fetch_fails) if fetch_fails is not None and not is_recorded else None
+        self.source = None
+        if fetch_fails is not None and not is_recorded and not has_encodings:
+            self.source = ToySource(fetch_fails)
+        self.folder = TemporaryDirectory() if is_recorded else None
+        self.recording = Path(self.folder.name) / "run" if self.folder is not None else None
         proposer = ToyProposer(self._alone, rightness) if has_drafts else None
         self.make_core = partial(
             make_core, source=self.source, num_blocks=num_blocks, block_size=block_size, clock=self.clock,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import repeat
@@ -15,19 +16,30 @@ from typing import Any
 
 import msgspec
 
-from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
+from octavo.config.schema import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    PoolingConfig,
+    SchedulerConfig,
+)
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, Decision, RequestTimeline, SchedulerStats
 from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
+from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions
 from octavo.engine.metrics import Metrics
+from octavo.engine.pairs import pair_of
 from octavo.engine.replica import ReplicaState
 from octavo.engine.template_budget import RenderLimits
+from octavo.engine.vector_input import VectorInput
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestTooLarge
 
 SENTENCE = "Blocks are pages — naïve ones. "
@@ -46,6 +58,10 @@ class LetterTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
         return [BOS] * add_special_tokens + [min(ord(letter), VOCAB_SIZE - 1) for letter in text]
+
+    def encode_whole(self, texts: Sequence[str], most: int | None, add_special: bool = True) -> tuple[list[int], int]:
+        ids = [token_id for text in texts for token_id in self.encode(text, add_special)]
+        return ids[:most], len(texts[0]) + 1 if len(texts) > 1 else 0
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(self.token_text(token_id) for token_id in token_ids if token_id or not skip_special_tokens)
@@ -111,6 +127,7 @@ class FakeAsyncLLM:
         self.sentence = SENTENCE
         self.max_prompt_len = MAX_MODEL_LEN
         self.num_beams = 1000
+        self.pooling: PoolingConfig | None = None
         self.fault: Exception | None = None
         self.adapter_error: str | None = None
         self.holds_adapters = False
@@ -238,6 +255,10 @@ class FakeAsyncLLM:
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str = "request", **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
+        if isinstance(params, PoolingParams):
+            yield self._pooled(prompt, params, request_id, options)
+            return
+        self.vectors.refuse_text()
         prompt_ids = self._accept(prompt, params)
         self.requests.append((request_id, prompt, params, options))
         budget = params.max_tokens if params.max_tokens is not None else len(self.sentence)
@@ -284,6 +305,31 @@ class FakeAsyncLLM:
         finally:
             if not ended and not output.finished:
                 self.aborted.append(request_id)
+
+    def _pooled(self, prompt: Prompt, params: PoolingParams, request_id: str, options: Any) -> RequestOutput:
+        """A vector of the numbers of the tokens, or the share of letters of the first text in the second."""
+        prompt = Prompt.read(prompt)
+        token_ids, pooled = self.vectors.read(prompt, params)
+        self.requests.append((request_id, prompt, params, options))
+        values = [float(each) for each in token_ids]
+        if pooled.params.task == "classify":
+            shared = len(set(prompt.text or "") & set(prompt.second or prompt.text or ""))
+            values = [shared / 10, *(0.125 for _ in self.pooling.labels[1:])] if self.pooling else []
+        values = values[: params.dimensions]
+        output = RequestOutput(
+            request_id=request_id, prompt=prompt.text, prompt_token_ids=token_ids, outputs=[], finished=True
+        )
+        failed = isinstance(self.error, RequestError)
+        return msgspec.structs.replace(
+            output, pooled=array("f", values).tobytes(), error=self.error if failed else None
+        )
+
+    @property
+    def vectors(self) -> VectorInput:
+        return VectorInput(self.pooling, self.tokenizer, self.ready)  # type: ignore[arg-type]
+
+    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
+        return pair_of(self.vectors, None, query, document, instruct)
 
     def _accept(self, prompt: Prompt, params: SamplingParams) -> list[int]:
         if not self.is_running:

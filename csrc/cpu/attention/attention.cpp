@@ -41,7 +41,7 @@ int first_split(const Attention& a, const AttentionItem& item) {
   return item.first_position < a.window ? 0 : (item.first_position - a.window + 1) / kSplitKeys;
 }
 
-int end_split(const AttentionItem& item) { return (item.end_position() + kSplitKeys - 1) / kSplitKeys; }
+int end_split(const AttentionItem& item) { return (item.key_end + kSplitKeys - 1) / kSplitKeys; }
 
 // Head by head, for the keys of one are all that fits a cache; within a head those with the most keys first, so that the
 // last tasks of a region are short.
@@ -51,11 +51,13 @@ std::vector<AttentionItem> plan_items(const Attention& a) {
   for (int row = 0; row < a.rows; ++row) {
     const int first_token = a.query_starts[row], queries = a.query_starts[row + 1] - first_token;
     const int context = a.sequence_lengths[row] - queries;
-    for (int done = 0; done < queries; done += most_queries)
-      items.push_back({row, 0, first_token + done, context + done, std::min(most_queries, queries - done)});
+    for (int done = 0; done < queries; done += most_queries) {
+      const int count = std::min(most_queries, queries - done);
+      items.push_back({row, 0, first_token + done, context + done, count, end_seen(a, row, context + done + count - 1)});
+    }
   }
   std::stable_sort(items.begin(), items.end(), [](const AttentionItem& one, const AttentionItem& other) {
-    return one.end_position() > other.end_position();
+    return one.key_end > other.key_end;
   });
   const std::size_t count = items.size();
   items.reserve(count * a.kv_heads);
@@ -202,12 +204,12 @@ void bind_attention(nb::class_<Cpu>& cpu) {
          Address sequence_lengths, Address block_tables, Address slots, Address alibi, Address sinks,
          std::int64_t q_stride, std::int64_t k_stride, std::int64_t v_stride, std::int64_t table_stride, std::int64_t block_stride, int tokens,
          int rows, int heads, int kv_heads, int dim, int block_size, int type, int cache_type, float scale, int window,
-         float soft_cap) {
+         float soft_cap, int ahead) {
         Attention a{pointer(q), pointer(k), pointer(v), pointer(out), pointer<std::uint8_t>(cache),
                     pointer<std::int32_t>(query_starts), pointer<std::int32_t>(sequence_lengths),
                     pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi), pointer<float>(sinks),
                     q_stride, k_stride, v_stride, table_stride, block_stride, tokens, rows, heads, kv_heads, dim, dim, block_size,
-                    static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, soft_cap,
+                    static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, ahead, soft_cap,
                     layout_of(kv_heads, dim, 0, block_size, static_cast<Type>(cache_type)), {}};
         cpu.submit([&cpu, a, &kernels = attention_kernels(cpu.level)] { run_attention(cpu, a, kernels); });
       },

@@ -58,7 +58,8 @@ struct Attention {
   int tokens, rows, heads, kv_heads, dim, value_dim, block_size;  // dim is value_dim but for latents
   Type type, cache_type;
   float scale;     // positive
-  int window;      // keys that a query sees, itself included; INT32_MAX for all
+  int window;      // keys up to itself that a query sees, itself included; INT32_MAX for all
+  int ahead;       // keys behind itself that a query sees, of those in the cache after this step; 0 where attention is causal
   float soft_cap;  // 0 for none
   CacheLayout layout;
   LatentTails tails;
@@ -70,8 +71,14 @@ struct AttentionItem {
   int first_token;  // flat index of the first query
   int first_position;
   int queries;
-  int end_position() const { return first_position + queries; }
+  int key_end;  // behind the last key that any of its queries sees
 };
+
+// Behind the last key that the query at `position` sees.
+inline int end_seen(const Attention& a, int row, int position) {
+  const int length = a.sequence_lengths[row];
+  return length - position - 1 < a.ahead ? length : position + 1 + a.ahead;
+}
 
 // What a split of an item adds up to: sums of values weighted by 2^(score - maximum), and the sums of the weights.
 struct AttentionPartial {

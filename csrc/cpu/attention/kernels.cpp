@@ -100,7 +100,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   const int first = first_seen(a, item.first_position);
   const int split_start = split * kSplitKeys;
   const int start = first > split_start ? first / kChunkKeys * kChunkKeys : split_start;
-  const int end = at_most(item.end_position(), split_start + kSplitKeys);
+  const int end = at_most(item.key_end, split_start + kSplitKeys);
   const float factor = a.soft_cap != 0.0f ? a.scale : a.scale * kLog2E;
   for (int first_key = start; first_key < end; first_key += kChunkKeys) {
     Chunk chunk = fetch_chunk<R>(a, item, next, first_key, factor, scratch.reader);
@@ -110,7 +110,8 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
         const int count = at_most(rows - r, most);
         const int earliest = item.first_position + r / group, latest = item.first_position + (r + count - 1) / group;
         const int low = at_least_zero(first_seen(a, earliest) - first_key) / kTileKeys;
-        const int high = at_most(at_least_zero(latest + kTileKeys - first_key) / kTileKeys, chunk.high);
+        const int last = end_seen(a, item.row, latest) - 1;
+        const int high = at_most(at_least_zero(last + kTileKeys - first_key) / kTileKeys, chunk.high);
         if (low < high) f(r, count, low, high);
       }
     };
@@ -125,7 +126,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
     });
     for (int r = 0; r < rows; ++r) {
       const int position = item.first_position + r / group;
-      const int low = first_seen(a, position) - first_key, high = position + 1 - first_key;
+      const int low = first_seen(a, position) - first_key, high = end_seen(a, item.row, position) - first_key;
       float* scores = scratch.scores + r * kChunkKeys;
       const float slope = a.alibi ? a.alibi[item.kv_head * group + r % group] * kLog2E : 0.0f;
       const Bend bend{a.soft_cap, slope, static_cast<float>(first_key - position)};

@@ -100,7 +100,7 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
                          float factor, const ReaderScratch& scratch) {
   Chunk chunk;
   chunk.low = at_least_zero(first_seen(a, item.first_position) - first_key) / kTileKeys;
-  chunk.high = (at_most(item.end_position() - first_key, kChunkKeys) + kTileKeys - 1) / kTileKeys;
+  chunk.high = (at_most(item.key_end - first_key, kChunkKeys) + kTileKeys - 1) / kTileKeys;
   const int length = a.sequence_lengths[item.row];
   const int next_start = first_seen(a, following.first_position) / kChunkKeys * kChunkKeys;
   const auto tile_of = [&](const AttentionItem& whose, int key) {
@@ -120,9 +120,9 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
     const int key = first_key + t * kTileKeys;
     const std::uint8_t* tile = tile_of(item, key);
     const std::uint8_t* next = tile;
-    if (key + kChunkKeys < item.end_position()) {
+    if (key + kChunkKeys < item.key_end) {
       next = tile_of(item, key + kChunkKeys);
-    } else if (next_start + t * kTileKeys < following.end_position()) {
+    } else if (next_start + t * kTileKeys < following.key_end) {
       next = tile_of(following, next_start + t * kTileKeys);
     }
     fetch_tile<R>(a, tile, next, at_most(length - key, kTileKeys), factor, t, scratch, chunk);

@@ -116,6 +116,7 @@ class CpuBackend:
             scores.scale,
             _ALL_KEYS if scores.sliding_window is None else scores.sliding_window,
             scores.soft_cap or 0.0,
+            scores.ahead,
         )
         return out
 

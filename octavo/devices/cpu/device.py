@@ -115,6 +115,14 @@ class CpuDevice:
         yield
         self.runtime.weights.trim()
 
+    @contextmanager
+    def library_threads(self) -> Iterator[None]:
+        torch.set_num_threads(self._config.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(1)
+
     def begin_step(self, num_tokens: int) -> None:
         """Let a short step run on one thread."""
         self.runtime.cpu.is_alone = num_tokens <= self._most_tokens_alone

@@ -63,7 +63,8 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
-        if not self._is_recordable or batch.embeddings is not None or len(batch.token_ids) > self._max_tokens:
+        is_special = batch.embeddings is not None or batch.token_types is not None or batch.encoded
+        if not self._is_recordable or is_special or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
         was_seen = key in self._recordings

@@ -112,9 +112,10 @@ class ReferenceBackend:
             flat.index_copy_(0, written, stored.reshape(-1, dim))
 
         window, has_alibi = scores.sliding_window, scores.alibi is not None
-        pieces = metadata.once(
-            ("pieces", window, has_alibi), lambda: list(_pieces(metadata, window, has_alibi, q.dtype, q.device))
-        )
+        make_pieces = partial(_pieces, metadata, window, has_alibi, q.dtype, q.device)
+        if scores.ahead:
+            make_pieces = partial(_pieces_both_ways, metadata, window, scores.ahead, q.dtype, q.device)
+        pieces = metadata.once(("pieces", window, has_alibi, scores.ahead), lambda: list(make_pieces()))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if len(pieces) > 1 else q
         for index, piece in enumerate(pieces):
             queries = q if piece.tokens is None else q[piece.tokens]
@@ -197,6 +198,23 @@ def _pieces(
             mask: Callable[[], Tensor] = partial(_row_mask, distance, window, dtype)
             kept += (stop - start) * len(keys)
             yield _Piece(here, slots, mask if kept > _MASK_ELEMENTS else _constant(mask()), distance)
+
+
+def _pieces_both_ways(
+    metadata: AttentionMetadata, window: int | None, ahead: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[_Piece]:
+    """Return a piece for each row, whose queries see up to `ahead` keys behind themselves, too."""
+    for row, stop in enumerate(accumulate(metadata.query_lengths)):
+        length, queries = metadata.lengths[row], metadata.query_lengths[row]
+        slots = _slots(
+            metadata.block_tables[row : row + 1], torch.arange(length, device=device)[None], metadata.block_size
+        )
+        distance = _distance(0, length, length - queries, length, device)
+        hidden = distance > ahead
+        if window is not None:
+            hidden |= distance <= -window
+        here = None if queries == stop == sum(metadata.query_lengths) else slice(stop - queries, stop)
+        yield _Piece(here, slots, _constant(_mask(hidden, dtype)), _constant(distance))
 
 
 def _decode_piece(

@@ -16,7 +16,8 @@ def copy_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Se
         source_ids = torch.tensor([copy.source for copy in group])
         target_ids = torch.tensor([copy.target for copy in group])
         for source, target in zip(sources, targets, strict=True):
-            moved = source.index_select(1, source_ids.to(source.device)).to(target.device)
+            # not index_select, which copies all of a source whose blocks are apart
+            moved = source[:, source_ids.to(source.device)].to(target.device)
             target.index_copy_(1, target_ids.to(target.device), moved)
 
 

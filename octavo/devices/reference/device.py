@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -86,6 +86,10 @@ class ReferenceDevice:
         yield
         if pages is not None:
             pages.release_from(0)
+
+    def library_threads(self) -> AbstractContextManager[None]:
+        """Do nothing: torch has its threads already."""
+        return nullcontext()
 
     def begin_step(self, num_tokens: int) -> None:
         """Do nothing: torch uses the same threads in every step."""

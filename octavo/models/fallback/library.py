@@ -35,27 +35,35 @@ class Library(NamedTuple):
         transformers' tables, which compute attention and experts. Raises UnsupportedModel for a buffer without one."""
         with torch.device("meta"):
             made = self._made(name)
-        # the innermost model that a module is in sets its buffers
-        owners = {
-            part: model for model in made.modules() if hasattr(model, "_init_weights") for part in model.modules()
-        }
-        for module in made.modules():
-            temporary = [name for name in module._buffers if name in module._non_persistent_buffers_set]
-            for name in temporary:
-                if module._buffers[name] is not None:
-                    module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
-            if temporary:
-                with torch.device("cpu"):
-                    owners[module]._init_weights(module)
-            for name in temporary:
-                buffer = module._buffers[name]
-                if buffer is not None and (buffer != buffer).any():
-                    raise UnsupportedModel(f"{type(module).__name__} does not set its buffer {name}")
+        fill_buffers(made)
         return made
 
     def _made(self, name: str) -> Any:
         kinds = {"attn_implementation": name, "experts_implementation": name}
         return self.model._from_config(copy.deepcopy(self.config), dtype=torch.float32, **kinds).eval()
+
+
+def fill_buffers(model: Any, device: torch.device | str = "cpu") -> None:
+    """Compute the buffers that no checkpoint has, on a device and in float32 where they are floats.
+
+    The parameters are on the meta device, or are not drawn again. Raises UnsupportedModel for a buffer that is not set.
+    """
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    # the innermost model that a module is in sets its buffers
+    owners = {part: owner for owner in model.modules() if hasattr(owner, "_init_weights") for part in owner.modules()}
+    for module in model.modules():
+        buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+        temporary = {name: buffer for name, buffer in buffers.items() if buffer is not None}
+        for name, buffer in temporary.items():
+            unset, dtype = (torch.nan, torch.float32) if buffer.is_floating_point() else (0, buffer.dtype)
+            module._buffers[name] = torch.full_like(buffer, unset, dtype=dtype, device=device)
+        if temporary:
+            with torch.device(device):
+                owners[module]._init_weights(module)
+        for name in temporary:
+            if (module._buffers[name] != module._buffers[name]).any():
+                raise UnsupportedModel(f"{type(module).__name__} does not set its buffer {name}")
 
 
 def library_version() -> str | None:

@@ -18,6 +18,7 @@ from octavo.layers.experts import StoredExperts
 from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, GatedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.models.encoder import Held
 from octavo.models.fallback.attention import CallAttention, Step, Unfit
 from octavo.models.fallback.exact import make_exact
 from octavo.models.fallback.mixtures import is_experts, octavo_experts
@@ -71,15 +72,6 @@ class GatedRows(nn.Module):
         """x [..., inputs] → [..., outputs]."""
         rows: Tensor = self.down_proj(self.gate_up_proj(x.reshape(-1, x.shape[-1])))
         return rows.view(*x.shape[:-1], -1)
-
-
-class Held(Layer):
-    """Parameters of a module that computes by itself: they are loaded and kept as they are."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        # the dictionary itself: what is filled here is there
-        self._parameters = module._parameters
 
 
 def swap(recording: Recording, stored: StoredExperts) -> tuple[Step, dict[str, Layer]]:

@@ -31,6 +31,27 @@ class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields
         return self.refusal
 
 
+class ImageUrl(Struct, forbid_unknown_fields=True):
+    """Where an image is: a data: URL. detail, uuid: without effect."""
+
+    url: str
+    detail: str | None = None
+    uuid: str | None = None
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    """An image in a message."""
+
+    image_url: ImageUrl | str
+    uuid: str | None = None
+    text: ClassVar[str] = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part in the one form that is read."""
+        url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
+        return {"type": "image_url", "image_url": {"url": url}}
+
+
 class _MediaPart(Struct, tag_field="type"):
     """Something that is not text."""
 
@@ -38,17 +59,16 @@ class _MediaPart(Struct, tag_field="type"):
 
 
 if TYPE_CHECKING:
-    ContentPart = TextPart | RefusalPart | _MediaPart
+    ContentPart = TextPart | RefusalPart | ImagePart | _MediaPart
 else:
     _MEDIA_PARTS = {
-        "ImagePart": "image_url",
         "AudioPart": "input_audio",
         "AudioUrlPart": "audio_url",
         "VideoPart": "video_url",
         "FilePart": "file",
     }
     _media_parts = [defstruct(name, [], bases=(_MediaPart,), tag=tag) for name, tag in _MEDIA_PARTS.items()]
-    ContentPart = Union[(TextPart, RefusalPart, *_media_parts)]
+    ContentPart = Union[(TextPart, RefusalPart, ImagePart, *_media_parts)]
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +106,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         refuse_unsupported(self, f"{field}.")
         # developer is the newer word for system; templates know the older one
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self._text(f"{field}.content")
+        message["content"] = self._content(f"{field}.content")
         given = {"name": self.name, "tool_call_id": self.tool_call_id}
         given["reasoning_content"] = self.reasoning if self.reasoning_content is None else self.reasoning_content
         message |= {name: value for name, value in given.items() if value is not None}
@@ -94,7 +114,12 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         return message
 
-    def _text(self, field: str) -> str:
+    @property
+    def has_images(self) -> bool:
+        """Whether some part of it is an image."""
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
+
+    def _content(self, field: str) -> str | list[dict[str, Any]]:
         if isinstance(self.content, str):
             return self.content
         if self.content is None:
@@ -103,7 +128,6 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
             if self.tool_calls:
                 return ""
             raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
-        texts = []
         for index, part in enumerate(self.content):
             if isinstance(part, _MediaPart):
                 kind = part.__struct_config__.tag
@@ -112,8 +136,12 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
                     field=f"{field}[{index}]",
                     code="unsupported_content_type",
                 )
-            texts.append(part.text)
-        return "\n".join(texts)
+        if not self.has_images:
+            return "\n".join(part.text for part in self.content)
+        return [
+            part.as_dict() if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            for part in self.content
+        ]
 
 
 class Prediction(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):

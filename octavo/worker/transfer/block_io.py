@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.core.model_shape import CacheGroup, Kept, KeysAndValues, State
+from octavo.core.model_shape import CacheGroup, Encoded, Kept, KeysAndValues, State
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 
@@ -26,7 +26,7 @@ def held_heads(keeps: Kept, mesh: Mesh) -> range:
     Latents are one head, which all ranks have. A state is one head for each rank: only ranks with the same share of the
     layer have the same one.
     """
-    if isinstance(keeps, KeysAndValues):
+    if isinstance(keeps, KeysAndValues | Encoded):
         first, count = Heads(1, keeps.kv_heads, 1).kv_share(mesh)
         return range(first, first + count)
     rank = mesh.tensor.rank if isinstance(keeps, State) else 0
@@ -70,9 +70,9 @@ class BlockIO:
 
     def read(self, place: Place, block_ids: Sequence[int], heads: range) -> Tensor:
         """Return a copy of these heads of these blocks, uint8 [planes, blocks, heads, bytes of a head]."""
-        view = self._views[place]
-        index = torch.tensor(block_ids, device=view.device)
-        return self._cut(place, heads).index_select(1, index).view(torch.uint8)
+        # block by block: of a view in which blocks are apart, index_select copies all blocks first
+        blocks = self._cut(place, heads)
+        return torch.stack([blocks.select(1, block) for block in block_ids], 1).view(torch.uint8)
 
     def write(self, place: Place, block_ids: Sequence[int], heads: range, content: Tensor) -> None:
         """Write what `read` has returned, here or on another rank, into these blocks, which differ from each other."""

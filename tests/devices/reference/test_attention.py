@@ -143,7 +143,7 @@ def test_large_steps_are_cut_without_changing_the_answer(monkeypatch: pytest.Mon
     monkeypatch.setattr(reference, "_GATHERED_TOKENS", 30)
     monkeypatch.setattr(reference, "_MASK_ELEMENTS", 60)
     found = run(rows, sliding_window=window)
-    assert len(rows.metadata.derived["pieces", window, False]) > len(shape)
+    assert len(rows.metadata.derived["pieces", window, False, 0]) > len(shape)
     torch.testing.assert_close(found, attend_slowly(rows, 0.3, window), atol=2e-6, rtol=1e-5)
 
 

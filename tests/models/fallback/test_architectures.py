@@ -94,7 +94,7 @@ AT_ONCE = ("llama4_text", "qwen3_next")
 @pytest.fixture(autouse=True)
 def without_families(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small copies are run by the fallback, where octavo has a family too."""
-    monkeypatch.setattr(loader, "resolve_model", lambda checkpoint: FallbackModel)
+    monkeypatch.setattr(loader, "resolve_model", lambda checkpoint, **how: FallbackModel)
 
 
 def verdict(path: Path) -> str:

@@ -289,7 +289,7 @@ def test_token_ids_come_on_request(server: Served) -> None:
             "missing_required_parameter",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}, {"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}, {"type": "file"}]}]},
             "messages[0].content[1]",
             "unsupported_content_type",
         ),

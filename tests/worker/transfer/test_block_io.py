@@ -117,3 +117,16 @@ def test_content_of_another_shape_is_not_written() -> None:
     blocks = io_of(make_caches("reference", torch.float32))
     with pytest.raises(AssertionError, match="another shape"):
         blocks.write(Place(0, 0), [1, 2], range(HEADS), blocks.read(Place(0, 0), [1], range(HEADS)))
+
+
+def test_reading_a_block_takes_memory_for_that_block_alone() -> None:
+    """The layers of a block lie side by side, as the worker has them, so that the blocks of one layer are apart."""
+    num_blocks, num_layers, num_bytes = 64, 4, 4096
+    arena = torch.zeros(num_blocks, num_layers, num_bytes, dtype=torch.uint8)
+    caches = [arena[None, :, layer] for layer in range(num_layers)]
+    blocks = io_of(caches)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        content = blocks.read(Place(1, 0), [7, 3], range(HEADS))
+    taken = [event.self_cpu_memory_usage for event in profile.events()]
+    assert content.numel() == 2 * num_bytes
+    assert 0 < sum(size for size in taken if size > 0) < 4 * num_bytes

@@ -1,0 +1,40 @@
+"""What a person may set about images in prompts; a part of `ModelArgs`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+from octavo.config.fields import Arg
+from octavo.errors import ConfigError
+
+MOST_IMAGES: Final = 16
+"""Of one prompt, by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaArgs:
+    """What prompts may bring besides text."""
+
+    heading: ClassVar = "Images and sounds"
+
+    limit_mm_per_prompt: Annotated[
+        dict[str, int],
+        Arg(
+            f'Most images in one prompt, as image=4 or {{"image": 4}}; {MOST_IMAGES} by default. With 0 a model that '
+            "reads images reads text alone, without its encoder."
+        ),
+    ] = dataclasses.field(default_factory=dict)
+
+
+def most_images(args: MediaArgs) -> int:
+    """Return how many images a prompt may have. Raises ConfigError."""
+    limits = args.limit_mm_per_prompt
+    for kind, limit in limits.items():
+        if kind != "image" or not 0 <= limit <= 1024:
+            raise ConfigError(
+                f"limit_mm_per_prompt has {kind}={limit}, expected image with a number from 0 to 1024: the limits of "
+                "other kinds are fixed"
+            )
+    return limits.get("image", MOST_IMAGES)

@@ -1,0 +1,59 @@
+"""Images and sounds of prompts after preprocessing: what an encoder reads, and which tokens stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from math import prod
+from typing import Final, Literal
+
+import msgspec
+
+ITEM_BYTES: Final = {"float32": 4, "int64": 8, "int32": 4, "uint8": 1}
+"""Bytes of an element by the name of its type."""
+
+
+class TypedArray(msgspec.Struct, frozen=True):
+    """An array as it travels: its elements in the order of their last index, little-endian."""
+
+    dtype: Literal["float32", "int64", "int32", "uint8"]
+    shape: tuple[int, ...]
+    data: bytes
+
+    def __post_init__(self) -> None:
+        assert len(self.data) == prod(self.shape) * ITEM_BYTES[self.dtype], "an array has more or fewer bytes"
+
+
+class MediaInput(msgspec.Struct, frozen=True):
+    """One image, sound or video of a prompt.
+
+    digest: SHA-256 of the decoded content and the settings of its preprocessing.
+    spans: (offset, length) of the prompt's tokens that stand for it, mostly one; none where the decoder reads it
+        through caches of its own.
+    num_embeddings: vectors that its encoder makes of it.
+    arrays: what the encoder reads, by name.
+    grid: rows and columns of its one span, where a model turns by them (M-RoPE).
+    is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
+    """
+
+    kind: Literal["image", "audio", "video"]
+    digest: bytes
+    spans: tuple[tuple[int, int], ...]
+    num_embeddings: int
+    arrays: dict[str, TypedArray]
+    is_whole: bool = False
+    grid: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        """The place behind its last token; 0 without spans."""
+        return max((offset + length for offset, length in self.spans), default=0)
+
+
+def digest_of(arrays: Mapping[str, TypedArray]) -> bytes:
+    """Return SHA-256 of all that an encoder reads."""
+    hashed = sha256(b"octavo media\0")
+    for name, array in sorted(arrays.items()):
+        hashed.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        hashed.update(array.data)
+    return hashed.digest()

@@ -1,0 +1,168 @@
+"""Requests for vectors and scores instead of text, and what they return; the names are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from octavo.core.outputs import RequestError, RequestOutput
+from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+EMBED: Final = "embed"
+CLASSIFY: Final = "classify"
+TOKEN_EMBED: Final = "token_embed"
+TASKS: Final = (EMBED, CLASSIFY, TOKEN_EMBED)
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the vector of a prompt is made. Raises InvalidRequest for a wrong value.
+
+    task: "embed" (one vector), "classify" (a score of each label, "score" is another name), or "token_embed" (the
+    hidden states of all tokens); None is what the model is made for.
+    dimensions: leading elements of the vector that are kept, before it is normalised; None keeps all.
+    use_activation: whether vectors are normalised and scores made probabilities; None leaves it to the model.
+    truncate_prompt_tokens: leading tokens that are kept of a longer prompt, special ones included; -1 keeps as many as
+        the model takes. None refuses longer prompts.
+    """
+
+    task: str | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.task == "score":
+            msgspec.structs.force_setattr(self, "task", CLASSIFY)
+        if self.task is not None and self.task not in TASKS:
+            raise InvalidRequest(f"task is {self.task!r}, must be one of {', '.join(TASKS)}", field="task")
+        _check_count("dimensions", self.dimensions)
+        if self.truncate_prompt_tokens != -1:
+            _check_count("truncate_prompt_tokens", self.truncate_prompt_tokens, " or -1")
+        if not isinstance(self.use_activation, bool | None):
+            raise InvalidRequest(f"use_activation is {self.use_activation!r}, must be a flag", field="use_activation")
+
+
+def _check_count(field: str, value: Any, others: str = "") -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is not None and not is_count:
+        raise InvalidRequest(f"{field} is {value!r}, must be a number of at least 1{others}", field=field)
+
+
+class PooledPrompt(msgspec.Struct, frozen=True):
+    """What the core needs to know of a request for a vector. `params.task` is set.
+
+    second_start: the first token of the second text of a pair, where the model distinguishes the two; 0 for none.
+    """
+
+    params: PoolingParams
+    second_start: int = 0
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        """Whether the hidden states of all prompt tokens are needed at once."""
+        return self.params.task == TOKEN_EMBED
+
+
+class PoolingOutput(msgspec.Struct, frozen=True):
+    """data: float32 [size], or [tokens, size] of the task "token_embed"."""
+
+    data: Any
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True):
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+class ClassificationOutput(msgspec.Struct, frozen=True):
+    """The score of each label."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+class ScoringOutput(msgspec.Struct, frozen=True):
+    """How well a text goes with a query."""
+
+    score: float
+
+
+class PoolingRequestOutput(msgspec.Struct, kw_only=True):
+    """The final output of a request for a vector. `outputs` is None where it has an `error`."""
+
+    request_id: str
+    outputs: Any
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: RequestError | None = None
+
+    @classmethod
+    def of(cls, output: RequestOutput | PoolingRequestOutput, outputs: Any) -> Self:
+        """Return the output of a request with what was made of its vector."""
+        return cls(
+            request_id=output.request_id,
+            outputs=None if output.error is not None else outputs,
+            prompt_token_ids=output.prompt_token_ids,
+            num_cached_tokens=output.num_cached_tokens,
+            error=output.error,
+        )
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    """`outputs` is an `EmbeddingOutput`."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput):
+    """`outputs` is a `ClassificationOutput`."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput):
+    """`outputs` is a `ScoringOutput`."""
+
+
+def values_of(pooled: bytes | None) -> list[float]:
+    """Return the values of a vector in the form in which cores send them; none of a request that failed."""
+    return array("f", pooled or b"").tolist()
+
+
+def array_of(output: RequestOutput, task: str) -> NDArray[np.float32]:
+    """Return the float32 values of a vector, [size], or [tokens, size] of the task "token_embed"."""
+    import numpy as np
+
+    found: NDArray[np.float32] = np.frombuffer(output.pooled or b"", dtype=np.float32)
+    return found.reshape(len(output.prompt_token_ids), -1) if task == TOKEN_EMBED and len(found) else found
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of the angle between two vectors; 0 where one has no length."""
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
+
+
+def scored_vectors(one: EmbeddingRequestOutput, other: EmbeddingRequestOutput) -> ScoringRequestOutput:
+    """Return the output of a pair of vectors, with the cosine of both."""
+    failed = one.error or other.error
+    return ScoringRequestOutput(
+        request_id=f"{one.request_id}_{other.request_id}",
+        outputs=None if failed else ScoringOutput(cosine(one.outputs.embedding, other.outputs.embedding)),
+        prompt_token_ids=one.prompt_token_ids + other.prompt_token_ids,
+        num_cached_tokens=one.num_cached_tokens + other.num_cached_tokens,
+        error=failed,
+    )

@@ -1,0 +1,134 @@
+"""Prompts that become vectors or scores: one text or a pair, with all special tokens, cut at the end where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from octavo.config.pooling_config import PoolingConfig
+from octavo.core.messages import CoreReady
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_EMBED, PooledPrompt, PoolingParams
+from octavo.core.prompt import Prompt, checked_text
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import ContextTooLong, InvalidRequest
+
+FOR_VECTORS: Final = SamplingParams(max_tokens=1, seed=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)
+"""The sampling parameters of requests that draw nothing."""
+
+
+class VectorInput:
+    """Checks requests for vectors against the model, which `config` describes; None of one that writes text."""
+
+    def __init__(self, config: PoolingConfig | None, tokenizer: Tokenizer, ready: CoreReady) -> None:
+        self.config = config
+        self._tokenizer = tokenizer
+        self._ready = ready
+
+    def refuse_text(self) -> None:
+        """Raise InvalidRequest where the model writes no text."""
+        if self.config is not None:
+            made = "vectors" if self.config.task == EMBED else "scores"
+            raise InvalidRequest(
+                f"the model makes {made} and writes no text; use embed, score, classify or encode, or start it with "
+                "runner generate if it can generate",
+                code="unsupported_task",
+            )
+
+    def read(self, prompt: Prompt, params: PoolingParams) -> tuple[list[int], PooledPrompt]:
+        """Return the token ids of a prompt, and what the core needs to know. Raises InvalidRequest."""
+        params = self._resolved(params)
+        token_ids, second_start = self.read_ids(prompt, params.truncate_prompt_tokens)
+        return token_ids, PooledPrompt(params, second_start)
+
+    def checked(self, task: str | None) -> PoolingConfig:
+        """Return the config of a model that is made for a task; None is any. Raises InvalidRequest."""
+        config = self.config
+        if config is None:
+            raise InvalidRequest(
+                f"the model writes text and does not {task or EMBED}; start it with runner pooling and convert embed, "
+                "or use a model that is made for it",
+                field="task",
+                code="unsupported_task",
+            )
+        if task not in (None, config.task) and (task, config.task) != (TOKEN_EMBED, EMBED):
+            raise InvalidRequest(
+                f"task is {task}, but the model is made for {config.task}; start it with convert {task} if it can",
+                field="task",
+                code="unsupported_task",
+            )
+        return config
+
+    def prompted(self, prompt: Prompt, name: str | None = None) -> Prompt:
+        """Return a text behind the checkpoint's prompt of this name, or its default one. Raises InvalidRequest."""
+        config = self.checked(None)
+        if name is not None and name not in config.prompts:
+            known = ", ".join(config.prompts) or "none"
+            raise InvalidRequest(
+                f"prompt_name is {name!r}, must be a prompt of the checkpoint ({known})", field="prompt_name"
+            )
+        before = config.default_prompt if name is None else config.prompts[name]
+        return (
+            prompt if prompt.text is None or not before else msgspec.structs.replace(prompt, text=before + prompt.text)
+        )
+
+    def _resolved(self, params: PoolingParams) -> PoolingParams:
+        """Return the parameters with the task. Raises InvalidRequest for one that the model is not made for."""
+        config = self.checked(params.task)
+        task = params.task or config.task
+        if task == TOKEN_EMBED and not config.needs_whole_prompts:
+            raise InvalidRequest(
+                "task is token_embed, but the model computes prompts in pieces, of which some may be in the prefix "
+                "cache; use the task embed",
+                field="task",
+                code="unsupported_task",
+            )
+        if params.dimensions is not None and (task == CLASSIFY or params.dimensions > config.size):
+            raise InvalidRequest(
+                f"dimensions is {params.dimensions}, but scores have none"
+                if task == CLASSIFY
+                else f"dimensions is {params.dimensions}, must be at most {config.size}, the size of the vectors",
+                field="dimensions",
+            )
+        return msgspec.structs.replace(params, task=task)
+
+    def read_ids(self, prompt: Prompt, num_kept: int | None = None) -> tuple[list[int], int]:
+        """Return the token ids of a prompt, and where the second text of a pair begins if the model is to know; else 0.
+
+        num_kept: leading tokens that are kept, -1 for those that the model takes; None refuses longer prompts. Raises
+        InvalidRequest.
+        """
+        if prompt.token_ids is not None:
+            return self._fitting(prompt.token_ids, num_kept), prompt.second_start
+        texts = [checked_text(text, "prompt") for text in (prompt.text or "", prompt.second) if text is not None]
+        limit = self._limit(num_kept)
+        token_ids, second_start = self._tokenizer.encode_whole(
+            texts, None if num_kept is None else limit, prompt.add_special_tokens
+        )
+        return self._fitting(token_ids, num_kept), second_start
+
+    def _limit(self, num_kept: int | None) -> int:
+        longest = self._ready.max_model_len
+        return longest if num_kept is None or num_kept < 0 else min(num_kept, longest)
+
+    def _fitting(self, token_ids: Sequence[int], num_kept: int | None) -> list[int]:
+        """Return token ids that fit the model. Raises InvalidRequest."""
+        kept = list(token_ids) if num_kept is None else list(token_ids[: self._limit(num_kept)])
+        limit, vocab_size = self._ready.max_model_len, self._ready.vocab_size
+        if not kept:
+            raise InvalidRequest("the prompt is empty; it must have a token", field="prompt", code="empty_prompt")
+        if len(kept) > limit:
+            raise ContextTooLong(
+                f"the prompt has {len(kept)} tokens, but the model takes {limit}; shorten it, or set "
+                "truncate_prompt_tokens to -1 to keep its beginning",
+                field="prompt",
+            )
+        for token_id in (min(kept), max(kept)):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"the prompt has the token id {token_id}; those of the model go from 0 to {vocab_size - 1}",
+                    field="prompt",
+                )
+        return kept

@@ -1,0 +1,56 @@
+"""Encoders of images and sound: transformers' modules, whose weights the loader fills like those of other layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.layers.layer import Layer
+from octavo.models.fallback.library import INSTALL, first_line, library_version
+
+
+class Held(Layer):
+    """Parameters of a module that computes by itself: they are loaded and kept as they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        # the dictionary itself: what is filled here is there
+        self._parameters = module._parameters
+
+
+def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
+    """Yield the parameters of all modules within `module`, which is at `path` in the checkpoint."""
+    for name, part in module.named_modules(prefix=path):
+        if any(each is not None for each in part._parameters.values()):
+            yield name, Held(part)
+
+
+def library_config(checkpoint: Checkpoint, name: str) -> Any:
+    """Return transformers' config of this class name for a checkpoint.
+
+    Raises UnsupportedModel without transformers, and CheckpointError for values that it refuses.
+    """
+    if library_version() is None:
+        raise UnsupportedModel(f"{checkpoint.where}: the encoder of this model is transformers' own: {INSTALL}")
+    import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
+    import transformers
+
+    values: Mapping[str, Any] = {key: value for key, value in checkpoint.stored.items() if key != "auto_map"}
+    try:
+        return getattr(transformers, name).from_dict(values)
+    except Exception as error:  # whatever it raises is about the values
+        raise CheckpointError(
+            f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
+        ) from error
+
+
+def library_module(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that `make` makes, without memory for its weights, as it computes results."""
+    with torch.device("meta"):
+        return make().eval().requires_grad_(False)

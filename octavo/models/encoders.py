@@ -1,0 +1,306 @@
+"""Encoders, whose tokens see those behind them too: BERT, RoBERTa, XLM-RoBERTa, NomicBERT and ModernBERT.
+
+A prompt is computed whole in one step, and nothing of it is kept: all layers write their keys and values to one cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
+from octavo.core.model_shape import KeysAndValues, LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.errors import UnsupportedModel
+from octavo.layers.elementwise import OPERATOR_OF, activation, addition
+from octavo.layers.embedding import Embedding
+from octavo.layers.heads import Heads
+from octavo.layers.linear import ColumnLinear
+from octavo.layers.norm import LayerNorm
+from octavo.layers.rope import Rope
+from octavo.models.blocks import (
+    GatedDecoder,
+    GatedLayer,
+    LateNormOfSumLayer,
+    PlainMLP,
+    RotaryAttention,
+)
+from octavo.models.config import KINDS, DecoderConfig, even_share, read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(DecoderConfig):
+    """num_types: kinds of tokens that have embeddings of their own, 0 for none. The others are of a classifier's head:
+    the function of its dense layer, whether that has a bias, and whether a norm follows."""
+
+    num_types: int = 0
+    head_function: str = "tanh"
+    head_bias: bool = True
+    is_head_normed: bool = False
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        """Return the one cache, of layer 0, which the others write to after it."""
+        return (LayerCache(KeysAndValues(self.heads.share(mesh).kv, self.heads.dim)),) if layer == 0 else ()
+
+
+class ClassifierHead(nn.Module):
+    """Dense layer and activation, perhaps a norm, and the scores of the labels."""
+
+    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
+        super().__init__()
+        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=c.head_bias)
+        self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
+        self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
+        self.classifier = ColumnLinear(c.hidden_size, num_labels, mesh, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] → [rows, labels]."""
+        x = self._act(self.dense(x))
+        scores: Tensor = self.classifier(x if self.norm is None else self.norm(x))
+        return scores
+
+
+class Encoder(GatedDecoder):
+    """The parts that the encoders share. NAMES: patterns of stored names, and ours."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {}
+    # heads for other tasks, and positions that older files carry along
+    IGNORED = (r"embeddings\.position_ids", r"(cls|lm_head|score|decoder)\..*")
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        def attention(index: int) -> nn.Module:
+            made = RotaryAttention(c, mesh, index)
+            made.attend.shares_cache_of = 0 if index else None
+            return made
+
+        super().__init__(c, mesh, attention=attention)
+        self.embed_types = Embedding(c.num_types, c.hidden_size) if c.num_types else None
+        self.add_types = addition()
+        self.embed_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.encoder_config = c
+        self._first_types = torch.zeros(0, dtype=torch.int64)
+
+    def add_scores(self, num_labels: int, mesh: Mesh) -> None:
+        self.score = ClassifierHead(self.encoder_config, num_labels, mesh)
+
+    def own_name(self, name: str) -> str:
+        for pattern, ours in self.NAMES.items():
+            name = re.sub(pattern, ours, name)
+        return name
+
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Add the embeddings of types and positions, and normalise the sum."""
+        if self.embed_types is not None:
+            x = self.add_types(x, self.embed_types(self._types(batch)))
+        normed: Tensor = self.embed_norm(super().embed(x, batch))
+        return normed
+
+    def _types(self, batch: ModelInput) -> Tensor:
+        if batch.token_types is not None and self.encoder_config.num_types > 1:
+            return batch.token_types
+        count, device = len(batch.token_ids), batch.token_ids.device
+        if len(self._first_types) < count or self._first_types.device != device:
+            self._first_types = torch.zeros(count, dtype=torch.int64, device=device)
+        return self._first_types[:count]
+
+
+class BertModel(Encoder):
+    """BERT: learned positions and types, norms behind attention and MLP. Source: https://arxiv.org/abs/1810.04805."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^(bert|roberta)\.": "",
+        r"\bgamma$": "weight",
+        r"\bbeta$": "bias",
+        r"^embeddings\.word_embeddings": "embed_tokens",
+        r"^embeddings\.position_embeddings": "embed_positions",
+        r"^embeddings\.token_type_embeddings": "embed_types",
+        r"^embeddings\.LayerNorm": "embed_norm",
+        r"^encoder\.layer\.": "layers.",
+        r"\.attention\.self\.(query|key|value)\.": r".self_attn.\1.",
+        r"\.attention\.output\.dense": ".self_attn.o_proj",
+        r"\.attention\.output\.LayerNorm": ".input_layernorm",
+        r"\.intermediate\.dense": ".mlp.up_proj",
+        r"\.output\.dense": ".mlp.down_proj",
+        r"\.output\.LayerNorm": ".post_attention_layernorm",
+        r"^pooler\.dense": "score.dense",
+        r"^classifier\.(weight|bias)": r"score.classifier.\1",
+        r"^classifier\.dense": "score.dense",
+        r"^classifier\.out_proj": "score.classifier",
+    }
+    carries_residual = False
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        c.expect("position_embedding_type", "absolute")
+        c.expect("is_decoder", False)
+        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
+        return EncoderConfig(
+            **{
+                "num_layers": c.positive("num_hidden_layers"),
+                "hidden_size": hidden_size,
+                "intermediate_size": c.positive("intermediate_size"),
+                "heads": Heads(num_heads, num_heads, even_share(c, "hidden_size", hidden_size, num_heads)),
+                "vocab_size": c.positive("vocab_size"),
+                "max_positions": c.max_model_len(),
+                "position_offset": 0,
+                "num_types": c.positive("type_vocab_size", 2),
+                "norm": LayerNorm,
+                "norm_eps": c.positive_float("layer_norm_eps", 1e-12),
+                "tied": False,
+                "has_head": False,
+                "is_bidirectional": True,
+                "qkv_bias": True,
+                "out_bias": True,
+                "mlp_bias": True,
+                "qkv_reads": ("query", "key", "value"),
+                "activation": own.get("activation") or c.expect("hidden_act", *OPERATOR_OF, default="gelu"),
+                "mlp": PlainMLP,
+                "layer": LateNormOfSumLayer,
+            }
+            | own
+        )
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        self.norm = None
+
+    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return the output of the last layer, which ends in a norm."""
+        return x
+
+
+class RobertaModel(BertModel):
+    """RoBERTa and XLM-RoBERTa: positions are counted from behind the padding token's id. Source:
+    https://arxiv.org/abs/1907.11692, https://arxiv.org/abs/1911.02116."""
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        offset = c.int("pad_token_id", 1) + 1
+        if not 0 <= offset < c.max_model_len():
+            raise c.error("pad_token_id", "the id of a token, below max_position_embeddings")
+        given = {"position_offset": offset, "max_positions": c.max_model_len() - offset}
+        return super().read(c, **given, num_types=c.positive("type_vocab_size", 1), **own)
+
+
+XLMRobertaModel = RobertaModel
+
+
+class NomicBertModel(BertModel):
+    """NomicBERT, with the config of transformers: BERT with rotations, gated MLPs and no biases. Source:
+    https://arxiv.org/abs/2402.01613."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^embeddings\.word_embeddings": "embed_tokens",
+        r"^embeddings\.token_type_embeddings": "embed_types",
+        r"^emb_ln": "embed_norm",
+        r"^encoder\.layers\.": "layers.",
+        r"\.attn\.Wqkv": ".self_attn.qkv_proj",
+        r"\.attn\.out_proj": ".self_attn.o_proj",
+        r"\.mlp\.fc11": ".mlp.up_proj",
+        r"\.mlp\.fc12": ".mlp.gate_proj",
+        r"\.mlp\.fc2": ".mlp.down_proj",
+        r"\.norm1\.": ".input_layernorm.",
+        r"\.norm2\.": ".post_attention_layernorm.",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        own |= {"activation": c.expect("hidden_act", "silu"), "qkv_reads": (), "mlp": None}
+        config = super().read(c, position_offset=None, **own)
+        rope = read_rope(c, config.heads.dim) if "rope_parameters" in c.values else Rope(config.heads.dim, 1000.0)
+        return replace(config, rope=rope, qkv_bias=False, out_bias=False, mlp_bias=False)
+
+    def add_scores(self, num_labels: int, mesh: Mesh) -> None:
+        raise UnsupportedModel("NomicBERT with a head for labels is not implemented; convert embed makes vectors")
+
+
+class PreNormLayer(GatedLayer):
+    """Attention and MLP, each behind a norm, but for the first layer's attention, which reads the stream."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        if residual is not None:
+            return super().forward(x, residual, batch)
+        normed, residual = self.post_attention_layernorm.add(self.self_attn(x, batch), x)
+        return self.mlp(normed), residual
+
+
+class ModernBertModel(Encoder):
+    """ModernBERT: rotations, and in two of three layers a window to both sides. Source:
+    https://arxiv.org/abs/2412.13663."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^model\.": "",
+        r"^embeddings\.tok_embeddings": "embed_tokens",
+        r"^embeddings\.norm": "embed_norm",
+        r"^final_norm": "norm",
+        r"\.attn_norm\.": ".input_layernorm.",
+        r"\.attn\.Wqkv": ".self_attn.qkv_proj",
+        r"\.attn\.Wo": ".self_attn.o_proj",
+        r"\.mlp_norm\.": ".post_attention_layernorm.",
+        r"\.mlp\.Wi": ".mlp.gate_up_proj",
+        r"\.mlp\.Wo": ".mlp.down_proj",
+        r"^head\.": "score.",
+        r"^classifier\.": "score.classifier.",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> EncoderConfig:
+        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
+        head_dim, num_layers = even_share(c, "hidden_size", hidden_size, num_heads), c.positive("num_hidden_layers")
+        every, half = c.positive("global_attn_every_n_layers", 3), c.positive("local_attention", 128) // 2
+        kinds = c.values.get("layer_types") or [
+            "sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)
+        ]
+        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in KINDS for kind in kinds):
+            raise c.error("layer_types", f"{' or '.join(KINDS)} for each of {num_layers} layers")
+        windows = tuple(half + 1 if kind == "sliding_attention" else None for kind in kinds)
+        bias = c.bool("attention_bias", False)
+        return EncoderConfig(
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            intermediate_size=c.positive("intermediate_size"),
+            heads=Heads(num_heads, num_heads, head_dim),
+            vocab_size=c.positive("vocab_size"),
+            max_positions=c.max_model_len(),
+            norm=partial(LayerNorm, bias=c.bool("norm_bias", False)),
+            norm_eps=c.positive_float("norm_eps", 1e-5),
+            tied=False,
+            has_head=False,
+            is_bidirectional=True,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=c.bool("mlp_bias", False),
+            qkv_reads=(),
+            gate_up_reads=(),
+            activation=c.expect("hidden_activation", "gelu"),
+            windows=windows if any(windows) else (),
+            ropes=tuple(_rope(c, head_dim, is_local=window is not None) for window in windows),
+            layer=PreNormLayer,
+            head_function=c.expect("classifier_activation", *OPERATOR_OF, default="gelu"),
+            head_bias=c.bool("classifier_bias", False),
+            is_head_normed=True,
+        )
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        del self.layers["0"].input_layernorm
+
+
+def _rope(c: Checkpoint, head_dim: int, *, is_local: bool) -> Rope:
+    """Return the rotation of a layer; older configs state the bases of both kinds beside each other."""
+    kind, old, theta = (
+        ("sliding_attention", "local_rope_theta", 10_000.0)
+        if is_local
+        else ("full_attention", "global_rope_theta", 160_000.0)
+    )
+    if c.has_ropes_by_kind():
+        return read_rope(c, head_dim, kind=kind)
+    return Rope(head_dim, Section(c.values, c.where).positive_float(old, theta))

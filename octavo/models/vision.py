@@ -1,0 +1,111 @@
+"""Models that read images: a text model of octavo with the encoder of transformers' class."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.layers.layer import Layer
+from octavo.models.config import DecoderConfig
+from octavo.models.decoder import DecoderStack
+from octavo.models.encoder import held_layers, library_config, library_module
+from octavo.models.fallback.library import fill_buffers
+
+_TEXT_MODELS: Final = ("language_model", "text_model")
+"""Names of the text model in transformers' classes."""
+_OLD_NAMES: Final = re.compile(r"^(?:model\.)?vision_tower\.vision_model\.")
+
+
+class ImageReader(DecoderStack):
+    """What a text model's class becomes one that reads images with, as the base before it."""
+
+    ARCHITECTURE: ClassVar[str]
+    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids")
+    replaces_tokens = True
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        library = library_config(c, f"{cls.ARCHITECTURE.removesuffix(_CLASS)}Config")
+        return dataclasses.replace(super().read(c), library=library)
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
+        super().__init__(c, mesh, *arguments, **named)
+        self._held: dict[str, Layer] = {}
+        if self.is_first:
+            self.encoder = library_module(lambda: _without_text(self.ARCHITECTURE, c.library))
+            self._held.update(held_layers(self.encoder, ""))
+            self._lacks_buffers = True
+            if "deepstack_visual_indexes" in vars(c.library.vision_config) and not self.is_last:
+                raise ConfigError(
+                    "pipeline_parallel_size: images are added to several layers of this model, which are to be on one "
+                    "rank; use tensor_parallel_size"
+                )
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of one image, or with DeepStack [vectors, levels · hidden].
+
+        arrays: as its processor in transformers names them.
+        """
+        if self._lacks_buffers:
+            fill_buffers(self.encoder, next(iter(arrays.values())).device)
+            self._lacks_buffers = False
+        dtype = next(self.encoder.parameters()).dtype
+        given = {name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()}
+        read: Any = self.encoder.get_image_features
+        found = read(**given, return_dict=True)
+        levels = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        return torch.cat([_joined(each) for each in levels], 1)
+
+    def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors:
+        found, width = batch.embeddings, self.config.hidden_size
+        if found is None or found.values.shape[1] == width:
+            return super().forward(batch)
+        # DeepStack: what the encoder makes at several depths is added behind the first layers
+        assert self.is_last, "the layers that images are added to are on one rank"
+        first, *levels = torch.split(found.values, width, 1)
+        x, residual = self.begin(dataclasses.replace(batch, embeddings=EmbeddingOverride(found.token_indices, first)))
+        for layer, level in zip_longest(self.layers.values(), levels):
+            x, residual = layer(x, residual, batch)
+            x = x if level is None else x.index_add(0, found.token_indices, level)
+        return self.normalize(x, residual)
+
+    def own_name(self, name: str) -> str:
+        return super().own_name(_OLD_NAMES.sub("vision_tower.", name))
+
+    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
+        yield from super().layers_by_path()
+        yield from self._held.items()
+
+
+def _joined(features: Any) -> Tensor:
+    """Return [vectors, hidden] of what an encoder returns for one image."""
+    made: Tensor = torch.cat(list(features)) if isinstance(features, list | tuple) else features
+    return made.reshape(-1, made.shape[-1])
+
+
+_CLASS: Final = "ForConditionalGeneration"
+
+
+def with_images(architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
+    """Return the class of an architecture whose text model is of a class."""
+    return type(architecture, (ImageReader, text_model), {"ARCHITECTURE": architecture})
+
+
+def _without_text(architecture: str, config: Any) -> Any:
+    import transformers
+
+    model = getattr(transformers, architecture)._from_config(config, attn_implementation="sdpa").model
+    for name in _TEXT_MODELS:
+        if hasattr(model, name):
+            delattr(model, name)
+    return model

@@ -1,0 +1,110 @@
+"""How each family of models that read images writes one into a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
+
+from octavo.config.section import Section
+
+Arrays = Mapping[str, NDArray[Any]]
+"""What the image processor of a family returns for one image."""
+
+
+class Context(NamedTuple):
+    """What a family writes images with. config: the whole config.json. encode: ids of a text."""
+
+    config: Section
+    settings: Mapping[str, Any]
+    encode: Callable[[str], list[int]]
+
+
+class Family(NamedTuple):
+    """marker: keys of config.json, of which the first that is there has the id that stands for an image in a prompt
+    before it is written out. token: likewise the id of tokens that stand for vectors. tokens: returns what is written
+    for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: tokens of an image
+    attend to each other. grid: returns rows and columns of an image where positions follow from them."""
+
+    marker: tuple[str, ...]
+    token: tuple[str, ...]
+    tokens: Callable[[Context, int, Arrays], list[int]]
+    reads: tuple[str, ...] = ("pixel_values",)
+    options: Mapping[str, Any] = {}
+    is_whole: bool = False
+    grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
+
+
+def _vision(context: Context) -> Section:
+    return context.config.section("vision_config") or context.config
+
+
+def _llava(context: Context, token: int, arrays: Arrays) -> list[int]:
+    if _vision(context).values.get("model_type") == "pixtral":
+        return _pixtral(context, token, arrays)
+    patch = _vision(context).positive("patch_size")
+    height, width = arrays["pixel_values"].shape[-2:]
+    with_class = context.config.values.get("vision_feature_select_strategy", "default") == "full"
+    return [token] * ((height // patch) * (width // patch) + with_class)
+
+
+def _pixtral(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows of the image end with a token of their own, the last row with another."""
+    patch = _vision(context).positive("patch_size") * context.config.positive("spatial_merge_size", 1)
+    height, width = (int(each) // patch for each in arrays["image_sizes"][0])
+    (line_end,), (end,) = context.encode("[IMG_BREAK]"), context.encode("[IMG_END]")
+    return [*([*[token] * width, line_end] * height)[:-1], end]
+
+
+def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
+    merged = _vision(context).positive("spatial_merge_size", 2)
+    _, height, width = (int(each) for each in arrays["image_grid_thw"][0])
+    return height // merged, width // merged
+
+
+def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
+    height, width = _qwen_grid(context, arrays)
+    return [token] * (height * width)
+
+
+def _internvl(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """All tiles of an image, and its thumbnail behind them."""
+    count = len(arrays["pixel_values"]) * context.config.positive("image_seq_length", 256)
+    return [*context.encode("<img>"), *[token] * count, *context.encode("</img>")]
+
+
+def _smolvlm(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Tiles by rows and columns, each named, and the whole image behind them."""
+    size = _vision(context).positive("image_size") // _vision(context).positive("patch_size")
+    vectors = [token] * (size // context.config.positive("scale_factor", 2)) ** 2
+    rows, columns = (int(arrays[name].reshape(-1)[0]) for name in ("rows", "cols"))
+    around = "<fake_token_around_image>"
+    written: list[int] = []
+    for row in range(rows):
+        for column in range(columns):
+            line_end = "\n" if row and not column else ""
+            written += [*context.encode(f"{line_end}{around}<row_{row + 1}_col_{column + 1}>"), *vectors]
+    behind = "\n\n" if rows else ""
+    return [*written, *context.encode(f"{behind}{around}<global-img>"), *vectors, *context.encode(around)]
+
+
+_IMAGE: Final = ("image_token_index", "image_token_id")
+
+_SIZED: Final = ("pixel_values", "image_sizes")
+_MASKED: Final = ("pixel_values", "pixel_attention_mask")
+
+_QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
+    "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
+    "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
+    "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),
+    "Qwen2VLForConditionalGeneration": _QWEN,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN,
+    "Qwen3VLForConditionalGeneration": _QWEN,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN,
+    "SmolVLMForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
+}
+"""By architecture."""

@@ -1,0 +1,96 @@
+"""The spectrogram that Whisper's encoder reads, by transformers' numpy functions, as its feature extractor makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.checkpoint import read_json_object
+from octavo.config.section import Section
+from octavo.core.media import MediaInput, TypedArray
+from octavo.multimodal.sound import Samples
+
+PREPROCESSOR_CONFIG: Final = "preprocessor_config.json"
+_PIECE: Final = 1 << 12
+"""Frames whose spectra are in memory at once."""
+
+
+class LogMel(msgspec.Struct, frozen=True, dict=True):
+    """Settings of the feature extractor, by its names. num_frames: of a window, as the encoder reads it."""
+
+    num_frames: int
+    num_vectors: int
+    feature_size: int = 80
+    sampling_rate: int = 16_000
+    hop_length: int = 160
+    n_fft: int = 400
+
+    @classmethod
+    def of(cls, path: Path, config: Mapping[str, Any]) -> LogMel:
+        """Read the settings of a checkpoint. Raises CheckpointError."""
+        file = path / PREPROCESSOR_CONFIG
+        section = Section(read_json_object(file) if file.is_file() else {}, str(file))
+        model = Section(config, str(path / "config.json"))
+        num_vectors = model.positive("max_source_positions")
+        sizes = {name: section.positive(name, cls.__struct_defaults__[i]) for i, name in enumerate(_SIZES)}
+        if sizes["feature_size"] != model.positive("num_mel_bins"):
+            raise section.error("feature_size", f"num_mel_bins of config.json, which is {model.values['num_mel_bins']}")
+        return cls(2 * num_vectors, num_vectors, **sizes)
+
+    @property
+    def seconds(self) -> float:
+        """How long a window is."""
+        return self.num_frames * self.hop_length / self.sampling_rate
+
+    @cached_property
+    def _filters(self) -> NDArray[np.float64]:
+        from transformers.audio_utils import mel_filter_bank
+
+        num_bins, rate = 1 + self.n_fft // 2, self.sampling_rate
+        return mel_filter_bank(num_bins, self.feature_size, 0.0, 8000.0, rate, norm="slaney", mel_scale="slaney")
+
+    def features(self, samples: Samples) -> NDArray[np.float32]:
+        """Return [bands, frames] of a sound, a frame for each hop; silence fills the first window.
+
+        The loudest frame of the whole sound sets how far down others reach.
+        """
+        from transformers.audio_utils import spectrogram, window_function
+
+        missing = self.num_frames * self.hop_length - len(samples)
+        samples = np.pad(samples, (0, missing)) if missing > 0 else samples
+        num_frames, window = len(samples) // self.hop_length, window_function(self.n_fft, "hann")
+        out = np.empty((self.feature_size, num_frames), np.float32)
+        for start in range(0, num_frames, _PIECE):
+            stop = min(start + _PIECE, num_frames)
+            first = start * self.hop_length - self.n_fft // 2
+            end = (stop - 1) * self.hop_length + self.n_fft // 2
+            beyond = max(0, -first), max(0, end - len(samples))  # a frame lies around its sample
+            piece = np.pad(samples[max(0, first) : end], beyond, mode="reflect")
+            out[:, start:stop] = spectrogram(
+                piece, window, self.n_fft, self.hop_length, power=2.0, center=False, mel_filters=self._filters,
+                log_mel="log10",
+            )  # fmt: skip
+        np.maximum(out, out.max() - 8.0, out=out)
+        out += 4.0
+        out /= 4.0
+        return out
+
+    def window(self, features: NDArray[np.float32], start: int = 0) -> MediaInput:
+        """Return the input of the encoder for the window from frame `start` on; zeros follow the end of the sound."""
+        part = features[:, start : start + self.num_frames]
+        part = np.pad(part, ((0, 0), (0, self.num_frames - part.shape[1])))
+        data = np.ascontiguousarray(part, np.float32).tobytes()
+        digest = sha256(b"log mel\0" + repr(msgspec.structs.astuple(self)).encode() + data).digest()
+        return MediaInput(
+            "audio", digest, (), self.num_vectors, {"input_features": TypedArray("float32", part.shape, data)}
+        )
+
+
+_SIZES: Final = ("feature_size", "sampling_rate", "hop_length", "n_fft")

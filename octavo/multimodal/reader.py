@@ -1,0 +1,130 @@
+"""From what a prompt brings besides text to the inputs of encoders, for the model of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.config.checkpoint import CONFIG, Checkpoint
+from octavo.config.images import image_settings
+from octavo.config.media_args import most_images
+from octavo.config.schema import ModelConfig
+from octavo.core.cache_key import Placeholder
+from octavo.core.media import MediaInput
+from octavo.core.messages import CoreReady
+from octavo.core.prompt import Prompt
+from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.multimodal.image_prompts import ImagePrompts
+    from octavo.multimodal.log_mel import LogMel
+
+
+class MediaReader:
+    """Checks what a model takes. Nothing is read or imported before a prompt brings something."""
+
+    def __init__(
+        self, model: ModelConfig, ready: CoreReady, encode: Callable[..., list[int]], max_num_batched_tokens: int
+    ) -> None:
+        """encode: returns the ids of (text, add_special_tokens)."""
+        self._model = model
+        self._encode = encode
+        self._most_together = max_num_batched_tokens
+        self._is_heard = bool(ready.cache.groups[-1].num_encoded)
+        """Whether the model reads a sound with every prompt, through caches of its own."""
+
+    @cached_property
+    def log_mel(self) -> LogMel:
+        """The preprocessing of a model that reads sounds through caches. Raises CheckpointError."""
+        from octavo.multimodal.log_mel import LogMel
+
+        path = Path(self._model.path)
+        return LogMel.of(path, Checkpoint.open(path).values)
+
+    @cached_property
+    def _images(self) -> ImagePrompts | None:
+        """What writes images into prompts; None for a model that reads none. Raises CheckpointError."""
+        from octavo.multimodal.image_prompts import ImagePrompts
+
+        path = Path(self._model.path)
+        checkpoint = Checkpoint.open(path) if (path / CONFIG).is_file() else None
+        settings, limit = None if checkpoint is None else image_settings(checkpoint), most_images(self._model)
+        if checkpoint is None or settings is None or not limit:
+            return None
+        return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limit)
+
+    def warm_up(self) -> None:
+        """Import what prepares images, where the model reads them, so that forks of this process have it."""
+        if self._images is not None:
+            self._images.open()
+
+    def read(
+        self, prompt: Prompt, token_ids: list[int], num_kept: int | None = None
+    ) -> tuple[list[int], tuple[MediaInput, ...]]:
+        """Return the tokens of a prompt, in which images are written out, and what the encoders read.
+
+        num_kept: tokens to which the prompt was cut; None for none. Raises InvalidRequest where the model takes others.
+        """
+        given = prompt.multi_modal_data or {}
+        if self._images is None or not given.keys() <= {"image"}:
+            return token_ids, self.inputs(prompt)
+        if prompt.media:
+            return token_ids, prompt.media
+        if given and num_kept is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens cannot shorten a prompt with images; leave it out",
+                field="truncate_prompt_tokens",
+            )
+        token_ids, media = self._images.expand(token_ids, given.get("image", []))
+        longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
+        if longest > self._most_together:
+            raise InvalidRequest(
+                f"an image of the prompt takes {longest} tokens that are computed together, but a step has at most "
+                f"{self._most_together}; raise max_num_batched_tokens",
+                field="multi_modal_data",
+            )
+        return token_ids, media
+
+    def inputs(self, prompt: Prompt) -> tuple[MediaInput, ...]:
+        """Return the inputs of a prompt that stand for none of its tokens. Raises InvalidRequest where the model takes
+        others."""
+        kinds = [each.kind for each in prompt.media] + [*(prompt.multi_modal_data or {})]
+        if kinds == (["audio"] if self._is_heard else []):
+            return prompt.media or tuple(self._sound(each) for each in (prompt.multi_modal_data or {}).values())
+        found = ", ".join(kinds) or "nothing"
+        if self._is_heard:
+            raise InvalidRequest(
+                f"multi_modal_data has {found}, expected audio: this model writes down one sound with each prompt; "
+                "give it, or send a sound to /v1/audio/transcriptions",
+                field="multi_modal_data",
+            )
+        reads = "text alone" if self._images is None else "text and images"
+        raise InvalidRequest(
+            f"multi_modal_data has {found}, and this model reads {reads}; leave it out", field="multi_modal_data"
+        )
+
+    def _sound(self, value: object) -> MediaInput:
+        from octavo.multimodal.sound import decoded, read_array
+
+        field, settings = "multi_modal_data.audio", self.log_mel
+        if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int | float):
+            value = value[0]
+        rate = settings.sampling_rate
+        samples = decoded(value, rate, field) if isinstance(value, bytes) else read_array(value, rate, field)
+        if len(samples) > settings.num_frames * settings.hop_length:
+            raise InvalidRequest(
+                f"{field} lasts {len(samples) / rate:.1f} s, and the model hears {settings.seconds:g} s at once; cut "
+                "it, or send it to /v1/audio/transcriptions, which does",
+                field=field,
+            )
+        return settings.window(settings.features(samples))
+
+
+def placeholders(media: Sequence[MediaInput]) -> tuple[Placeholder, ...]:
+    """Return which tokens of a prompt stand for its inputs. All tokens depend on one that is read through caches, so
+    that the first stands for it."""
+    return tuple(
+        Placeholder(offset, length, each.digest) for each in media for offset, length in each.spans or ((0, 1),)
+    )

@@ -1,0 +1,192 @@
+"""Sounds of any rate and format become samples of one channel at one rate, within bounds of size and time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from math import ceil, gcd
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from octavo.errors import ConfigError, InvalidRequest
+
+Samples = NDArray[np.float32]
+
+MAX_SECONDS: Final = 3600
+"""Longest sound of a request."""
+RATES: Final = range(1_000, 384_001)
+"""Samples per second that are resampled."""
+MAX_CHANNELS: Final = 8
+_LOUDEST: Final = 2.0**31
+_BLOCK_FRAMES: Final = 1 << 16
+_ZERO_CROSSINGS: Final = 16
+_BETA: Final = 8.0
+"""Of the Kaiser window: what is beyond the new Nyquist frequency is 80 dB lower."""
+
+
+def decoded(data: bytes, rate: int, field: str) -> Samples:
+    """Return the mean of the channels of a sound file (wav, flac, ogg, mp3), resampled to `rate`.
+
+    Raises InvalidRequest about `field` for what is no sound or is beyond the limits, whatever its header says.
+    """
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise ConfigError(f"sounds are decoded by soundfile: pip install 'octavo[audio]' ({error})") from error
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            source = file.samplerate
+            _check_form(source, file.channels, field)
+            most = MAX_SECONDS * source
+            if file.frames > most and file.frames < 1 << 62:  # a stream of unknown length states the largest number
+                raise _too_long(file.frames / source, field)
+            num_frames, resampler = 0, Resampler(source, rate)
+            for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
+                mono = _finite(block.mean(axis=1, dtype=np.float32), num_frames, field)
+                num_frames += len(mono)
+                if num_frames > most:
+                    raise _too_long(num_frames / source, field)
+                resampler.add(mono)
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0][:200].removesuffix(".")
+        raise InvalidRequest(
+            f"{field} is no sound that can be decoded ({reason}); send wav, flac, ogg or mp3", field=field
+        ) from error
+    if not num_frames:
+        raise _empty(field)
+    return resampler.end()
+
+
+def read_array(value: Any, rate: int, field: str) -> Samples:
+    """Return samples at `rate` of what a caller in this process gives: samples at that rate, or samples and a rate.
+
+    Samples are [time], or [channels, time]. Raises InvalidRequest about `field`.
+    """
+    source = rate
+    if isinstance(value, Mapping) and "array" in value:
+        value = (value["array"], value.get("sampling_rate", rate))
+    if isinstance(value, tuple) and len(value) == 2:
+        value, source = value
+    if isinstance(source, bool) or not isinstance(source, int | float) or int(source) != source:
+        raise InvalidRequest(f"{field}: the sample rate is {source!r}, expected an integer", field=field)
+    try:
+        samples = np.asarray(value, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{field} is no array of samples ({error})", field=field) from error
+    if samples.ndim == 2:
+        _check_form(int(source), len(samples), field)
+        samples = samples.mean(axis=0, dtype=np.float32)
+    if samples.ndim != 1:
+        raise InvalidRequest(f"{field} has {samples.ndim} dimensions, expected [time] or [channels, time]", field=field)
+    return checked(samples, int(source), rate, field)
+
+
+def checked(samples: Samples, source: int, rate: int, field: str) -> Samples:
+    """Return samples of one channel resampled from `source` to `rate`. Raises InvalidRequest."""
+    _check_form(source, 1, field)
+    if not len(samples):
+        raise _empty(field)
+    if len(samples) > MAX_SECONDS * source:
+        raise _too_long(len(samples) / source, field)
+    return resampled(_finite(samples, 0, field), source, rate)
+
+
+def resampled(samples: Samples, source: int, target: int) -> Samples:
+    """Return samples at the rate `target`."""
+    resampler = Resampler(source, target)
+    resampler.add(samples)
+    return resampler.end()
+
+
+class Resampler:
+    """Makes samples at another rate by a windowed sinc, one filter for each place between two input samples.
+
+    Of the input a few seconds are kept. The result does not depend on where it was cut.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        divisor = gcd(source, target)
+        self._up, self._down = target // divisor, source // divisor
+        self._cutoff = min(1.0, target / source)
+        self._half = 0 if source == target else ceil(_ZERO_CROSSINGS / self._cutoff)
+        # a whole number of periods of the filters, of about eight seconds
+        self._turn = self._down * max(1, 8 * source // self._down)
+        self._filters: dict[int, Samples] = {}
+        self._held = [np.zeros(self._half, np.float32)]
+        """Input, of which the first `half` samples only surround what is next."""
+        self._num_held = self._num_input = 0
+        self._made: list[Samples] = []
+
+    def add(self, samples: Samples) -> None:
+        """Add input, of any length."""
+        self._held.append(samples)
+        self._num_held += len(samples)
+        self._num_input += len(samples)
+        while self._num_held >= self._turn + self._half:
+            whole = np.concatenate(self._held)
+            self._made.append(self._filtered(whole[: self._turn + 2 * self._half], self._turn))
+            self._held = [whole[self._turn :]]
+            self._num_held -= self._turn
+
+    def end(self) -> Samples:
+        """Return all samples."""
+        rest = np.concatenate([*self._held, np.zeros(self._half, np.float32)])
+        self._made.append(self._filtered(rest, self._num_held))
+        self._held = []
+        return np.concatenate(self._made)
+
+    def _filtered(self, surrounded: Samples, num_input: int) -> Samples:
+        """Return what `num_input` samples become, before and behind which stand `half` others."""
+        if not self._half:
+            return surrounded
+        out = np.zeros(ceil(num_input * self._up / self._down), np.float32)
+        windows = sliding_window_view(surrounded, 2 * self._half + 1)  # [input, taps]
+        for phase in range(min(self._up, len(out))):
+            first, rest = divmod(phase * self._down, self._up)
+            taps, rows = self._filter(phase, rest), windows[first :: self._down]
+            count = len(range(phase, len(out), self._up))
+            out[phase :: self._up] = np.ascontiguousarray(rows[:count]) @ taps
+        return out
+
+    def _filter(self, phase: int, rest: int) -> Samples:
+        if phase not in self._filters:
+            distance = np.arange(-self._half, self._half + 1) - rest / self._up
+            window = np.i0(_BETA * np.sqrt(np.maximum(0.0, 1 - (distance / (self._half + 1)) ** 2))) / np.i0(_BETA)
+            self._filters[phase] = (self._cutoff * np.sinc(distance * self._cutoff) * window).astype(np.float32)
+        return self._filters[phase]
+
+
+def _finite(samples: Samples, first: int, field: str) -> Samples:
+    """Return samples, of which the first is sample `first` of a sound. Raises InvalidRequest for no number."""
+    unsound = ~(np.abs(samples) <= _LOUDEST)  # comparisons with NaN are false
+    if unsound.any():
+        place = int(unsound.argmax())
+        raise InvalidRequest(
+            f"{field}: sample {first + place} is {samples[place]}, expected a number near [-1, 1]", field=field
+        )
+    return samples
+
+
+def _empty(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} has no samples; send a sound", field=field)
+
+
+def _check_form(source: int, channels: int, field: str) -> None:
+    if source not in RATES:
+        raise InvalidRequest(
+            f"{field} has {source:,} samples per second, expected {RATES.start:,} to {RATES.stop - 1:,}", field=field
+        )
+    if channels > MAX_CHANNELS:
+        raise InvalidRequest(f"{field} has {channels} channels, expected at most {MAX_CHANNELS}", field=field)
+
+
+def _too_long(seconds: float, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} lasts {seconds:,.0f} s or more, expected at most {MAX_SECONDS:,} s; send it in parts",
+        field=field,
+        code="request_too_large",
+    )

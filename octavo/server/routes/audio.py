@@ -1,0 +1,177 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: what is said in a sound."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.media import MediaInput
+from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt
+from octavo.core.request_options import RequestOptions
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.speech import SpeechTokens
+from octavo.errors import InvalidRequest
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError, ended_with_error
+from octavo.server.generation import caller_for, engine_id, in_namespace_of, json_response, without_details_of_others
+from octavo.server.keys import Right
+from octavo.server.responses.audio import (
+    DurationUsage,
+    SpeechUsage,
+    TextDelta,
+    TextDone,
+    Transcription,
+    VerboseTranscription,
+    subtitles,
+)
+from octavo.server.schema.audio import TranscriptionRequest
+from octavo.server.sending import DONE, EventStream, event
+from octavo.server.sounds import HeardSound, log_mel, read_sound
+from octavo.server.transcription import FALLBACKS, Transcriber
+
+if TYPE_CHECKING:
+    from octavo.core.adapter import LoRARequest
+
+_TIMED: Final = ("verbose_json", "srt", "vtt")
+
+
+async def transcribe(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return what is said in a sound, in its language."""
+    return await _respond(context, request, "transcribe")
+
+
+async def translate(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return what is said in a sound, in English."""
+    return await _respond(context, request, "translate")
+
+
+async def _respond(context: ServerContext, request: Request, task: str) -> Response | EventStream:
+    speech = context.llm.config.model.speech
+    if speech is None:
+        raise ApiError(400, "this model writes down no speech; start the server with Whisper", code="unsupported_task")
+    heard = await read_sound(context, request)
+    asked = heard.asked
+    _check(asked, speech, task)
+    talk = _Talk(context, request, asked, await context.models.adapter(asked.model))
+    transcriber = _transcriber(talk, heard, speech, task)
+    if asked.stream:
+        return EventStream(_events(talk, transcriber), context.open_requests)
+    async with context.open_requests.track(request.receive), aclosing(transcriber.segments()) as windows:
+        segments = [each async for window in windows for each in window]
+    text, usage = "".join(each.text for each in segments).strip(), DurationUsage(heard.seconds)
+    if asked.response_format == "text":
+        return Response(f"{text}\n", media_type="text/plain")
+    if asked.response_format in ("srt", "vtt"):
+        return Response(subtitles(segments, asked.response_format), media_type="text/plain")
+    if asked.response_format == "json":
+        return json_response(Transcription(text, usage))
+    language = transcriber.language or "en"
+    return json_response(
+        VerboseTranscription(
+            task="translate" if task == "translate" else "transcribe",
+            language=language,
+            duration=heard.seconds,
+            text=text,
+            segments=segments,
+            usage=usage,
+        )
+    )
+
+
+def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None:
+    """Raise InvalidRequest for what the model does not know."""
+    known = speech.languages or {"en": 0}
+    if asked.language is not None and asked.language.lower() not in known:
+        raise InvalidRequest(
+            f"language is {asked.language!r}, expected one of {', '.join(sorted(known))}", field="language"
+        )
+    if task == "translate" and not speech.tasks:
+        raise InvalidRequest("this model knows English alone: there is nothing to translate", code="unsupported_task")
+    if asked.prompt and speech.previous is None:
+        raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
+
+
+@dataclass
+class _Talk:
+    """The requests of one client for the windows of one sound, and what they cost."""
+
+    context: ServerContext
+    request: Request
+    asked: TranscriptionRequest
+    adapter: LoRARequest | None
+    num_requests: int = 0
+    num_tokens: list[int] = field(default_factory=lambda: [0, 0])
+    """Of prompts and of outputs."""
+
+    def __post_init__(self) -> None:
+        state = self.request.scope["state"]
+        self._caller, self._meter = caller_for(self.request, self.asked), state.get("meter")
+        self._id, self._unique = f"transcr-{self.asked.request_id or state['request_id']}", uuid4().hex[:12]
+
+    async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
+        """Return the last output of a prompt over a window. Raises ApiError."""
+        self.num_requests += 1
+        outputs = self.context.llm.generate_together(
+            [in_namespace_of(self._caller, Prompt(token_ids=prompt, media=(media,)))],
+            params,
+            [engine_id(self._id, self.num_requests, self._unique)],
+            RequestOptions.of_fields(self.asked, tenant=self._caller.tenant, lora_request=self.adapter),
+        )
+        last: RequestOutput | None = None
+        async with aclosing(outputs):
+            with without_details_of_others(self._caller):
+                async for _, output in outputs:
+                    if output.error is not None:
+                        raise ended_with_error(output.error, shows_others=self._caller.may(Right.OBSERVE))
+                    last = output
+        if last is None or any(each.finish_reason == "abort" for each in last.outputs):
+            raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
+        counts = len(last.prompt_token_ids), last.num_generated_tokens
+        self.num_tokens = [before + new for before, new in zip(self.num_tokens, counts, strict=True)]
+        if self._meter is not None:
+            self._meter.spend(sum(counts))
+        return last
+
+
+def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str) -> Transcriber:
+    import numpy as np
+
+    llm, asked, settings = talk.context.llm, talk.asked, log_mel(talk.context.llm.config.model.path)
+    before = llm.tokenizer.encode(f" {asked.prompt.strip()}", add_special_tokens=False) if asked.prompt else []
+    return Transcriber(
+        tokens=speech,
+        settings=settings,
+        features=np.frombuffer(heard.features, np.float32).reshape(settings.feature_size, -1),
+        num_frames=heard.num_frames,
+        ask=talk.ask,
+        decode=llm.tokenizer.decode,
+        max_model_len=llm.ready.max_model_len,
+        task=task,
+        language=None if asked.language is None else asked.language.lower(),
+        timestamps=asked.response_format in _TIMED or heard.num_frames > settings.num_frames,
+        temperatures=(asked.temperature,) if asked.temperature else FALLBACKS,
+        before=[each for each in before if each < speech.end],
+        sampling=asked.sampling,
+    )
+
+
+async def _events(talk: _Talk, transcriber: Transcriber) -> AsyncGenerator[bytes, None]:
+    """Yield an event for each segment, once its window is written, and one with the whole text."""
+    make, texts = partial(event, msgspec.json.Encoder()), list[str]()
+    async with aclosing(transcriber.segments()) as windows:
+        async for window in windows:
+            for segment in window:
+                texts.append(segment.text if texts else segment.text.lstrip())
+                yield make(TextDelta(texts[-1]))
+    num_in, num_out = talk.num_tokens
+    yield make(TextDone("".join(texts).strip(), SpeechUsage(num_in, num_out, num_in + num_out)))
+    yield DONE

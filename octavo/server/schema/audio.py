@@ -1,0 +1,88 @@
+"""The forms of `POST /v1/audio/transcriptions` and `/v1/audio/translations`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, RequestBody, converted
+from octavo.server.multipart import Form
+from octavo.server.schema.common import Int, RequestId
+
+AudioFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+
+class TranscriptionRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """The fields beside `file`: OpenAI's, and the sampling parameters and options of other requests."""
+
+    model: str | None = None
+    prompt: str | None = None
+    response_format: AudioFormat = "json"
+    language: str | None = None
+    timestamp_granularities: list[Literal["segment", "word"]] = []
+    temperature: float | None = None
+    stream: bool = False
+
+    seed: Int | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    first_token_deadline_s: float | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+
+    chunking_strategy: Annotated[Any, Refused("sounds are cut where a timestamp ends", harmless=("auto",))] = None
+    include: Annotated[Any, Refused("segments of verbose_json have avg_logprob")] = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that are given, without the temperature."""
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that contradict each other, or that are not there yet."""
+        RequestBody.check(self)
+        if "word" in self.timestamp_granularities:
+            raise InvalidRequest(
+                "timestamp_granularities has word, and times of single words are not there yet; ask for segment",
+                field="timestamp_granularities",
+                code="unsupported_parameter",
+            )
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise InvalidRequest(
+                f"timestamp_granularities needs response_format verbose_json, which is {self.response_format}",
+                field="timestamp_granularities",
+            )
+        if self.stream and self.response_format not in ("json", "text"):
+            raise InvalidRequest(
+                f"response_format is {self.response_format}, expected json or text where stream is true",
+                field="response_format",
+            )
+        SamplingParams(temperature=self.temperature or 0.0, **self.sampling)
+
+
+_SAMPLING = ("seed", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+
+
+def of_form(form: Form) -> tuple[TranscriptionRequest, bytes]:
+    """Return the fields of a form and its file. Raises InvalidRequest."""
+    if set(form.files) != {"file"}:
+        found = ", ".join(form.files) or "none"
+        raise InvalidRequest(f"the form has the files {found}, expected one with the name file", field="file")
+    values: dict[str, Any] = {}
+    for name, texts in form.fields.items():
+        is_list = name == "timestamp_granularities"
+        if not is_list and len(texts) > 1:
+            raise InvalidRequest(f"{name} comes {len(texts)} times, expected once", field=name)
+        if is_list or texts[0]:  # an empty text stands for none
+            values[name] = texts if is_list else texts[0]
+    asked = converted(values, TranscriptionRequest, strict=False)
+    asked.check()
+    return asked, form.files["file"]

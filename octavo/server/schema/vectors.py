@@ -1,0 +1,258 @@
+"""The bodies of requests for vectors and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Protocol
+
+from msgspec import Meta, Struct, structs
+
+from octavo.core.pooling import CLASSIFY, EMBED, PoolingParams
+from octavo.core.prompt import Prompt
+from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
+from octavo.engine.pairs import matched
+from octavo.errors import InvalidRequest
+from octavo.server.decode import RequestBody
+from octavo.server.schema.common import Int, RequestId, TokenId
+
+if TYPE_CHECKING:
+    from octavo.engine.vector_input import VectorInput
+
+Input = str | list[str | TokenId | list[TokenId]]
+"""A text, token ids, or a list of either."""
+
+
+class VectorTools(Protocol):
+    """The tools that such prompts are made with; `AsyncLLM` and `InputProcessor` have them."""
+
+    @property
+    def vectors(self) -> VectorInput: ...
+
+    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt: ...
+
+
+class VectorRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """What requests for vectors and scores have in common. truncate_prompt_tokens: leading tokens that are kept of
+    longer prompts, -1 for as many as the model takes."""
+
+    id_prefix: ClassVar[str] = "embd-"
+    task: ClassVar[str | None] = EMBED
+    texts_field: ClassVar[str] = "input"
+
+    model: str | None = None
+    truncate_prompt_tokens: Int | None = None
+    use_activation: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    first_token_deadline_s: float | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+
+    def params(self) -> PoolingParams:
+        """Return how vectors are made. Raises InvalidRequest."""
+        return PoolingParams(
+            task=self.task, truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation
+        )
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        """Return the prompts. Raises InvalidRequest for a model that is made for something else."""
+        raise NotImplementedError
+
+    def without_text(self) -> VectorRequest:
+        """Return the request without what its prompts were made of and its response does not have."""
+        return self
+
+
+class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
+    """Vectors or scores of one input or several."""
+
+    input: Input
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        tools.vectors.checked(self.task)
+        adds = self.add_special_tokens is not False
+        return [
+            Prompt(text=each, add_special_tokens=adds) if isinstance(each, str) else Prompt(token_ids=each)
+            for each in _listed(self.input)
+        ]
+
+    def without_text(self) -> VectorRequest:
+        return structs.replace(self, input="")
+
+
+class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/embeddings`. prompt_name: the prompt of sentence-transformers' files that goes before each input."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+    prompt_name: str | None = None
+
+    def params(self) -> PoolingParams:
+        return structs.replace(super().params(), dimensions=self.dimensions)
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        return [tools.vectors.prompted(prompt, self.prompt_name) for prompt in super().prompts(tools)]
+
+
+class ClassifyRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /classify`."""
+
+    id_prefix = "classify-"
+    task = CLASSIFY
+
+
+class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /pooling`: whatever the model makes, or the task that is named."""
+
+    id_prefix = "pool-"
+    task: Literal["embed", "classify", "score", "token_embed"] | None = None  # type: ignore[misc]
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        return InputRequest.prompts(self, tools)
+
+
+_INPUT_TYPES = {"search_query": ("query",), "search_document": ("document", "passage")}
+"""Cohere's kinds of inputs, and names of prompts in sentence-transformers' files that mean the same."""
+
+
+class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v2/embed`, with Cohere's names."""
+
+    texts_field = "texts"
+
+    texts: Annotated[list[str], Meta(min_length=1)]
+    input_type: str | None = None
+    embedding_types: list[Literal["float", "base64"]] | None = None
+    output_dimension: Int | None = None
+    max_tokens: Int | None = None
+    truncate: Literal["NONE", "END"] = "END"
+
+    def params(self) -> PoolingParams:
+        kept = (self.max_tokens or -1) if self.truncate == "END" else None
+        return PoolingParams(task=EMBED, dimensions=self.output_dimension, truncate_prompt_tokens=kept)
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        known = tools.vectors.checked(EMBED).prompts
+        kind = self.input_type or ""
+        name = next((each for each in (kind, *_INPUT_TYPES.get(kind, ())) if each in known), None)
+        return [tools.vectors.prompted(Prompt(text=text), name) for text in _checked("texts", self.texts)]
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /rerank`: documents by how well they go with a query. max_tokens_per_doc: leading tokens that are kept of
+    query and document together."""
+
+    id_prefix = "rerank-"
+    task = None
+    texts_field = "documents"
+
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1)]
+    top_n: Int | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Int | None = None
+    instruction: str | None = None
+
+    def params(self) -> PoolingParams:
+        given = super().params()
+        return structs.replace(given, truncate_prompt_tokens=given.truncate_prompt_tokens or self.max_tokens_per_doc)
+
+    def check(self) -> None:
+        RequestBody.check(self)
+        if self.top_n is not None and self.top_n < 1:
+            raise InvalidRequest(f"top_n is {self.top_n}, must be at least 1", field="top_n")
+
+    @property
+    def listed(self) -> list[str]:
+        """The texts of the documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        return prompts_of_pairs(tools, [self.query], _checked("documents", self.listed), self.instruction)
+
+
+class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /score`: how well texts go together: one with each of many, or each with its own."""
+
+    id_prefix = "score-"
+    task = None
+    texts_field = "text_2"
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    instruction: str | None = None
+
+    def check(self) -> None:
+        RequestBody.check(self)
+        given = [name for name in ("text_1", "text_2", "queries", "documents") if getattr(self, name) is not None]
+        if given not in (["text_1", "text_2"], ["queries", "documents"]):
+            raise InvalidRequest("give text_1 and text_2, or queries and documents", field="text_1")
+
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return the first and the second texts. Raises InvalidRequest."""
+        named = (("text_1", self.text_1 or self.queries), ("text_2", self.text_2 or self.documents))
+        first, second = (_checked(name, [texts] if isinstance(texts, str) else texts or []) for name, texts in named)
+        return first, second
+
+    def prompts(self, tools: VectorTools) -> list[Prompt]:
+        return prompts_of_pairs(tools, *self.sides(), self.instruction)
+
+
+KINDS: Final[tuple[type[VectorRequest], ...]] = (
+    EmbeddingRequest,
+    CohereEmbedRequest,
+    PoolingRequest,
+    ClassifyRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+
+def prompts_of_pairs(
+    tools: VectorTools, queries: Sequence[str], documents: Sequence[str], instruct: str | None
+) -> list[Prompt]:
+    """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each document."""
+    pairs = matched(queries, documents)
+    if tools.vectors.checked(None).task == EMBED:
+        return [tools.vectors.prompted(Prompt(text=text)) for text in (*queries, *documents)]
+    return [tools.pair_prompt(query, document, instruct) for query, document in pairs]
+
+
+def _checked(field: str, texts: list[str]) -> list[str]:
+    """Return texts that are within the limits of prompts. Raises InvalidRequest."""
+    if not texts:
+        raise InvalidRequest(f"{field} is an empty list; give a text", field=field)
+    check_entries(field, len(texts), REQUEST_LIMITS["prompt"].entries)
+    check_texts(field, texts, REQUEST_LIMITS["prompt"])
+    return texts
+
+
+def _listed(given: Input) -> list[Any]:
+    """Return the inputs one by one. Raises InvalidRequest."""
+    inputs: list[Any] = [given] if isinstance(given, str) else list(given)
+    kinds = {type(each) for each in inputs}
+    if len(kinds) > 1:
+        raise InvalidRequest(
+            "input mixes kinds; it is text, a list of texts, a list of token ids, or a list of such lists",
+            field="input",
+        )
+    if kinds == {int}:
+        inputs = [inputs]
+    _checked("input", inputs)
+    num_tokens = sum(len(each) for each in inputs if not isinstance(each, str))
+    if num_tokens > MAX_REQUEST_TOKENS:
+        raise InvalidRequest(
+            f"input has {num_tokens:,} token ids together, must have at most {MAX_REQUEST_TOKENS:,}; send several "
+            "requests",
+            field="input",
+        )
+    return inputs

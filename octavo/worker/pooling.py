@@ -1,0 +1,124 @@
+"""Makes vectors and scores of prompts from the hidden states of a step, one prompt at a time.
+
+What is computed for a prompt reads its own hidden states alone, so that its bits do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.config.pooling_config import DenseModule, PoolingConfig
+from octavo.core.pooling import CLASSIFY, TOKEN_EMBED, PoolingParams
+from octavo.core.step import RowOutput
+from octavo.errors import CheckpointError
+from octavo.layers.layer import WHOLE
+from octavo.models.decoder import DecoderStack
+from octavo.models.weight_files import stored_tensors
+from octavo.sampling.refusals import not_finite
+from octavo.worker.input_batch import BatchRow
+
+_ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: torch.softmax(x, dim=-1),
+}
+
+
+def _weighted_mean(x: Tensor) -> Tensor:
+    weights = torch.arange(1, len(x) + 1, dtype=x.dtype, device=x.device)[:, None]
+    return (x * weights).sum(0) / weights.sum()
+
+
+_MODES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "cls": lambda x: x[0],
+    "lasttoken": lambda x: x[-1],
+    "mean": lambda x: x.sum(0) / len(x),
+    "max": lambda x: x.max(0).values,
+    "weightedmean": _weighted_mean,
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+}
+"""Functions from float32 hidden states [tokens, hidden] to [hidden]."""
+
+
+class Pooler:
+    """Pools the hidden states of prompts as `config` says, in float32."""
+
+    def __init__(self, config: PoolingConfig, model: DecoderStack, folder: Path) -> None:
+        """Read the dense modules in `folder`. Raises CheckpointError."""
+        self._config = config
+        self._model = model
+        self._dense = [(*_read_dense(folder, each), _ACTIVATIONS[each.activation]) for each in config.dense]
+
+    def results(self, hidden: Tensor, rows: Sequence[BatchRow]) -> list[RowOutput]:
+        """Return the vectors of the rows that end a prompt; `hidden` [tokens, hidden] are the last hidden states."""
+        outputs = []
+        end = 0
+        for scheduled, state in rows:
+            start, end = end, end + scheduled.num_tokens
+            output = RowOutput(state.seq_id, state.epoch, [])
+            if scheduled.num_samples and state.pooled is not None:
+                values = self._pooled(hidden[start:end], state.pooled.params).cpu().numpy()
+                if np.isfinite(values).all():
+                    output = RowOutput(state.seq_id, state.epoch, [], pooled=values.tobytes())
+                else:
+                    output = RowOutput(state.seq_id, state.epoch, [], error=not_finite(state.num_prompt_tokens))
+            outputs.append(output)
+        return outputs
+
+    def _pooled(self, hidden: Tensor, params: PoolingParams) -> Tensor:
+        """Return the float32 values of a prompt with the hidden states [tokens, hidden], of all or of the last ones."""
+        config = self._config
+        if params.task == CLASSIFY:
+            scores = self._scores(hidden)
+            return scores if params.use_activation is False else _ACTIVATIONS[config.activation](scores)
+        x = hidden.float()
+        if params.task != TOKEN_EMBED:
+            x = torch.cat([_MODES[mode](x) for mode in config.modes])
+        for weight, bias, function in self._dense:
+            x = function(F.linear(x, weight, bias))
+        x = x[..., : params.dimensions]
+        normalizes = config.normalize if params.use_activation is None else params.use_activation
+        return F.normalize(x, dim=-1) if normalizes else x
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Return the float32 scores of the labels, [labels]."""
+        if self._config.token_ids:
+            logits = self._model.compute_logits(hidden[-1:])[0]
+            true, *false = (logits[token_id] for token_id in self._config.token_ids)
+            return (true - false[0] if false else true)[None]
+        x = torch.cat([_MODES[mode](hidden.float()) for mode in self._config.modes])
+        assert self._model.score is not None, "a classifier has scores"
+        scores: Tensor = self._model.score(x[None].to(hidden.dtype))
+        return scores[0].float()
+
+
+def _read_dense(folder: Path, dense: DenseModule) -> tuple[Tensor, Tensor | None]:
+    """Return the float32 weight [outputs, inputs] and bias [outputs] of a dense module. Raises CheckpointError."""
+    files = [folder / dense.folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{files[0]}: does not exist, and modules.json names a dense module there")
+    stored = {tensor.name: tensor for tensor in stored_tensors(file)}
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.outputs, dense.inputs)}
+    if dense.bias:
+        shapes["linear.bias"] = (dense.outputs,)
+    for name, shape in shapes.items():
+        found = stored[name].shape if name in stored else None
+        if found != shape:
+            raise CheckpointError(
+                f"{file}: {name} "
+                + ("is missing" if found is None else f"has shape {list(found)}")
+                + f", expected {list(shape)} by its config.json"
+            )
+    weight, *bias = (stored[name].values(WHOLE).float().clone() for name in shapes)
+    return weight, bias[0] if bias else None

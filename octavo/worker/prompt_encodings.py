@@ -1,0 +1,103 @@
+"""What encoders make of the images and sounds of prompts, in place of the embeddings of tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import EmbeddingOverride
+from octavo.core.media import MediaInput
+from octavo.core.model_shape import CacheGroup
+from octavo.devices.device import Device
+from octavo.models.decoder import DecoderStack
+from octavo.worker.cross_encodings import CrossEncodings, Encode, as_tensors
+from octavo.worker.input_batch import BatchRow
+from octavo.worker.sequence_state import SequenceState
+
+Encoded = tuple[Sequence[tuple[SequenceState, Tensor]], EmbeddingOverride | None]
+"""Sequences whose encoder's output [vectors, width] is written to caches, and vectors in place of tokens."""
+
+
+def encodings_of(
+    model: DecoderStack, groups: Sequence[CacheGroup], device: Device, max_embeddings: int
+) -> CrossEncodings | PromptEncodings | None:
+    """Return what encodes for a model with these cache groups; None for one that reads text alone."""
+
+    def encode(kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        with device.library_threads():
+            return model.encode(kind, arrays)
+
+    if model.replaces_tokens and model.is_first:
+        return PromptEncodings(encode, max_embeddings, device.torch_device)
+    return CrossEncodings.of(encode, groups, device.torch_device)
+
+
+class PromptEncodings:
+    """Encodes one input at a time, so that the bits of none depend on others, and keeps results by digest.
+
+    At most `max_embeddings` vectors are kept, beyond those of prompts that are not computed to their ends: the ones
+    used longest ago go first.
+    """
+
+    num_encoded = 0
+    """Of these, caches hold none."""
+
+    def __init__(self, encode: Encode, max_embeddings: int, device: torch.device) -> None:
+        self._encode = encode
+        self._max_embeddings = max_embeddings
+        self._device = device
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+        self.num_kept = 0
+        """Vectors that are kept."""
+
+    def read(self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]) -> Encoded:
+        """Return the vectors that rows of this step read, encoded now where they are not kept.
+
+        unfinished: returns what sequences will still read.
+        """
+        indices: list[Tensor] = []
+        values: list[Tensor] = []
+        first = 0
+        for row in rows:
+            if row.state.media:
+                for index, part in self._parts(row):
+                    indices.append(index + first)
+                    values.append(part)
+                row.state.media = tuple(each for each in row.state.media if each.end > row.end)
+            first += row.scheduled.num_tokens
+        if not indices:
+            return (), None
+        if self.num_kept > self._max_embeddings:
+            self._evict({each.digest for each in unfinished()})
+        return (), EmbeddingOverride(torch.cat(indices).to(self._device), torch.cat(values))
+
+    def _parts(self, row: BatchRow) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (places in the row, vectors there) for each span that the row has tokens of."""
+        start, end = row.scheduled.start, row.end
+        for each in row.state.media:
+            done = 0
+            for offset, length in each.spans:
+                begin, stop = max(offset, start), min(offset + length, end)
+                if begin < stop:
+                    shift = done - offset
+                    yield torch.arange(begin - start, stop - start), self._encoded(each)[begin + shift : stop + shift]
+                done += length
+
+    def _encoded(self, media: MediaInput) -> Tensor:
+        found = self._kept.get(media.digest)
+        if found is None:
+            found = self._encode(media.kind, as_tensors(media.arrays, self._device))
+            assert len(found) == media.num_embeddings, "an encoder makes another number of vectors than the prompt has"
+            self._kept[media.digest] = found
+            self.num_kept += len(found)
+        self._kept.move_to_end(media.digest)
+        return found
+
+    def _evict(self, pinned: set[bytes]) -> None:
+        for digest in [each for each in self._kept if each not in pinned]:
+            if self.num_kept <= self._max_embeddings:
+                return
+            self.num_kept -= len(self._kept.pop(digest))

@@ -1,0 +1,47 @@
+"""Positions of prompts with images for models that turn by rows and columns of them (M-RoPE).
+
+An image stands at one position in time, and its vectors at that position plus their rows and columns; what follows it
+goes on behind the larger of the two. Source: https://arxiv.org/abs/2409.12191.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from octavo.worker.input_batch import BatchRow
+
+
+class Turned(NamedTuple):
+    """positions: int64 [3, tokens], in time, rows and columns. has_images: they differ for some token."""
+
+    positions: NDArray[np.int64]
+    has_images: bool
+
+
+def rope_positions(rows: Sequence[BatchRow]) -> Turned:
+    """Return the positions of all tokens of a step."""
+    parts = [_of_row(row.state.grids, row.scheduled.start, row.scheduled.num_tokens) for row in rows]
+    return Turned(np.concatenate([each.positions for each in parts], 1), any(each.has_images for each in parts))
+
+
+def _of_row(grids: Sequence[tuple[int, int, int]], start: int, num_tokens: int) -> Turned:
+    end, saved, has_images = start + num_tokens, 0, False
+    positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 3, 0)
+    for offset, height, width in grids:
+        stop = offset + height * width
+        if offset >= end:
+            break
+        begin = offset - saved
+        saved += height * width - max(height, width)
+        positions[:, max(0, stop - start) :] = np.arange(max(start, stop), end) - saved
+        inside = np.arange(max(offset, start), min(stop, end)) - offset
+        if len(inside):
+            has_images = True
+            places = slice(max(offset, start) - start, min(stop, end) - start)
+            positions[:, places] = begin + np.stack([0 * inside, inside // width, inside % width])
+    return Turned(positions, has_images)

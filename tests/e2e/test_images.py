@@ -1,0 +1,134 @@
+"""Models that read images: what transformers computes, with the same bits whatever runs beside a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
+from octavo.core.outputs import RequestOutput
+from octavo.multimodal.image_prompts import ImagePrompts
+from tests.fakes.vision import FAMILIES, IMAGE, image, load_vision_oracle, make_vision_checkpoint
+
+pytestmark = pytest.mark.slow
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
+PROMPTS: list[Any] = [
+    {"prompt": "w1 <image> w2 w3", "multi_modal_data": {"image": image(0)}},
+    {"prompt": "w1 <image> w2 <image> w7", "multi_modal_data": {"image": [image(1, 70, 90), image(0)]}},
+    {"prompt": "<image> w5", "multi_modal_data": {"image": [image(2, 40, 40)]}},
+    "w1 w2 w3",
+]
+
+
+WHOLE = ("llava", "qwen3_vl")
+"""Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    return request.param, make_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in WHOLE else pytest.mark.long) for each in sorted(FAMILIES)],
+)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A checkpoint, and the bits of `PROMPTS`."""
+    path = make_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+    return path, bits(generate(path, PROMPTS))
+
+
+def generate(path: Path, prompts: list[Any], params: SamplingParams = PARAMS, **args: Any) -> list[RequestOutput]:
+    llm = LLM(str(path), **{"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4, **args})
+    try:
+        return llm.generate(prompts, params)
+    finally:
+        llm.close()
+
+
+def bits(outputs: list[RequestOutput]) -> list[Any]:
+    return [[(each.token_ids, each.logprobs) for each in output.outputs] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: tuple[str, Path]) -> list[RequestOutput]:
+    return generate(checkpoint[1], PROMPTS)
+
+
+def test_log_probabilities_are_those_of_transformers(
+    checkpoint: tuple[str, Path], expected: list[RequestOutput]
+) -> None:
+    family, path = checkpoint
+    oracle = load_vision_oracle(path, FAMILIES[family][1])
+    checkpoint_of_it = Checkpoint.open(path)
+    settings = image_settings(checkpoint_of_it)
+    assert settings is not None
+    processor = ImagePrompts(checkpoint_of_it, settings, lambda _: [], 16)
+    for prompt, output in zip(PROMPTS[:3], expected, strict=False):
+        given = prompt["multi_modal_data"]["image"]
+        arrays = processor.arrays(*(given if isinstance(given, list) else [given]))
+        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads if name in arrays}
+        (completion,) = output.outputs
+        drawn = list(completion.token_ids)
+        drawn = drawn[: drawn.index(IMAGE)] if IMAGE in drawn else drawn  # which would stand for an image there
+        ids = [*output.prompt_token_ids, *drawn]
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = (torch.tensor([ids]) == IMAGE).int()
+        with torch.inference_mode():
+            logits = oracle(input_ids=torch.tensor([ids]), **inputs).logits[0]
+        first = len(output.prompt_token_ids) - 1
+        wanted = logits[first:-1].log_softmax(-1)
+        assert wanted.argmax(-1).tolist() == drawn
+        for row, found in zip(wanted, completion.logprobs or [], strict=False):
+            for token_id, each in found.items():
+                assert abs(each.logprob - float(row[token_id])) <= 1e-5 * max(1.0, float(logits.abs().max()))
+
+
+def test_a_prompt_that_is_cut_within_images_gives_the_same_bits(
+    checkpoint: tuple[str, Path], expected: list[RequestOutput]
+) -> None:
+    assert bits(generate(checkpoint[1], PROMPTS * 2, max_num_batched_tokens=5)) == bits(expected) * 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"max_num_seqs": 1},
+        {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 7},
+        {"num_gpu_blocks_override": 9, "preemption_mode": "swap"},
+        {"enable_prefix_caching": False},
+        {"tensor_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_the_same_bits_however_requests_are_computed(whole: tuple[Path, list[Any]], args: dict[str, Any]) -> None:
+    assert bits(generate(whole[0], PROMPTS * 2, **args)) == whole[1] * 2
+
+
+def test_several_outputs_of_one_image_are_those_of_it_alone(whole: tuple[Path, list[Any]]) -> None:
+    params = SamplingParams(n=3, seed=1, max_tokens=9, logprobs=1, ignore_eos=True)
+    together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=16)
+    alone = [generate(whole[0], [prompt], params)[0] for prompt in PROMPTS]
+    assert bits(together) == bits(alone)
+
+
+def test_the_same_image_hits_the_prefix_cache_and_another_does_not(whole: tuple[Path, list[Any]]) -> None:
+    def prompt(seed: int) -> Any:
+        words = " ".join(f"w{number}" for number in range(40))
+        return {"prompt": f"w1 <image> {words}", "multi_modal_data": {"image": image(seed)}}
+
+    llm = LLM(str(whole[0]), dtype="float32", num_gpu_blocks_override=64)
+    try:
+        first, again, other = (llm.generate([prompt(seed)], PARAMS)[0] for seed in (0, 0, 1))
+    finally:
+        llm.close()
+    assert again.num_cached_tokens > 40
+    assert other.num_cached_tokens < 16
+    assert bits([again]) == bits([first]) != bits([other])

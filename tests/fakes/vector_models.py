@@ -1,0 +1,97 @@
+"""Tiny random checkpoints of models that make vectors, with the files of sentence-transformers in either layout."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(96))]
+
+
+def write_tokenizer(path: Path, *, ends: bool = True, words: tuple[str, ...] = ()) -> None:
+    """Write a tokenizer of words that has <s> A </s> B </s>, and token types 1 for B."""
+    known = [*WORDS[: len(WORDS) - len(words)], *words]
+    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(known)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(WORDS[:3])
+    if ends:
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    made.save(str(path / "tokenizer.json"))
+    special = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
+    config: dict[str, Any] = {f"{name}_token": token for name, token in special.items()}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _place(name: str, is_new: bool) -> str:
+    """The module of sentence-transformers that has the class `name`."""
+    if not is_new:
+        return "sentence_transformers.models"
+    owner = "sentence_transformer" if name == "Pooling" else "base"
+    return f"sentence_transformers.{owner}.modules.{name.lower()}"
+
+
+def write_modules(path: Path, pooling: dict[str, Any] | str, *after: str, dense: torch.nn.Linear | None = None) -> None:
+    """Write modules.json and what it names. pooling: a mode in the new layout, or all of the config. after: last words
+    of the class paths of modules behind pooling."""
+    is_new = isinstance(pooling, str)
+    names = ["Transformer", "Pooling", *after]
+    modules = [
+        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"{_place(name, is_new)}.{name}"}
+        for n, name in enumerate(names)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    config = {"embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": True} if is_new else pooling
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    if dense is not None:
+        folder = path / "2_Dense"
+        folder.mkdir(exist_ok=True)
+        values = {
+            "in_features": dense.in_features,
+            "out_features": dense.out_features,
+            "bias": dense.bias is not None,
+            "activation_function": "torch.nn.modules.activation.Tanh",
+        }
+        (folder / "config.json").write_text(json.dumps(values))
+        save_file({f"linear.{name}": value for name, value in dense.state_dict().items()}, folder / "model.safetensors")
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 130,
+    "pad_token_id": 0,
+}
+
+
+def save(path: Path, name: str, **config: Any) -> Any:
+    """Write a random model of a class of transformers, with a tokenizer, and return it."""
+    import transformers
+
+    config_class = getattr(
+        transformers, name.partition("ForS")[0].partition("ForC")[0].removesuffix("Model") + "Config"
+    )
+    made = getattr(transformers, name)._from_config(config_class(**SIZES | config), attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for parameter in made.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_vector = parameter.dim() == 1
+            parameter.copy_(noise * 0.2 + 1.0 if is_vector else noise * 2.0 / parameter.shape[-1] ** 0.5)
+        made.save_pretrained(path)
+    write_tokenizer(path)
+    return made

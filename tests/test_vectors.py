@@ -1,0 +1,210 @@
+"""LLM.embed, encode, classify and score: vectors as transformers' hidden states give them, alone and in any batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.core.pooling import PoolingParams
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
+from octavo.llm import LLM
+from tests.fakes.vector_models import save, write_modules, write_tokenizer
+
+TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(70)), "w9 w8 w7 w6 w5 w4 w3 w2"]
+
+
+def ids_of(llm: LLM, text: str) -> Tensor:
+    return torch.tensor([llm.get_tokenizer().encode(text)])
+
+
+def hidden_of(model: Any, ids: Tensor) -> Tensor:
+    """The last hidden states [tokens, hidden] by transformers."""
+    with torch.inference_mode():
+        hidden: Tensor = model.base_model(input_ids=ids).last_hidden_state[0]
+    return hidden
+
+
+def check_vectors(llm: LLM, expected: Callable[[Tensor], Tensor], **arguments: Any) -> None:
+    """All texts have the expected vectors, alone the same bits as together."""
+    together = llm.embed(TEXTS, **arguments)
+    for text, output in zip(TEXTS, together, strict=True):
+        assert output.error is None
+        with torch.inference_mode():
+            want = expected(ids_of(llm, text))
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+    assert [llm.embed(text, **arguments)[0].outputs for text in TEXTS] == [output.outputs for output in together]
+
+
+def normalized(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+QWEN = {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False}
+
+
+def test_causal_model_with_dense_layer_in_pieces_and_after_hits(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3Model", **QWEN)
+    dense = torch.nn.Linear(64, 32)
+    write_modules(tmp_path, "lasttoken", "Dense", "Normalize", dense=dense)
+    with LLM(str(tmp_path), max_num_batched_tokens=16, max_num_seqs=4) as llm:
+        check_vectors(llm, lambda ids: normalized(torch.tanh(dense(hidden_of(model, ids)[-1]))))
+        assert llm.embed(TEXTS[2])[0].num_cached_tokens >= 64
+        short = llm.embed(TEXTS[0], pooling_params=PoolingParams(dimensions=8))[0].outputs.embedding
+        whole = torch.tensor(llm.embed(TEXTS[0])[0].outputs.embedding)
+        torch.testing.assert_close(torch.tensor(short), normalized(whole[:8]))
+        scores = llm.score(TEXTS[0], TEXTS)
+        assert scores[0].outputs.score == pytest.approx(1.0)
+        assert all(each.outputs.score < 0.999 for each in scores[1:])
+        with pytest.raises(InvalidRequest, match="made for embed"):
+            llm.classify("w1")
+        (refused,) = llm.generate("w1")
+        assert refused.error is not None
+        assert refused.error.code == "unsupported_task"
+
+
+@pytest.mark.parametrize("few", [{"num_gpu_blocks_override": 10}, {"num_gpu_blocks_override": 12, "swap_space": 0.0}])
+def test_few_blocks_and_other_prompts_leave_no_trace(tmp_path: Path, few: dict[str, Any]) -> None:
+    save(tmp_path, "Qwen3Model", **QWEN)
+    write_modules(tmp_path, "lasttoken", "Normalize")
+    texts = [" ".join(f"w{(number * step) % 96}" for number in range(20 * step)) for step in (6, 1, 5, 3, 6, 2)]
+    with LLM(str(tmp_path), enable_prefix_caching=False) as llm:
+        alone = [llm.embed(text)[0].outputs for text in texts]
+    with LLM(str(tmp_path), max_num_batched_tokens=24, max_num_seqs=6, **few) as llm:
+        for order in (texts, texts[::-1]):
+            found = {output.outputs.embedding[0]: output.outputs for output in llm.embed(order)}
+            assert set(found) == {each.embedding[0] for each in alone}
+            assert all(found[each.embedding[0]] == each for each in alone)
+
+
+def test_old_files_prompts_and_a_mean_of_a_causal_model(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3ForCausalLM", **QWEN)
+    write_modules(tmp_path, {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True})
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "w90 w91 ", "document": ""}, "default_prompt_name": None})
+    )
+    with LLM(str(tmp_path)) as llm:
+        assert not llm.config.cache.enable_prefix_caching
+        check_vectors(llm, lambda ids: hidden_of(model, ids).mean(0))
+        named = llm.embed("w1", prompt_name="query")[0]
+        assert named.outputs == llm.embed("w90 w91 w1")[0].outputs
+        with pytest.raises(InvalidRequest, match="prompt_name is 'passage', must be a prompt of the checkpoint"):
+            llm.embed("w1", prompt_name="passage")
+        rows = llm.encode(TEXTS[0], pooling_task="token_embed")[0].outputs.data
+        np.testing.assert_allclose(rows, hidden_of(model, ids_of(llm, TEXTS[0])).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_model_makes_vectors_when_asked_and_text_otherwise(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3ForCausalLM", **QWEN)
+    with LLM(str(tmp_path), runner="pooling") as llm:
+        check_vectors(llm, lambda ids: normalized(hidden_of(model, ids)[-1]))
+        fits = llm.embed("w1 " * 128)[0]
+        assert len(fits.prompt_token_ids) == 130
+        (long,) = llm.embed("w1 " * 129)
+        assert long.outputs is None
+        assert long.error is not None
+        assert "131 tokens, but the model takes 130" in long.error.message
+        cut = llm.embed("w1 w2 w3", truncate_prompt_tokens=3)[0]
+        assert cut.prompt_token_ids == [1, 5, 2]
+    with LLM(str(tmp_path)) as llm:
+        assert llm.generate("w1")[0].error is None
+        with pytest.raises(InvalidRequest, match="the model writes text and does not embed"):
+            llm.embed("w1")
+
+
+def test_scores_of_labels_from_the_last_token(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3ForSequenceClassification", **QWEN, num_labels=3)
+    with LLM(str(tmp_path)) as llm:
+        together = llm.classify(TEXTS)
+        for text, output in zip(TEXTS, together, strict=True):
+            with torch.inference_mode():
+                want = model(input_ids=ids_of(llm, text)).logits[0].softmax(-1)
+            torch.testing.assert_close(torch.tensor(output.outputs.probs), want, rtol=1e-5, atol=1e-5)
+        assert [llm.classify(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
+        raw = llm.classify(TEXTS[0], pooling_params=PoolingParams(use_activation=False))[0]
+        assert sum(raw.outputs.probs) != pytest.approx(1.0)
+
+
+PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {}\n'
+    "<Query>: w7\n<Document>: w8<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def test_a_decoder_that_judges_by_its_next_token_gets_the_template_it_was_trained_with(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3ForCausalLM", **QWEN)
+    write_tokenizer(tmp_path, ends=False, words=("yes", "no"))
+    with LLM(str(tmp_path), convert="classify", max_num_batched_tokens=16, max_num_seqs=4) as llm:
+        yes, no = (llm.get_tokenizer().token_id(word) for word in ("yes", "no"))
+        for output in [*llm.score("w7", ["w8", "w9"]), *llm.score("w7", ["w8"])]:
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0, -1]
+            assert output.outputs.score == pytest.approx(torch.sigmoid(logits[yes] - logits[no]).item(), rel=1e-5)
+        asked = llm.engine.pair_prompt("w7", "w8")
+        assert asked.text == PROMPT.format("Given a web search query, retrieve relevant passages that answer the query")
+        assert llm.engine.pair_prompt("w7", "w8", "Judge.").text == PROMPT.format("Judge.")
+
+
+def test_files_may_name_the_tokens_and_have_a_template_for_pairs(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3ForCausalLM", **QWEN)
+    modules = [
+        {"type": "sentence_transformers.base.modules.transformer.Transformer", "path": ""},
+        {"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore", "path": "1_LogitScore"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_LogitScore").mkdir()
+    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": 20, "false_token_id": 21}))
+    text_of = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
+    (tmp_path / "chat_template.jinja").write_text(" ".join(map(text_of.format, ("system", "query", "document"))))
+    with LLM(str(tmp_path)) as llm:
+        (output,) = llm.score("w1 w2", "w3")
+        ids = [*llm.get_tokenizer().encode("w1 w2 w3", add_special_tokens=False)]
+        assert output.prompt_token_ids == ids
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        assert output.outputs.score == pytest.approx(torch.sigmoid(logits[20] - logits[21]).item(), rel=1e-5)
+        assert llm.engine.pair_prompt("w1", "w2", "w9").text == "w9 w1 w2"
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        ({"modules.json": "{}"}, CheckpointError, "is no list of modules"),
+        ({"modules.json": '[{"type": "a.CNN", "path": "1"}]'}, UnsupportedModel, 'type is "CNN", expected Transformer'),
+        ({"modules.json": '[{"type": "a.Pooling", "path": "../x"}]'}, CheckpointError, "expected a folder"),
+        ({"1_Pooling/config.json": '{"pooling_mode": "median"}'}, CheckpointError, "pooling_mode is .*expected one or"),
+        ({"1_Pooling/config.json": "{}"}, CheckpointError, "pooling_mode is missing"),
+        ({"1_Pooling/config.json": '{"include_prompt": false}'}, UnsupportedModel, "include_prompt is false"),
+        ({"config_sentence_transformers.json": '{"prompts": {"a": 1}}'}, CheckpointError, "expected an object from"),
+    ],
+)
+def test_files_that_say_something_else_are_refused_by_name(
+    tmp_path: Path, files: dict[str, str], error: type[Exception], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["Qwen3Model"], "model_type": "qwen3", "hidden_size": 64})
+    )
+    write_modules(tmp_path, "mean")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(error, match=message):
+        LLM(str(tmp_path), load_format="dummy")
+
+
+def test_arguments_without_effect_on_vectors_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, "Qwen3Model", **QWEN)
+    for arguments, message in (
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
+        ({"speculative_config": {"method": "ngram"}}, "speculative_config is set"),
+        ({"convert": "classify"}, "convert is classify, but Qwen3Model has no scores of labels, and its tokenizer no"),
+        ({"runner": "generate", "convert": "embed"}, "convert is embed, but runner is generate"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(str(tmp_path), **{"runner": "pooling", **arguments})

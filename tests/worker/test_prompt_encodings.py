@@ -1,0 +1,89 @@
+"""Vectors of images in place of tokens: which rows get which, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from octavo.core.media import MediaInput, TypedArray
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import NewSequence, ScheduledSequence
+from octavo.devices.token_store import HostTokenStore
+from octavo.worker.input_batch import BatchRow
+from octavo.worker.prompt_encodings import PromptEncodings
+from octavo.worker.sequence_state import Sequences
+
+
+def media(number: int, *spans: tuple[int, int]) -> MediaInput:
+    array = TypedArray("uint8", (1,), bytes([number]))
+    return MediaInput("image", bytes([number]) * 32, spans, sum(length for _, length in spans), {"x": array})
+
+
+class Fixture:
+    """Encodes number n as the vectors n.0, n.1, n.2, …"""
+
+    def __init__(self, most: int = 100) -> None:
+        self.calls: list[int] = []
+        self.sizes: dict[int, int] = {}
+        self.sequences = Sequences(HostTokenStore())
+        self.encodings = PromptEncodings(self.encode, most, torch.device("cpu"))
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        number = int(arrays["x"][0])
+        self.calls.append(number)
+        return number + torch.arange(self.sizes[number])[:, None] / 10
+
+    def add(self, seq_id: int, *inputs: MediaInput) -> None:
+        self.sizes.update((each.digest[0], each.num_embeddings) for each in inputs)
+        ids, params = [1] * 30, SamplingParams()
+        new = NewSequence(
+            seq_id=seq_id, index=0, epoch=0, token_ids=ids, num_prompt_tokens=30, block_tables=[[1]], params=params,
+            media=inputs,
+        )  # fmt: skip
+        self.sequences.add(new)
+
+    def step(self, *rows: tuple[int, int, int]) -> dict[int, float]:
+        """Return the value at each place of a step with rows (sequence, start, tokens)."""
+        made = [BatchRow(ScheduledSequence(i, 0, start, count, 0), self.sequences[i]) for i, start, count in rows]
+        _, found = self.encodings.read(made, self.sequences.unfinished_media)
+        if found is None:
+            return {}
+        return dict(zip(found.token_indices.tolist(), found.values[:, 0].tolist(), strict=True))
+
+
+def test_each_row_gets_the_vectors_of_its_part_of_the_spans() -> None:
+    f = Fixture()
+    f.add(0, media(1, (2, 2), (5, 2)), media(2, (9, 1)))
+    f.add(1, media(3, (0, 3)))
+    assert f.step((0, 0, 3)) == {2: 1.0}
+    assert f.step((1, 1, 1), (0, 3, 3)) == {0: torch.tensor(3.1).item(), 1: torch.tensor(1.1).item(),
+                                            3: torch.tensor(1.2).item()}  # fmt: skip
+    assert f.step((0, 6, 4)) == {0: torch.tensor(1.3).item(), 3: 2.0}
+    assert f.step((0, 10, 5)) == {}
+    assert f.calls == [1, 3, 2]
+
+
+def test_the_same_content_is_encoded_once() -> None:
+    f = Fixture()
+    f.add(0, media(1, (2, 2)))
+    f.add(1, media(1, (4, 2)))
+    assert f.step((0, 0, 4), (1, 4, 2)) == {2: 1.0, 3: torch.tensor(1.1).item(), 4: 1.0, 5: torch.tensor(1.1).item()}
+    assert f.calls == [1]
+
+
+def test_what_was_used_longest_ago_goes_first_and_unfinished_prompts_keep_theirs() -> None:
+    f = Fixture(most=4)
+    for number in (1, 2, 3):
+        f.add(number, media(number, (0, 2)))
+    f.step((1, 0, 1))  # the rest of its span comes later
+    f.step((2, 0, 2))
+    assert f.encodings.num_kept == 4
+    f.step((3, 0, 2))
+    assert f.encodings.num_kept == 4
+    f.step((1, 1, 1))
+    assert f.calls == [1, 2, 3]
+    f.add(4, media(2, (0, 2)))
+    f.step((4, 0, 2))
+    assert f.calls == [1, 2, 3, 2]

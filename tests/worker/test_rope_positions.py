@@ -1,0 +1,27 @@
+"""Positions of tokens around and within images, whole and cut."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.worker.rope_positions import _of_row
+
+GRIDS = ((2, 2, 3), (9, 3, 1))
+"""Six tokens from the third on, in two rows of three; then one of text, and three rows of one."""
+EXPECTED = [
+    [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 6, 9, 10],
+    [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10],
+    [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 6, 9, 10],
+]
+
+
+def test_images_stand_at_one_time_and_text_goes_on_behind_the_larger_side() -> None:
+    assert _of_row(GRIDS, 0, 14).positions.tolist() == EXPECTED
+
+
+def test_a_part_of_a_prompt_has_the_same_positions() -> None:
+    for start in range(14):
+        for end in range(start + 1, 15):
+            found = _of_row(GRIDS, start, end - start)
+            assert (found.positions == np.array(EXPECTED)[:, start:end]).all()
+            assert found.has_images == any(start < stop and first < end for first, stop in ((2, 8), (9, 12)))
