@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import re
 import types
@@ -212,10 +213,14 @@ def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
         pairs = [("", "")]
     if argument.of is Any:
         raise ConfigError(f"{name} is {value!r}, expected an object of JSON")
-    if not all(isinstance(key, str) and isinstance(item, str | int | float) and key and item for key, item in pairs):
+    if not all(
+        isinstance(key, str) and isinstance(item, str | int | float) and key and item != "" for key, item in pairs
+    ):
         raise ConfigError(f"{name} is {value!r}, expected pairs such as rms_norm=reference, separated by commas")
     if argument.of is str:
         return {key: str(item) for key, item in pairs}
+    if argument.of is int:
+        return {key: _count(f"{name} of {key}", item) for key, item in pairs}
     return {key: _weight(f"{name} of {key}", item) for key, item in pairs}
 
 
@@ -225,6 +230,14 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{name} is {text!r}, which is no JSON: {error}") from error
     return found
+
+
+def _count(what: str, text: str | float) -> int:
+    """Return a whole number. Raises ConfigError."""
+    try:
+        return operator.index(int(text) if isinstance(text, str) else text)  # type: ignore[arg-type]  # of a float it raises
+    except (TypeError, ValueError):
+        raise ConfigError(f"{what} is {text}, must be a whole number") from None
 
 
 def _weight(what: str, text: str | float) -> float:

@@ -26,6 +26,16 @@ class MediaArgs:
             "reads images reads text alone, without its encoder."
         ),
     ] = dataclasses.field(default_factory=dict)
+    allowed_media_domains: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Hosts from which http: and https: URLs of images are fetched; none by default. A host with a private "
+            "address is named by that address."
+        ),
+    ] = ()
+    allowed_local_media_path: Annotated[
+        str, Arg("Folder under which file: URLs of images are read; none by default.")
+    ] = ""
 
 
 def most_images(args: MediaArgs) -> int:

@@ -109,7 +109,7 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        messages, images = without_images(messages)
+        messages, images = without_images(messages, self.media.urls)
         given = (messages, options.chat_template_kwargs, options.tools)
         spellings = self.tokenizer.special_spellings
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from octavo.errors import InvalidRequest
-from octavo.multimodal.images import MOST_BYTES
+from octavo.multimodal.media_urls import MediaUrls
 
 _KINDS: Final = {"image_url": "image_url", "image": "image", "image_pil": "image_pil"}
 """Types of parts that are images, and where each has its image."""
 
 
-def without_images(messages: Any) -> tuple[Any, list[Any]]:
+def without_images(messages: Any, urls: MediaUrls) -> tuple[Any, list[Any]]:
     """Return messages in which `{"type": "image"}` stands for each image, and the images in their order.
 
     What is no message with a list of parts stays as it is. Images of `image_url` are encoded bytes, others what the
@@ -22,12 +20,18 @@ def without_images(messages: Any) -> tuple[Any, list[Any]]:
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         return messages, []
-    images: list[Any] = []
+    images: list[tuple[Any, str | None]] = []
     found = [_message(message, f"messages[{index}].content", images) for index, message in enumerate(messages)]
-    return (found, images) if images else (messages, [])
+    if len(images) > urls.most_images:  # before any of them is fetched
+        raise InvalidRequest(
+            f"the messages have {len(images)} images, must have at most {urls.most_images} (limit_mm_per_prompt)",
+            field="messages",
+        )
+    read = [given if field is None else _of_url(given, field, urls) for given, field in images]
+    return (found, read) if images else (messages, [])
 
 
-def _message(message: Any, field: str, images: list[Any]) -> Any:
+def _message(message: Any, field: str, images: list[tuple[Any, str | None]]) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, Sequence) or isinstance(content, str | bytes):
         return message
@@ -35,36 +39,15 @@ def _message(message: Any, field: str, images: list[Any]) -> Any:
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _KINDS and part.get(_KINDS[kind]) is not None:
-            given = part[_KINDS[kind]]
-            images.append(_of_url(given, f"{field}[{number}]") if kind == "image_url" else given)
+            images.append((part[_KINDS[kind]], f"{field}[{number}]" if kind == "image_url" else None))
             parts.append({"type": "image"})
         else:
             parts.append(part)
     return {**message, "content": parts}
 
 
-def _of_url(given: Any, field: str) -> bytes:
+def _of_url(given: Any, field: str, urls: MediaUrls) -> bytes:
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
         raise InvalidRequest(f'{field}.image_url has no url; give {{"url": "data:image/png;base64,…"}}', field=field)
-    head, comma, body = url.partition(",")
-    if not head.startswith("data:") or not comma:
-        scheme = url.partition(":")[0][:20]
-        raise InvalidRequest(
-            f"{field}.image_url.url begins with {scheme!r}; this server fetches nothing: send the image itself as "
-            "data:image/png;base64,…",
-            field=field,
-            code="unsupported_image_url",
-        )
-    if not head.endswith(";base64"):
-        raise InvalidRequest(f"{field}.image_url.url is a data: URL without ;base64; encode the image so", field=field)
-    if len(body) > MOST_BYTES * 4 // 3 + 4:
-        raise InvalidRequest(
-            f"{field}.image_url.url has {len(body):,} characters, more than an image of {MOST_BYTES:,} bytes has; send "
-            "a smaller one",
-            field=field,
-        )
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"{field}.image_url.url is no base64 ({error})", field=field) from error
+    return urls.read(url, f"{field}.image_url.url")

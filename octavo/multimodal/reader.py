@@ -16,6 +16,7 @@ from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
+from octavo.multimodal.media_urls import MediaUrls
 
 if TYPE_CHECKING:
     from octavo.multimodal.image_prompts import ImagePrompts
@@ -29,6 +30,7 @@ class MediaReader:
         self, model: ModelConfig, ready: CoreReady, encode: Callable[..., list[int]], max_num_batched_tokens: int
     ) -> None:
         """encode: returns the ids of (text, add_special_tokens)."""
+        self.urls = MediaUrls(model)
         self._model = model
         self._encode = encode
         self._most_together = max_num_batched_tokens

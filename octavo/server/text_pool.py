@@ -19,7 +19,17 @@ import msgspec
 from octavo.core import frames
 from octavo.core.processes import spawn
 from octavo.server.errors import ApiError
-from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, Failed, FromWorker
+from octavo.server.text_process import (
+    FETCHES,
+    JOB_CPU_S,
+    LONG_JOBS,
+    SHORT_JOBS,
+    Done,
+    Ended,
+    Failed,
+    FromWorker,
+    NeedsFetching,
+)
 from octavo.server.texts import TextSetup
 
 SHORT_JOB_BYTES: Final = 256 << 10
@@ -30,6 +40,7 @@ SILENCE_S: Final = 4 * JOB_CPU_S
 processor time."""
 
 _NUM_LONG_WORKERS: Final = 2
+_NUM_FETCHING_WORKERS: Final = 8
 _MOST_TRIES: Final = 3
 _FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Signals that no limit of ours sends and no library raises: the system, out of memory, or an operator sent them."""
@@ -48,7 +59,8 @@ class _Lane:
 
 
 class TextPool:
-    """Worker processes for work on text: one for short jobs, two for long ones. The first job starts them.
+    """Worker processes for work on text: one for short jobs, two for long ones, eight for those that wait
+    for other hosts. The first job of a kind starts them.
 
     A sender has at most one job with the workers of a lane, so that the jobs of senders take turns. The processes end
     with the event loop that they were started on.
@@ -57,8 +69,9 @@ class TextPool:
     def __init__(self, setup: TextSetup, *, silence_s: float = SILENCE_S) -> None:
         self._setup = setup
         self._silence_s = silence_s
-        self._short = _Lane(b"s", asyncio.Semaphore(1))
+        self._short = _Lane(SHORT_JOBS, asyncio.Semaphore(1))
         self._long = _Lane(LONG_JOBS, asyncio.Semaphore(_NUM_LONG_WORKERS))
+        self._fetching = _Lane(FETCHES, asyncio.Semaphore(_NUM_FETCHING_WORKERS))
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._keeper: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
@@ -66,18 +79,24 @@ class TextPool:
 
     async def run(self, kind: str, pieces: Sequence[bytes], sender: str = "") -> bytes:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
-        num_bytes = sum(map(len, pieces))
-        lane = self._short if num_bytes <= SHORT_JOB_BYTES else self._long
-        turn = lane.turns.setdefault(sender, asyncio.Lock())
-        async with turn, lane.free:
-            message = await self._message(lane, kind, pieces, num_bytes)
+        lane = self._short if sum(map(len, pieces)) <= SHORT_JOB_BYTES else self._long
+        message = await self._in_turn(lane, kind, pieces, sender)
+        if isinstance(message, NeedsFetching):
+            message = await self._in_turn(self._fetching, kind, pieces, sender)
         if isinstance(message, Done):
             return message.value
+        assert not isinstance(message, NeedsFetching)
         raise _error_of(message)
 
-    async def _message(self, lane: _Lane, kind: str, pieces: Sequence[bytes], num_bytes: int) -> FromWorker:
+    async def _in_turn(self, lane: _Lane, kind: str, pieces: Sequence[bytes], sender: str) -> FromWorker:
+        """Return what a worker of a lane sends about a job, as soon as it is the sender's turn."""
+        turn = lane.turns.setdefault(sender, asyncio.Lock())
+        async with turn, lane.free:
+            return await self._message(lane, kind, pieces)
+
+    async def _message(self, lane: _Lane, kind: str, pieces: Sequence[bytes]) -> FromWorker:
         """Return what a worker sends about a job. Raises ApiError when no worker works on it."""
-        head = frames.head(len(kind)) + kind.encode() + frames.head(num_bytes)
+        head = frames.head(len(kind)) + kind.encode() + frames.head(sum(map(len, pieces)))
         for _ in range(_MOST_TRIES):
             try:
                 async with asyncio.timeout(self._silence_s):
@@ -142,7 +161,7 @@ class TextPool:
 
     def _end_process(self) -> None:
         """End the process and its workers. New ones get the jobs that they had."""
-        for lane in (self._short, self._long):
+        for lane in (self._short, self._long, self._fetching):
             for _, writer in lane.idle:
                 writer.transport.abort()
             lane.idle.clear()

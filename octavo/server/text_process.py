@@ -25,6 +25,7 @@ import msgspec
 from octavo.core import frames
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
+from octavo.multimodal.media_urls import MustFetchElsewhere
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
 from octavo.server.sounds import HEAR, hear
@@ -36,8 +37,10 @@ JOB_CPU_S: Final = 30.0
 WORKER_MEMORY: Final = 1 << 30
 """Bytes that a worker may use beyond what it starts with."""
 
+SHORT_JOBS: Final = b"s"
 LONG_JOBS: Final = b"l"
-"""The byte that comes with the socket of a worker for long jobs."""
+FETCHES: Final = b"f"
+"""The bytes that come with the socket of a worker, for what it does: the last one's jobs wait for other hosts."""
 
 _LONG_JOBS_NICENESS: Final = 10
 
@@ -63,7 +66,11 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
     signal: int
 
 
-FromWorker = Done | Failed | Ended
+class NeedsFetching(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The job waits for other hosts, which only workers of `FETCHES` do."""
+
+
+FromWorker = Done | Failed | Ended | NeedsFetching
 
 
 def work(connection: socket.socket, do: Callable[[str, bytes], bytes]) -> None:
@@ -89,6 +96,8 @@ def _end_when_closed(connection: socket.socket, is_on: bool) -> None:
 def _answer(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWorker:
     try:
         return Done(do(kind, body))
+    except MustFetchElsewhere:
+        return NeedsFetching()
     except MemoryError:
         return Failed(400, "the request needs too much memory; send less", None, "request_too_large")
     except Exception as error:
@@ -98,10 +107,11 @@ def _answer(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWo
         return Failed(refusal.status, str(refusal), refusal.param, refusal.code)
 
 
-def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *, is_long: bool) -> None:
+def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, mark: bytes) -> None:
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     preparer = Preparer(tools, setup.policy)
+    tools.media.urls.waits_for_hosts = mark == FETCHES
 
     def do(kind: str, body: bytes) -> bytes:
         if kind.startswith(HEAR):
@@ -113,7 +123,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *
 
     if (process := os.fork()) == 0:
         _limit_memory()
-        if is_long:
+        if mark != SHORT_JOBS:
             os.nice(_LONG_JOBS_NICENESS)  # long jobs take no processor from the model that others wait for
         with suppress(BrokenPipeError, ConnectionResetError):  # the server has closed the connection
             work(connection, do)
@@ -151,7 +161,7 @@ def main() -> int:
             with socket.socket(fileno=descriptors[0]) as connection:
                 if os.fork() == 0:
                     control.close()
-                    _serve(connection, setup, tools, is_long=word == LONG_JOBS)
+                    _serve(connection, setup, tools, word)
                     return 0
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

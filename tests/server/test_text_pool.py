@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from octavo.server.text_pool import TextPool
 from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
+from tests.fakes.image_host import image_host
 from tests.server.raw import eventually
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -119,6 +121,27 @@ def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_pat
         assert order.index("short") < order.index("long 2")
 
     with_pool(setup(tmp_path), use)
+
+
+def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    def chat(url: str) -> list[bytes]:
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        return body(messages=[{"role": "user", "content": content}])
+
+    async def use(pool: TextPool) -> None:
+        waiting = asyncio.create_task(error_of(pool.run("ChatCompletionRequest", chat(f"{host.url}/silent"), "a")))
+        await asyncio.to_thread(eventually, lambda: host.paths == ["/silent"])
+        await pool.run("CompletionRequest", body(prompt="a"), "a")
+        other = await error_of(pool.run("ChatCompletionRequest", chat(f"{host.url}/image"), "b"))
+        assert "this model reads text alone" in str(other)
+        assert not waiting.done()
+        host.ends.set()
+        assert "messages[0].content[0].image_url.url cannot be fetched" in str(await waiting)
+
+    with image_host() as host:
+        given = setup(tmp_path)
+        model = dataclasses.replace(given.input.model, allowed_media_domains=("127.0.0.1",))
+        with_pool(msgspec.structs.replace(given, input=msgspec.structs.replace(given.input, model=model)), use)
 
 
 def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path) -> None:
