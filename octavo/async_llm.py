@@ -36,6 +36,7 @@ from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.template_budget import RenderLimits
+    from octavo.multimodal.reader import MediaReader
 
 
 _PROMPTS_OF_TURN: Final = 16
@@ -151,6 +152,11 @@ class AsyncLLM:
     def vectors(self) -> VectorInput:
         """Return what checks requests for vectors against the model."""
         return self._input.vectors
+
+    @property
+    def media(self) -> MediaReader:
+        """Return what reads images and sounds of prompts."""
+        return self._input.media
 
     def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
         """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""

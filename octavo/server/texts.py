@@ -44,6 +44,7 @@ from octavo.server.schema.vectors import KINDS, VectorRequest, VectorTools
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+    from octavo.multimodal.reader import MediaReader
     from octavo.server.text_pool import TextPool
 
 INLINE_BYTES: Final = 8 << 10
@@ -102,6 +103,9 @@ class TextTools(VectorTools, Protocol):
 
     @property
     def ready(self) -> CoreReady: ...
+
+    @property
+    def media(self) -> MediaReader: ...
 
     @property
     def tokenizer_info(self) -> dict[str, Any]: ...
@@ -171,9 +175,9 @@ class Preparer:
     ) -> TokenCount | TokenizeResponse:
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
-        if prompt.multi_modal_data:
-            raise InvalidRequest("tokens of images are not counted here; leave the images out", field="messages")
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
+        if prompt.multi_modal_data:
+            tokens, _ = self.tools.media.read(prompt, tokens)
         if isinstance(asked, CountTokensRequest):
             return TokenCount(len(tokens))
         return TokenizeResponse(
@@ -225,7 +229,9 @@ class Preparer:
             add_generation_prompt=opens_turn and not continues if opens is None else opens,
             continue_final_message=continues,
             chat_template=asked.chat_template,
-            chat_template_kwargs=_template_values(asked),
+            chat_template_kwargs=asked.template_values
+            if isinstance(asked, ChatCompletionRequest)
+            else asked.chat_template_kwargs,
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
@@ -233,15 +239,6 @@ class Preparer:
             messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
             options = msgspec.structs.replace(options, tools=tools)
         return self.tools.render_chat(messages, options, limits)
-
-
-def _template_values(asked: ChatCompletionRequest | TokenizeRequest | PrefixRequest) -> dict[str, Any] | None:
-    """Return what the template may use besides the messages; chat_template_kwargs win over fields of the same name."""
-    if not isinstance(asked, ChatCompletionRequest):
-        return asked.chat_template_kwargs
-    fields = {"documents": asked.documents, "reasoning_effort": asked.reasoning_effort}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {**given, **(asked.chat_template_kwargs or {})} if given else asked.chat_template_kwargs
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True):

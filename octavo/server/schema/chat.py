@@ -232,6 +232,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         return self.must_call or (self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or []))
 
     @property
+    def template_values(self) -> dict[str, Any] | None:
+        """What the template may use besides the messages; chat_template_kwargs win over fields of the same name."""
+        fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {**given, **(self.chat_template_kwargs or {})} if given else self.chat_template_kwargs
+
+    @property
     def echoed_text(self) -> str:
         """Return the text that comes before the model's own: with echo, the one that the request has begun for it."""
         last = self.messages[-1]

@@ -10,14 +10,17 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, refuse_unsupported
 from octavo.server.schema.common import Int
 from octavo.server.schema.shim import (
+    PictureBlock,
     ShimRequest,
     TextBlock,
     Unreadable,
     as_json,
     called,
+    content_of,
     function,
+    joined,
+    part_of,
     tagged,
-    text_of,
     texts_of,
 )
 
@@ -55,10 +58,36 @@ class ToolUseBlock(_Block, tag="tool_use", kw_only=True, forbid_unknown_fields=T
     input: dict[str, Any]
 
 
+class Source(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where an image is."""
+
+    type: Literal["base64", "url", "file"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = None
+
+
+class ImageBlock(PictureBlock, tag="image", kw_only=True, forbid_unknown_fields=True):
+    """An image."""
+
+    source: Source
+    cache_control: Any = None
+
+    def url(self, field: str) -> str:
+        source = self.source
+        if source.type == "base64" and source.data is not None:
+            return f"data:{source.media_type or 'image/png'};base64,{source.data}"
+        if source.type == "url" and source.url is not None:
+            return source.url
+        missing = {"base64": "has no data", "url": "has no url"}.get(source.type, "is a file, and no files are stored")
+        raise InvalidRequest(f"{field}.source {missing}; send the image as base64", field=f"{field}.source")
+
+
 if TYPE_CHECKING:
-    ResultBlock = TextBlock | Unreadable
+    ResultBlock = TextBlock | ImageBlock | Unreadable
 else:
-    ResultBlock = Union[(TextBlock, *tagged(Unreadable, "image", "document", "search_result", "tool_reference"))]
+    ResultBlock = Union[(TextBlock, ImageBlock, *tagged(Unreadable, "document", "search_result", "tool_reference"))]
 
 
 class ToolResultBlock(_Block, tag="tool_result", kw_only=True, forbid_unknown_fields=True):
@@ -70,14 +99,14 @@ class ToolResultBlock(_Block, tag="tool_result", kw_only=True, forbid_unknown_fi
 
 
 if TYPE_CHECKING:
-    Block = TextBlock | Unreadable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+    Block = TextBlock | ImageBlock | Unreadable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 else:
     _UNREADABLE = tagged(
         Unreadable,
-        *("image", "document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result"),
+        *("document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result"),
         *("web_fetch_tool_result", "code_execution_tool_result"),
     )
-    _BLOCKS = (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock)
+    _BLOCKS = (TextBlock, ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock)
     Block = Union[(*_BLOCKS, *_UNREADABLE)]
 
 
@@ -252,7 +281,7 @@ def _turns(message: InputMessage, field: str) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     turns: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(message.content):
@@ -265,12 +294,12 @@ def _turns(message: InputMessage, field: str) -> list[dict[str, Any]]:
             case ToolUseBlock():
                 calls.append(called(block.id, block.name, as_json(block.input)))
             case ToolResultBlock():
-                content = "\n".join(texts_of(block.content or "", f"{where}.content"))
+                content = content_of(block.content or "", f"{where}.content")
                 turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
             case _:
-                texts.append(text_of(block, where))
-    if texts or thoughts or calls or not turns:
-        turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+                parts.append(part_of(block, where))
+    if parts or thoughts or calls or not turns:
+        turn: dict[str, Any] = {"role": message.role, "content": joined(parts)}
         if thoughts:
             turn["reasoning_content"] = "\n".join(thoughts)
         if calls:

@@ -11,18 +11,47 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, converted, refuse_unsupported
 from octavo.server.schema.chat import RefusalPart
 from octavo.server.schema.common import MEDIA, Int
-from octavo.server.schema.shim import ShimRequest, TextBlock, Unreadable, as_json, called, function, tagged, texts_of
+from octavo.server.schema.shim import (
+    PictureBlock,
+    ShimRequest,
+    TextBlock,
+    Unreadable,
+    as_json,
+    called,
+    content_of,
+    function,
+    tagged,
+    texts_of,
+)
 
 _STORED: Final = Refused("nothing is stored; send the whole input each time")
 _UNKNOWN: Final = Refused("the models served here do not know it")
 _TEXT_FORMAT: Final = Refused("use text.format")
 
+
+class InputImage(PictureBlock, tag="input_image", kw_only=True, forbid_unknown_fields=True):
+    """An image of a message. detail: without effect."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+    def url(self, field: str) -> str:
+        if self.image_url is None or self.file_id is not None:
+            raise InvalidRequest(
+                f"{field} has {'no image_url' if self.file_id is None else 'a file_id'}; no files are stored: send the "
+                "image as image_url",
+                field=field,
+            )
+        return self.image_url
+
+
 if TYPE_CHECKING:
-    Part = TextBlock | RefusalPart | Unreadable
+    Part = TextBlock | RefusalPart | InputImage | Unreadable
 else:
     _TEXTS = tagged(TextBlock, "input_text", "output_text", "reasoning_text", "summary_text")
-    _MEDIA = tagged(Unreadable, "input_image", "input_file", "input_audio")
-    Part = Union[(TextBlock, RefusalPart, *_TEXTS, *_MEDIA)]
+    _MEDIA = tagged(Unreadable, "input_file", "input_audio")
+    Part = Union[(TextBlock, RefusalPart, InputImage, *_TEXTS, *_MEDIA)]
 
 
 class _Item(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -292,13 +321,13 @@ def _message(item: _Item, where: str) -> dict[str, Any] | None:
     """Return the message of a chat that an item is, or is a part of; None for one without text."""
     match item:
         case MessageItem(role=role, content=content):
-            return {"role": role, "content": "\n".join(texts_of(content, f"{where}.content"))}
+            return {"role": role, "content": content_of(content, f"{where}.content")}
         case CallItem(call_id=call_id, name=name):
             arguments = item.arguments if item.input is None else as_json({"input": item.input})
             call = called(call_id, joined_name(item.namespace, name), arguments)
             return {"role": "assistant", "tool_calls": [call]}
         case CallOutputItem(call_id=call_id, output=output):
-            return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts_of(output, f"{where}.output"))}
+            return {"role": "tool", "tool_call_id": call_id, "content": content_of(output, f"{where}.output")}
         case ReasoningItem(summary=summary, content=texts):
             text = "\n".join(texts_of(texts or summary, f"{where}.content"))
             return {"role": "assistant", "reasoning_content": text} if text else None

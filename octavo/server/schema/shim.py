@@ -36,6 +36,14 @@ class Unreadable(Struct, tag_field="type"):
     """Something that is not text."""
 
 
+class PictureBlock(Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """An image."""
+
+    def url(self, field: str) -> str:
+        """Return where the image is, as chats have it. Raises InvalidRequest, which names `field`."""
+        raise NotImplementedError
+
+
 def tagged(base: type[Struct], *tags: str) -> tuple[type[Struct], ...]:
     """Return a struct like `base` for each tag."""
     return tuple(_tagged(base, tag) for tag in tags)
@@ -52,6 +60,26 @@ def texts_of(content: str | Sequence[Any], field: str) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [text_of(part, f"{field}[{index}]") for index, part in enumerate(content)]
+
+
+def content_of(content: str | Sequence[Any], field: str) -> str | list[dict[str, Any]]:
+    """Return a content of a chat. Raises InvalidRequest for what is neither text nor an image."""
+    if isinstance(content, str):
+        return content
+    return joined([part_of(part, f"{field}[{index}]") for index, part in enumerate(content)])
+
+
+def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the parts; where all are texts, one text with each on a line of its own."""
+    has_images = any(part["type"] != "text" for part in parts)
+    return parts if has_images else "\n".join(part["text"] for part in parts)
+
+
+def part_of(part: Struct, field: str) -> dict[str, Any]:
+    """Return a part of a content of a chat. Raises InvalidRequest for what is neither text nor an image."""
+    if isinstance(part, PictureBlock):
+        return {"type": "image_url", "image_url": {"url": part.url(field)}}
+    return {"type": "text", "text": text_of(part, field)}
 
 
 def text_of(part: Struct, field: str) -> str:

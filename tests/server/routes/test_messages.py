@@ -147,7 +147,18 @@ def test_the_turn_ends_where_the_model_ends_it(server: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0] is of type image"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+            "messages[0].content[0] is of type docum",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64"}}]}]},
+            "messages[0].content[0].source has no data",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
+            "messages[0].content[0].source is a file, and no files are stored",
+        ),
         ({"messages": []}, "messages"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokenz": 1}, "did you mean max_tokens"),

@@ -210,6 +210,8 @@ def test_an_error_on_the_way_ends_the_stream_with_a_failed_response(client: open
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "a"}, {"role": "user", "contnt": "a"}]}, "input[1].contnt"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "a"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "call_id": "x" * 300, "name": "f"}]}, "input[0].tool_calls[0].id"),
         ({"input": [{"role": "user", "content": "a"}] * 9000}, "input"),
         ({"instructions": "x" * (3 << 20)}, "instructions"),
