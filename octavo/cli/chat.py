@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,6 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
+from octavo.cli.image_files import image_part
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, heading, with_options
 from octavo.cli.start import load, log_quietly, mention_demonstration_model
@@ -27,13 +29,14 @@ _HELP: Final = "/help lists the commands, /exit or Ctrl-C twice ends, Ctrl-C sto
 _COMMANDS: Final = """\
 /set [NAME [VALUE]]  show the sampling parameters that are set, set one, or (without a value) take its default again
 /system [TEXT]       show the system message, or set it; "" removes it
+/image FILE          show an image with the next message
 /regenerate          answer the last message once more
 /clear               start a new conversation
 /save FILE           write the conversation to a file, /load FILE reads one
 /exit                end, as do Ctrl-D and Ctrl-C twice
 \"\"\"                  begins and ends a text of several lines; a \\ at the end of a line goes on in the next one"""
 _ALIASES: Final = {"/bye": "/exit", "/quit": "/exit", "/regen": "/regenerate", "/?": "/help"}
-_MAX_FILE: Final = 16 << 20
+_MAX_FILE: Final = 256 << 20
 
 
 @with_options(SamplingParams, EngineArgs, model="positional", without=("n",))
@@ -52,6 +55,15 @@ def chat(
     api_key_file: Annotated[
         str | None, Parameter(help="With --url: file whose first line is the API key.", group=heading("Prompt"))
     ] = None,
+    image: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Image file to show with the first message; repeat for more.",
+            group=heading("Prompt"),
+            negative=(),
+            show_default=False,
+        ),
+    ] = (),
     history: Annotated[
         bool,
         Parameter(
@@ -63,6 +75,7 @@ def chat(
     """Talk to a model; each answer is written as it is generated."""
     values = {name: value for name, value in given.values.items() if name in SamplingParams.__struct_fields__}
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
+    images = [image_part(Path(name)) for name in image]
     model: ChatModel
     if url is None:
         args = given.arguments(EngineArgs)
@@ -78,7 +91,7 @@ def chat(
         say(f"{model.name} at {server.address}", sys.stderr)
     model.sampling(values)
     with line_history(user_directory("data") if history else None):
-        converse(model, values, system)
+        converse(model, values, system, images)
     return 0
 
 
@@ -86,13 +99,17 @@ def _notice(stream: Any, text: str) -> None:
     say(f"\noctavo: {text}", stream)
 
 
-def converse(model: ChatModel, values: dict[str, Any], system: str | None) -> None:
+def converse(
+    model: ChatModel, values: dict[str, Any], system: str | None, images: Sequence[dict[str, Any]] = ()
+) -> None:
     """Read turns and write responses, until /exit or the end of the input. A refused turn is dropped.
 
+    images: the parts of the first message before its text.
     Raises KeyboardInterrupt for Ctrl-C twice at the prompt; once keeps the conversation.
     """
     lines, was_interrupted = TypedLines(), False
     conversation = Conversation(model, values, system, lines)
+    conversation.images.extend(images)
     if lines.is_terminal:
         say(_HELP, sys.stderr)
     with interrupt_handler(lines.handle):
@@ -126,11 +143,15 @@ class Conversation:
 
     def __init__(self, model: ChatModel, values: dict[str, Any], system: str | None, lines: TypedLines) -> None:
         self._model, self._values, self._system, self._lines = model, dict(values), system, lines
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self.images: list[dict[str, Any]] = []
+        """Parts of the next message, before its text."""
 
     def say(self, text: str) -> None:
-        """Respond to a text; both become part of the conversation. Raises OctavoError, and is then as before."""
-        turn = {"role": "user", "content": text}
+        """Respond to a text; both become part of the conversation. Raises OctavoError, and is then as before, but for
+        the images of the text, which are forgotten."""
+        images, self.images = self.images, []
+        turn = {"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}
         answer = self._respond([*self._messages, turn])
         self._messages += [turn, {"role": "assistant", "content": answer}]
 
@@ -138,6 +159,7 @@ class Conversation:
         """Carry out a command. Raises OctavoError."""
         commands = {
             "/help": lambda rest: say(_COMMANDS, sys.stderr),
+            "/image": lambda rest: self.images.append(image_part(_file_of(rest))),
             "/set": self._set,
             "/system": self._set_system,
             "/regenerate": self._regenerate,
@@ -149,7 +171,7 @@ class Conversation:
             raise InvalidRequest(f"{name} is not a command; {_HELP}")
         commands[name](rest)
 
-    def _respond(self, messages: list[dict[str, str]]) -> str:
+    def _respond(self, messages: list[dict[str, Any]]) -> str:
         """Write the model's response to standard output and return it; Ctrl-C ends it."""
         start = [{"role": "system", "content": self._system}] if self._system else []
         screen = WordWrap(sys.stdout)
@@ -218,7 +240,7 @@ class Conversation:
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
     role: str
-    content: str
+    content: str | list[dict[str, Any]]
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from octavo.errors import RequestFailed, ServerUnreachable
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
 
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[dict[str, Any]]
 _POLL_S: Final = 0.1
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Before each further attempt to reach a server."""

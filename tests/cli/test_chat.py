@@ -245,6 +245,39 @@ def test_a_conversation_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert second["top_p"] == 0.5
 
 
+def test_images_are_shown_with_the_next_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"first")
+    (tmp_path / "b.jpg").write_bytes(b"second")
+    lines = ["one", "two", f"/image {tmp_path / 'b.jpg'}", f"/image {tmp_path / 'none'}", "/image", "three"]
+    with serve_openai(FakeOpenAI(lambda body: chat("ok"))) as fake:
+        type_lines(monkeypatch, *lines)
+        assert main(["chat", "--url", f"127.0.0.1:{fake.port}", "--image", str(tmp_path / "a.png")]) == 0
+    contents = [each["content"] for each in fake.requests[-1]["messages"] if each["role"] == "user"]
+
+    def shown(url: str, text: str) -> list[dict[str, Any]]:
+        return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+
+    assert contents == [
+        shown("data:image/png;base64,Zmlyc3Q=", "one"),
+        "two",
+        shown("data:image/jpeg;base64,c2Vjb25k", "three"),
+    ]
+    errors = capsys.readouterr().err
+    assert f"{tmp_path / 'none'} cannot be read: No such file" in errors
+    assert "there is no file name" in errors
+
+
+def test_a_file_that_is_no_image_file_ends_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate((20 << 20) + 1)
+    assert main(["chat", "--image", str(tmp_path / "large")]) == 1
+    assert "has more than 20,971,520 bytes" in capsys.readouterr().err
+
+
 def test_a_dropped_connection_keeps_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
