@@ -235,6 +235,11 @@ def _guessing(args: EngineArgs, acceptance: float | None) -> Guessing | None:
     config = speculative_config(args)
     if (config is None) != (acceptance is None):
         raise ConfigError("speculative_config and draft_acceptance are simulated together; give both or neither")
+    if config is not None and config.has_model:
+        raise ConfigError(
+            f"speculative_config: method is {config.method}, whose guesses take time of their own, and simulated ones "
+            "take none; take the method ngram"
+        )
     return None if config is None or acceptance is None else Guessing(config, acceptance)
 
 

@@ -17,6 +17,7 @@ from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
 from octavo.config.model_names import full_name
 from octavo.config.sources import offline_variable
+from octavo.config.speculative_args import speculative_config
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full
 from octavo.gguf.reader import is_gguf
 
@@ -61,6 +62,20 @@ def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
         source=_source(args.model_source),
         cache_dir=Path(args.download_dir) if args.download_dir else None,
         with_weights=False,
+    )
+
+
+def locate_draft(args: EngineArgs) -> Path | None:
+    """Return the directory of the model that guesses, which `speculative_config` names; None without one."""
+    config = speculative_config(args)
+    if config is None or config.model is None:
+        return None
+    return locate(
+        config.model,
+        config.revision,
+        source=_source(args.model_source),
+        cache_dir=Path(args.download_dir) if args.download_dir else None,
+        with_weights=args.load_format != "dummy",
     )
 
 

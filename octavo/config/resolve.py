@@ -11,6 +11,7 @@ from typing import Any, cast
 from octavo.config.args import CacheArgs, EngineArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
 from octavo.config.device_args import DeviceArgs
+from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
 from octavo.config.lora_args import LoRAArgs
 from octavo.config.media_args import most_images
@@ -68,6 +69,7 @@ def configure(args: EngineArgs) -> EngineConfig:
         Platform.detect(),
         tokenizer_path=tokenizer_path,
         cache_directory=user_directory("cache"),
+        draft_path=hub.locate_draft(args),
     )
 
 
@@ -78,10 +80,12 @@ def resolve(
     *,
     tokenizer_path: Path | None = None,
     cache_directory: Path | None = None,
+    draft_path: Path | None = None,
 ) -> EngineConfig:
     """Return the configuration that follows from `args` for this checkpoint on this platform.
 
     `cache_directory` is where files may be kept that can be made again; None where the user has no such place.
+    `draft_path`: the checkpoint of the model that guesses, which `speculative_config` names; None without one.
 
     Reads only what `checkpoint` reads, and the files that `generation_config` and `chat_template` name.
     Raises ConfigError where arguments contradict each other or the checkpoint.
@@ -90,15 +94,7 @@ def resolve(
     args = _for_whole_prompts(args, pooling)
     most_images(args)
     max_model_len = _max_model_len(args, checkpoint, pooling)
-    num_replicas = args.num_engines
-    most_threads = max(1, platform.cores // num_replicas)
-    if args.threads is not None and args.threads > most_threads:
-        share = "" if num_replicas == 1 else f" for each of {num_replicas} replicas"
-        raise ConfigError(
-            f"threads is {args.threads}, must be at most {most_threads}{share}, the processors that this process may "
-            "use (its affinity mask and the quota of its control group): more would wait for each other; lower it or "
-            "leave it out"
-        )
+    most_threads = _most_threads(args, platform)
     _check_ranks(args)
     speculative = speculative_config(args)
     if speculative is not None and args.record_trace is not None:
@@ -145,6 +141,9 @@ def resolve(
         transfer=transfer_config(args),
         lora=_lora_config(args, dtype),
         speculative=speculative,
+        draft=None
+        if speculative is None or draft_path is None
+        else draft_config(args, speculative, checkpoint, tokenizer_path or checkpoint.path, draft_path),
     )
 
 
@@ -160,6 +159,20 @@ def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:
         raise ConfigError("enable_lora is set, and record_trace does not record when adapters are read; leave one out")
     lora_dtype = dtype if args.lora_dtype == "auto" else args.lora_dtype
     return LoRAConfig(**_values(args, LoRAArgs) | {"lora_dtype": lora_dtype, "max_cpu_loras": num_host})
+
+
+def _most_threads(args: EngineArgs, platform: Platform) -> int:
+    """Return how many threads a replica has at most. Raises ConfigError where more are asked for."""
+    num_replicas = args.num_engines
+    most_threads = max(1, platform.cores // num_replicas)
+    if args.threads is not None and args.threads > most_threads:
+        share = "" if num_replicas == 1 else f" for each of {num_replicas} replicas"
+        raise ConfigError(
+            f"threads is {args.threads}, must be at most {most_threads}{share}, the processors that this process may "
+            "use (its affinity mask and the quota of its control group): more would wait for each other; lower it or "
+            "leave it out"
+        )
+    return most_threads
 
 
 def _check_ranks(args: EngineArgs) -> None:

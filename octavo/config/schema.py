@@ -18,6 +18,7 @@ from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
 from octavo.config.lora_args import LoRAArgs
 from octavo.config.pooling_config import PoolingConfig as PoolingConfig
+from octavo.config.speculative_args import DraftConfig as DraftConfig
 from octavo.config.speculative_args import SpeculativeConfig as SpeculativeConfig
 from octavo.config.transfer_args import TransferArgs
 from octavo.core.speech import SpeechTokens
@@ -176,6 +177,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferConfig = TransferConfig()
     lora: LoRAConfig = LoRAConfig()
     speculative: SpeculativeConfig | None = None
+    draft: DraftConfig | None = None
+    """The model that guesses in the workers, where there is one."""
 
     @property
     def num_engines(self) -> int:

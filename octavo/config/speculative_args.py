@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
 from octavo.config.fields import Arg
 from octavo.errors import ConfigError
+
+MODEL_METHODS: Final = frozenset({"draft_model"})
+"""Methods whose guesses the workers make."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +34,38 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: ngram looks the last tokens up in the prompt and the output of the request, suffix also in outputs of other
     requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
-    the others guess that too.
+    the others guess that too. draft_model runs a second model beside the first.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
+    model, revision: the checkpoint of the draft model: a directory, a name on a hub, or octavo-tiny.
+    quantization: how its weights are kept: int8 or int4; in the model's dtype where it is None.
+    draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
+    the random numbers that the model's own token at that position is drawn with.
     """
 
-    method: Literal["ngram", "suffix", "grammar"]
+    method: Literal["ngram", "suffix", "grammar", "draft_model"]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16
     prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    model: str | None = None
+    revision: str | None = None
+    quantization: Literal["int8", "int4"] | None = None
+    draft_sample_method: Literal["greedy", "same_key"] = "greedy"
+
+    @property
+    def has_model(self) -> bool:
+        """Return whether the workers guess, with weights of their own for it."""
+        return self.method in MODEL_METHODS
+
+
+class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that guesses in the workers. path: its checkpoint on this machine; the rest is as the user set it."""
+
+    method: str
+    path: str
+    quantization: str | None = None
+    activation_bits: int = 8
+    sample_method: str = "greedy"
 
 
 def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
@@ -56,4 +82,20 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
             f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min}, must be at most prompt_lookup_max, "
             f"which is {config.prompt_lookup_max}"
         )
+    _check_model(config)
     return config
+
+
+def _check_model(config: SpeculativeConfig) -> None:
+    if config.method == "draft_model" and config.model is None:
+        raise ConfigError(
+            "speculative_config: method is draft_model, and model is not set; name the checkpoint of the draft model"
+        )
+    if config.has_model:
+        return
+    for name in ("model", "revision", "quantization"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"speculative_config: {name} is set, but method is {config.method}, which runs no model of its own; "
+                "leave it out, or take the method draft_model"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 import msgspec
 
 from octavo.core.media import MediaInput
@@ -68,6 +70,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     drafts: the last of the row's tokens when they are guesses that follow the known ones (`num_tokens` counts them). A
     token is drawn after the last known token and after each draft. The result is the drawn tokens up to and with the
     first that differs from the draft in its place, so it does not depend on the drafts.
+    num_proposals: how many guesses behind what is drawn the worker's own draft model makes for a later row. The blocks
+    of the row have room for as many more tokens.
     """
 
     seq_id: int
@@ -80,6 +84,17 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_candidates: int = 0
     token_ids: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
+    num_proposals: int = 0
+
+
+class Proposals(NamedTuple):
+    """What rows are to bring back from the worker's draft model: `num_tokens` guesses each, at most `num_rows` rows."""
+
+    num_tokens: int
+    num_rows: int
+
+
+NO_PROPOSALS: Final = Proposals(0, 0)
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +168,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
     forced: tokens that a grammar leaves no choice of behind those, where guesses are wanted.
+    proposed: the guesses of the worker's draft model behind those: at most the row's `num_proposals`.
     pooled: the values of the vector of a prompt that is complete, float32.
     is_undrawn: the row was to draw, and has to be computed again: its grammar is not compiled yet.
     """
@@ -165,6 +181,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     candidates: TokenLogprobs | None = None
     is_undrawn: bool = False
     forced: tuple[int, ...] = ()
+    proposed: tuple[int, ...] = ()
     pooled: bytes | None = None
 
 
@@ -172,10 +189,13 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one step.
 
     swap_s: seconds that moving blocks to and from the host took; 0 where it is not known.
+    draft_s: seconds that the worker's draft model took, and num_draft_passes its forward passes.
     times: the time of each part of the step on the device, where the workers are asked for it.
     """
 
     step_id: int
     rows: list[RowOutput]
     swap_s: float = 0.0
+    draft_s: float = 0.0
+    num_draft_passes: int = 0
     times: dict[str, PartTime] | None = None

@@ -87,7 +87,7 @@ def make_executor(
     if num_ranks == 1:
         return open_rank(config, notify=None if on_note is None else partial(on_note, 0))
     if num_ranks > usable_cores():  # so many processes may take minutes to start: what is wrong is found before
-        from octavo.worker.worker import check_sizes
+        from octavo.worker.opening import check_sizes
 
         check_sizes(config)
     if config.device.executor == "ray":

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.core.step import ModelRunnerOutput, Proposals, SchedulerOutput
 from octavo.scheduler.registry import Registry
 
 
@@ -22,6 +22,10 @@ class Proposer(Protocol):
         Returns False where no draft is wanted: then nothing is proposed in it."""
         ...
 
+    def proposals(self, num_rows: int) -> Proposals:
+        """Return what the worker's draft model is to guess for a later step, of `num_rows` sequences that decode."""
+        ...
+
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         """Return at most `max_drafts` (at least 1) ids of the vocabulary that may follow the known tokens; or none."""
         ...
@@ -30,16 +34,27 @@ class Proposer(Protocol):
         """Note tokens that have to follow the first `num_known` of a sequence."""
         ...
 
+    def note_proposed(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        """Note what the worker's draft model guesses behind the first `num_known` tokens of a sequence."""
+        ...
+
+    def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
+        """Note the time of the worker's draft model for `num_rows` rows without prompts."""
+        ...
+
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        """Note the time of a step that has computed `num_tokens` tokens, drafts among them, and no prompt."""
+        """Note the time of a step that has computed `num_tokens` tokens, drafts among them, and no prompt; the time of
+        a draft model is not counted."""
         ...
 
 
 class _DraftedStep(NamedTuple):
-    """A step that was planned. num_tokens: 0 where it computes prompts. num_drafts: by sequence."""
+    """A step that was planned. num_tokens: 0 where it computes prompts. num_drafts: by sequence. num_proposing: rows
+    for which the worker's draft model guesses."""
 
     num_tokens: int
     num_drafts: dict[int, int]
+    num_proposing: int
 
 
 class DraftLog:
@@ -52,22 +67,28 @@ class DraftLog:
     def note_planned(self, step: SchedulerOutput, num_prompt_tokens: int) -> None:
         """Count a step that is submitted now."""
         drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
-        self._planned.append(_DraftedStep(0 if num_prompt_tokens else step.num_tokens, drafts))
+        num_proposing = sum(row.num_proposals > 0 for row in step.rows)
+        self._planned.append(_DraftedStep(0 if num_prompt_tokens else step.num_tokens, drafts, num_proposing))
 
     def note_done(self, output: ModelRunnerOutput, seconds: float) -> None:
         """Count the results of the oldest step, which took `seconds`; before they are applied."""
         step = self._planned.popleft()
         if step.num_tokens:
-            self._proposer.note_step(step.num_tokens, seconds)
+            self._proposer.note_step(step.num_tokens, seconds - output.draft_s)
+            if step.num_proposing and output.draft_s:
+                self._proposer.note_drafting(step.num_proposing, output.num_draft_passes, output.draft_s)
         for row in output.rows:
             num_drafts = step.num_drafts.get(row.seq_id, 0)
-            if not row.tokens or not (num_drafts or row.forced):
+            if not row.tokens or not (num_drafts or row.forced or row.proposed):
                 continue
             group, sequence = self._registry.find(row.seq_id)
             if group is None or sequence is None or sequence.epoch != row.epoch:
                 continue
+            num_known = len(sequence.token_ids) + len(row.tokens)
             if row.forced:
-                self._proposer.note_forced(group, sequence, row.forced, len(sequence.token_ids) + len(row.tokens))
+                self._proposer.note_forced(group, sequence, row.forced, num_known)
+            if row.proposed:
+                self._proposer.note_proposed(group, sequence, row.proposed, num_known)
             if num_drafts:
                 num_accepted = len(row.tokens) - 1
                 self._registry.stats.note_drafts(num_drafts, num_accepted)

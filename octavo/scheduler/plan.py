@@ -8,7 +8,7 @@ from typing import NamedTuple
 from octavo.config.schema import SchedulerConfig
 from octavo.core.media import MediaInput
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
+from octavo.core.step import NO_PROPOSALS, BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_cache.allocation import SlotGrowth
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_table import BlockTable
@@ -37,6 +37,7 @@ class StepPlan:
     num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
     connector: what KV transfers send to the ranks.
     may_draft: whether rows may carry guesses.
+    proposals: what rows are to bring back from a draft model in the worker; its rows count down.
     adapter_waits: a group lacks a slot for its adapter, and later groups with adapters do not pass it.
     """
 
@@ -57,6 +58,7 @@ class StepPlan:
         self.num_prompt_tokens = 0
         self.num_turns_left = sys.maxsize
         self.may_draft = False
+        self.proposals = NO_PROPOSALS
 
     # ---- budgets ----
 
@@ -201,12 +203,13 @@ def scheduled_row(
     num_tokens: int,
     growth: SlotGrowth,
     drafts: tuple[int, ...],
+    num_proposals: int,
     *,
     is_new: bool,
 ) -> ScheduledSequence:
     """Return the row that computes the next `num_tokens` known tokens of a sequence and the drafts behind them.
 
-    It draws when it reaches the last known token.
+    It draws when it reaches the last known token, and brings back `num_proposals` guesses.
     """
     start = sequence.num_computed_tokens
     end = start + num_tokens
@@ -232,4 +235,5 @@ def scheduled_row(
         num_candidates=num_candidates,
         token_ids=sent,
         drafts=drafts,
+        num_proposals=num_proposals,
     )

@@ -40,8 +40,10 @@ class RowPlanner:
         running, tokens = self._registry.running, plan.tokens
         if self.num_turns > 1:
             plan.num_turns_left = self._fair_share()
-        if self._proposer is not None and not any(group.is_computing_prompt for group in running):
-            plan.may_draft = self._proposer.begin_step(self._registry.num_running_sequences)
+        if self._proposer is not None:
+            plan.proposals = self._proposer.proposals(self._registry.num_running_sequences)
+            if not any(group.is_computing_prompt for group in running):
+                plan.may_draft = self._proposer.begin_step(self._registry.num_running_sequences)
         unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
@@ -114,7 +116,8 @@ class RowPlanner:
                         continue  # the next step has its row
                     plan.num_turns_left -= 1
                 drafts = self._drafts(group, sequence, plan) if plan.may_draft else ()
-                is_planned = not drafts and tokens.remaining > 0 and self._plan_sent_token(group, sequence, plan)
+                is_usual = not drafts and not plan.proposals.num_rows and tokens.remaining > 0
+                is_planned = is_usual and self._plan_sent_token(group, sequence, plan)
             else:
                 is_planned = tokens.remaining > 0 and self._plan_next_token(group, sequence, plan)
             if is_planned:
@@ -137,14 +140,17 @@ class RowPlanner:
         if num_tokens <= 0:
             return True
         end = start + num_tokens
+        num_proposals = self._num_proposals(group, sequence, plan, len(drafts)) if end == target else 0
         append_slots = self._block_manager.append_slots
-        growth = append_slots(sequence, start, end + len(drafts))
+        growth = append_slots(sequence, start, end + len(drafts) + num_proposals)
         while growth is None:
-            if drafts:
-                drafts = ()  # guesses are not worth another group's blocks
+            if drafts or num_proposals:
+                drafts, num_proposals = (), 0  # guesses are not worth another group's blocks
             elif not self._make_room(group, plan):
                 return False
             growth = append_slots(sequence, start, end + len(drafts))
+        if num_proposals:
+            plan.proposals = plan.proposals._replace(num_rows=plan.proposals.num_rows - 1)
         plan.take(group, start, num_tokens, want)
         plan.tokens.remaining -= len(drafts)
         seq_id, is_new = sequence.seq_id, not sequence.is_resident
@@ -153,7 +159,9 @@ class RowPlanner:
         copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
         if copies:
             plan.copies[seq_id] = copies
-        row = plan.rows[seq_id] = scheduled_row(group, sequence, num_tokens, growth, drafts, is_new=is_new)
+        row = plan.rows[seq_id] = scheduled_row(
+            group, sequence, num_tokens, growth, drafts, num_proposals, is_new=is_new
+        )
         sequence.is_resident = True
         sequence.num_computed_tokens = end  # drafts count once they have turned out to be right
         self._note_filled(group, sequence, plan)
@@ -173,6 +181,14 @@ class RowPlanner:
         num_spare = plan.tokens.remaining - 1 - num_others
         max_drafts = min(num_spare, group.max_tokens - sequence.num_output_tokens - 1)
         return tuple(self._proposer.propose(group, sequence, max_drafts)[:max_drafts]) if max_drafts > 0 else ()
+
+    def _num_proposals(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan, num_drafts: int) -> int:
+        """Return how many guesses a row that draws one token behind `num_drafts` drafts brings back for later rows."""
+        if not plan.proposals.num_rows or not group.is_forked or group.beams is not None or sequence.num_pending:
+            return 0
+        # this row gives at least one token, and a later one draws at least one behind the guesses
+        num_left = group.max_tokens - sequence.num_output_tokens - num_drafts - 2
+        return max(0, min(plan.proposals.num_tokens, num_left))
 
     def _fair_share(self) -> int:
         """Return how many of the sequences that decode have a row in this step, so that all steps in flight have about

@@ -12,12 +12,12 @@ MOST_TOKENS: Final = 256
 """Steps with more tokens carry no guesses: arithmetic takes their time, and a guess costs as much as a token."""
 _FREE_TOKENS: Final = 12
 """Tokens of a step that take as long as one, until it is measured: their time is that of reading the weights."""
-_MEMORY: Final = 0.8
-_OUTLIER: Final = 2.0
+MEMORY: Final = 0.8
+OUTLIER: Final = 2.0
 """A step counts as at most this many times as long as expected."""
 _VALID_NOTES: Final = 1024
 """Steps after which a measurement is forgotten, so that what seemed not to pay is tried again."""
-_LEAST_GAIN: Final = 1.03
+LEAST_GAIN: Final = 1.03
 """How much faster a step has to be with guesses than without: within less, a measurement says nothing."""
 _FORGETTING: Final = 0.95
 _PRIOR_TRIED, _PRIOR_RIGHT = 2.0, 1.2
@@ -43,11 +43,11 @@ class StepCosts:
             return
         self._num_notes += 1
         if self._measured:
-            seconds = min(seconds, _OUTLIER * float(self.seconds()[num_tokens]))
-        key = _bucket(num_tokens)
+            seconds = min(seconds, OUTLIER * float(self.seconds()[num_tokens]))
+        key = bucket(num_tokens)
         known = self._measured.get(key)
         if known is not None:
-            seconds = _MEMORY * known[0] + (1 - _MEMORY) * seconds
+            seconds = MEMORY * known[0] + (1 - MEMORY) * seconds
         self._measured[key] = seconds, self._num_notes
         self._seconds = None
 
@@ -65,7 +65,7 @@ class StepCosts:
         return self._seconds
 
 
-def _bucket(num_tokens: int) -> int:
+def bucket(num_tokens: int) -> int:
     """Return a number of tokens near this one of which there are few: sixteen from one power of two to the next."""
     unit = 1 << max(0, num_tokens.bit_length() - 5)
     return min(MOST_TOKENS, unit * round(num_tokens / unit))
@@ -121,7 +121,7 @@ class StepBudget:
         if not len(following) or not self._num_tokens:
             return False
         rates = (self._num_expected + np.arange(1, len(following) + 1)) / following
-        return bool(rates.max() > _LEAST_GAIN * self._num_expected / self._seconds[self._num_tokens])
+        return bool(rates.max() > LEAST_GAIN * self._num_expected / self._seconds[self._num_tokens])
 
     def take(self, probability: float, most: int) -> int:
         """Return how many of `most` guesses for the next sequence pay, and count them."""
@@ -132,7 +132,7 @@ class StepBudget:
         expected = self._num_expected + np.cumsum(probability ** np.arange(1, len(following) + 1))
         rates = expected / following
         best = int(rates.argmax())
-        if rates[best] <= _LEAST_GAIN * self._num_expected / self._seconds[now]:
+        if rates[best] <= LEAST_GAIN * self._num_expected / self._seconds[now]:
             return 0
         self._num_tokens += best + 1
         self._num_expected = float(expected[best])

@@ -13,11 +13,15 @@ from typing import Final, NamedTuple
 from octavo.config.schema import SpeculativeConfig
 from octavo.core.cache_key import CacheKey
 from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.core.step import NO_PROPOSALS, Proposals
 from octavo.speculation.history import History
 from octavo.speculation.length import MOST_TOKENS, Acceptance, StepBudget, StepCosts, Tally
+from octavo.speculation.proposals import DraftCosts, ProposalLength
 
 _MOST_KEYS: Final = 64
 """Cache keys whose outputs are kept; the one that was not used for longest goes first."""
+_FORCED: Final = "forced"
+_PROPOSED: Final = "draft model"
 _MOST_SHARED_TOKENS: Final = 1 << 16
 """Tokens of outputs that are kept for one cache key."""
 
@@ -30,6 +34,13 @@ class Guess(NamedTuple):
     num_known: int
     """Tokens of the sequence before the first guess."""
 
+    def behind(self, known: list[int]) -> Guess | None:
+        """Return the guesses behind all known tokens; None where those differ, or there are none."""
+        drawn = known[self.num_known :]
+        if len(drawn) >= len(self.tokens) or drawn != self.tokens[: len(drawn)]:
+            return None
+        return self._replace(tokens=self.tokens[len(drawn) :], num_known=len(known))
+
 
 class Drafting:
     """What is kept for one sequence: its tokens, its last guess, and how often guesses for it were right."""
@@ -37,7 +48,8 @@ class Drafting:
     def __init__(self, history: History, own: Tally) -> None:
         self.history, self.own = history, own
         self.guess: Guess | None = None
-        self.forced: Guess | None = None
+        self.given: dict[str, Guess] = {}
+        """By kind: guesses that came back with the last results."""
 
     def fork(self) -> Drafting:
         return Drafting(self.history.copy(), Tally(self.own.tried, self.own.right))
@@ -51,6 +63,8 @@ class Speculation:
         self.costs = StepCosts()
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
+        self._draft_costs = DraftCosts()
+        self._length = ProposalLength(config.num_speculative_tokens) if config.has_model else None
         self._shared: OrderedDict[CacheKey, History] = OrderedDict()
         self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
         """Sequences whose outputs others may look up once they have ended."""
@@ -65,9 +79,25 @@ class Speculation:
         self._budget = StepBudget(self.costs.seconds(), num_rows)
         return self._budget.may_pay
 
+    def proposals(self, num_rows: int) -> Proposals:
+        if self._length is None:
+            return NO_PROPOSALS
+        probability = self.acceptance.probability(_PROPOSED, Tally())
+        pass_s = self._draft_costs.pass_s(num_rows)
+        return Proposals(*self._length.choose(self.costs.seconds(), num_rows, probability, pass_s))
+
+    def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
+        self._draft_costs.note(num_rows, num_passes, seconds)
+
     def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        self._note_given(group, sequence, Guess(list(tokens), _FORCED, num_known))
+
+    def note_proposed(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        self._note_given(group, sequence, Guess(list(tokens), _PROPOSED, num_known))
+
+    def _note_given(self, group: SequenceGroup, sequence: Sequence, guess: Guess) -> None:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
-        state.forced = Guess(list(tokens), "forced", num_known)
+        state.given[str(guess.kind)] = guess
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"
@@ -102,14 +132,19 @@ class Speculation:
         num_new = len(sequence.token_ids) - len(history) + len(group.request.prediction_token_ids)
         history.extend(sequence.token_ids[-num_new:] if num_new else ())
         tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
-        if state.forced is not None and state.forced.num_known == len(sequence.token_ids):
-            return state.forced
+        num_known, predicted = len(sequence.token_ids), group.request.prediction_token_ids
+        for kind in (_FORCED, _PROPOSED) if state.given else ():
+            given = state.given.get(kind)
+            rest = None if given is None else given.behind(sequence.token_ids)
+            if rest is not None:
+                return rest
         if config.method == "grammar":
             return None
-        num_known, predicted = len(sequence.token_ids), group.request.prediction_token_ids
         if predicted and predicted[: sequence.num_output_tokens] == sequence.token_ids[sequence.num_prompt_tokens :]:
             begun = predicted[sequence.num_output_tokens :][:most]
             return Guess(begun, "predicted", num_known) if begun else None
+        if config.has_model:
+            return None
         shared = self._shared.get(group.request.cache_key) if self._shared else None
         own = history.find(tail, config.prompt_lookup_min, is_own=True)
         others = None if shared is None else shared.find(tail, config.prompt_lookup_min)

@@ -33,8 +33,9 @@ class CacheEngine:
     takes memory for that block alone. Block 0 is the null block, which is in no count of blocks.
     """
 
-    def __init__(self, arenas: Sequence[Arena], device: Device) -> None:
-        """arenas: of each cache group; together they have every layer, some in several of them."""
+    def __init__(self, arenas: Sequence[Arena], device: Device, num_draft_groups: int = 0) -> None:
+        """arenas: of each cache group; together they have every layer, some in several of them. num_draft_groups: how
+        many of them, the last ones, are of a draft model, whose layers follow those of the model."""
         self._copy_blocks = device.copy_blocks
         self._arenas = arenas
         self._device = [_tier(arena.layout, len(arena.layers), device.torch_device) for arena in arenas]
@@ -44,8 +45,12 @@ class CacheEngine:
             for place, (arena, tier) in enumerate(zip(arenas, self._device, strict=True))
             for layer, cache in zip(arena.layers, tier.caches, strict=True)
         }
-        self.caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place)]
-        """Of each layer, one in each cache group that has it."""
+        first = len(arenas) - num_draft_groups
+        self.caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place) if place[1] < first]
+        """Of each layer of the model, one in each cache group that has it."""
+        self.draft_caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place) if place[1] >= first]
+        """Of each layer of the draft model."""
+        self.num_model_groups = first
 
     @property
     def num_groups(self) -> int:

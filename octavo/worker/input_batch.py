@@ -82,15 +82,18 @@ class InputBatchBuilder:
         max_num_tokens: int,
         device: torch.device,
         num_encoded: int = 0,
+        groups: slice = slice(None),
     ) -> None:
-        """num_encoded: vectors of an encoder's output in the last cache group; 0 where it holds none."""
+        """num_encoded: vectors of an encoder's output in the last cache group; 0 where it holds none. groups: the cache
+        groups of the model that reads the batches."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
         self._cross = None
+        tables = sequences.tables[groups]
         if num_encoded:
-            self._cross = CrossRows(sequences.tables[-1], num_encoded, block_size, max_num_tokens, device)
-        self._tables = tables = sequences.tables[:-1] if num_encoded else sequences.tables
+            self._cross = CrossRows(tables.pop(), num_encoded, block_size, max_num_tokens, device)
+        self._tables = tables
         self._block_size = block_size
         self._device = device
         self._max_num_tokens = max_num_tokens

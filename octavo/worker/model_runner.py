@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
+from torch import Tensor
 
 from octavo.config.schema import PoolingConfig
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
@@ -21,6 +24,9 @@ from octavo.worker.drawing import Drawing, RowResults, sampling_rows
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.prompt_encodings import PromptEncodings
 from octavo.worker.sequence_state import Sequences
+
+if TYPE_CHECKING:
+    from octavo.worker.drafter import Drafter
 
 
 class ModelRunner:
@@ -48,7 +54,9 @@ class ModelRunner:
         """Whether results have the tokens that grammars force."""
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
-        self._cache = cache
+        self.cache = cache
+        self.drafter: Drafter | None = None
+        """Guesses what follows, where rows want that."""
         self.drawing: RowResults | None = None
         """Makes the results of rows from the hidden states of a step; None where tokens come with the steps."""
         if sampler is not None:
@@ -61,6 +69,7 @@ class ModelRunner:
             max_num_tokens=max_num_tokens,
             device=cache.caches[0].device,
             num_encoded=0 if encodings is None else encodings.num_encoded,
+            groups=slice(cache.num_model_groups),
         )
         self._encodings = encodings
 
@@ -74,7 +83,7 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Apply the step's changes, compute its rows, and append what is drawn to the sequences."""
         self._update_sequences(step)
-        swap_s = self._cache.apply(step.block_ops)
+        swap_s = self.cache.apply(step.block_ops)
         if not step.rows:
             return ModelRunnerOutput(step_id=step.step_id, rows=[], swap_s=swap_s)
         rows = self._rows(step)
@@ -89,7 +98,17 @@ class ModelRunner:
             self._append(rows, outputs)
             if self.suggests and self.grammars is not None and self.grammars.is_used:
                 outputs = [self._with_forced(row, output) for row, output in zip(rows, outputs, strict=True)]
-        return ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)
+        done = ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)
+        return done if self.drafter is None else self._with_guesses(self.drafter, done, rows, hidden)
+
+    def _with_guesses(
+        self, drafter: Drafter, done: ModelRunnerOutput, rows: Sequence[BatchRow], hidden: Tensor
+    ) -> ModelRunnerOutput:
+        num_passes, began = drafter.num_passes, time.perf_counter()
+        outputs = drafter.extend(rows, done.rows, hidden)
+        num_passes = drafter.num_passes - num_passes
+        draft_s = time.perf_counter() - began if num_passes else 0.0
+        return msgspec.structs.replace(done, rows=outputs, draft_s=draft_s, num_draft_passes=num_passes)
 
     def _with_forced(self, row: BatchRow, output: RowOutput) -> RowOutput:
         state = row.state
@@ -118,7 +137,7 @@ class ModelRunner:
 
     def release_memory(self, empty_blocks: Sequence[Sequence[int]]) -> None:
         """Give back the memory of KV blocks, for each cache group, whose content is not needed."""
-        self._cache.release(empty_blocks)
+        self.cache.release(empty_blocks)
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:

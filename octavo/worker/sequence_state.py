@@ -41,6 +41,8 @@ class SequenceState:
     """(offset, rows, columns) of images by which its tokens turn."""
     pooled: PooledPrompt | None = None
     """Of a prompt that becomes a vector."""
+    num_drafted: int | None = None
+    """Leading tokens that the draft model has computed; None for those before the first row."""
     error: RequestError | None = None
     """Why no further token can be drawn; steps that were already planned return it again."""
 

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
-from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
-from octavo.config.media_args import most_images
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.device import open_device
@@ -29,10 +27,9 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.decoder import PROOF_BLOCK_SIZE
-from octavo.models.loader import DTYPES, LoadedModel
+from octavo.models.loader import DTYPES
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
-from octavo.quantization.registry import method_named
 from octavo.sampling.processors.speech import speech_rules
 from octavo.structured_output.matchers import Matchers
 from octavo.structured_output.processor import GrammarProcessor
@@ -42,6 +39,7 @@ from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.identity import Identity
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.opening import kept_bytes, open_model, place_of
 from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
 from octavo.worker.stage import Stage
@@ -50,6 +48,7 @@ from octavo.worker.step_watch import StepWatch, TimedModel
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.lora.slots import Adapters
+    from octavo.worker.draft_model import DraftModel
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
@@ -83,24 +82,6 @@ def check_call(method: str) -> None:
         raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
 
 
-def check_sizes(config: EngineConfig) -> None:
-    """Raise ConfigError where the ranks cannot share the model, or CheckpointError."""
-    _opened(config, _place(config, rank=0))
-
-
-def _place(config: EngineConfig, rank: int) -> Mesh:
-    device = config.device
-    sizes = {"tensor": device.tensor_parallel_size, "pipeline": device.pipeline_parallel_size}
-    place = Mesh.of_rank(rank, **sizes, whole_experts=device.enable_expert_parallel)
-    return replace(place, reduce=device.tensor_parallel_reduce)
-
-
-def _opened(config: EngineConfig, mesh: Mesh) -> LoadedModel:
-    model, bits, checkpoint = config.model, config.model.activation_bits, Checkpoint.open(Path(config.model.path))
-    method = method_named(model.quantization, bits)
-    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, most_images(model) > 0)
-
-
 class Worker:
     """One rank, and the `Executor` of a model that has one rank: a step runs when it is submitted.
 
@@ -128,14 +109,23 @@ class Worker:
         self._ahead = ahead or Ahead()
         self._notify = notify or (lambda _: None)
         self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
-        place = _place(config, rank)
+        place = place_of(config, rank)
         self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)
         dtype = DTYPES[config.model.dtype]
-        self._opened = _opened(config, self._mesh)
+        self._opened = open_model(config, self._mesh)
+        head_dims = self._opened.shape.head_dims
+        self._draft: DraftModel | None = None
+        self._groups = self._opened.shape.cache_groups
+        if config.draft is not None:
+            from octavo.worker.draft_model import DraftModel
+
+            self._draft = DraftModel(config.draft, self._opened, config.scheduler)
+            head_dims |= self._draft.shape.head_dims
+            self._groups += self._draft.cache_groups
         self._attention = self._device.attention(
             dtype,
             CACHE_DTYPES[config.cache.dtype],
-            head_dims=self._opened.shape.head_dims,
+            head_dims=head_dims,
             block_size=config.cache.block_size,
         )
         from octavo import __version__
@@ -189,7 +179,7 @@ class Worker:
         from octavo.worker.transfer.file_tier import FileTiers
         from octavo.worker.transfer.rank_transfer import RankTransfer
 
-        model, blocks = self._opened.model, self._blocks(self._cache.caches)
+        model, blocks = self._opened.model, self._blocks([*self._cache.caches, *self._cache.draft_caches])
         transfer, block_size = self._config.transfer, self.plan.cache.block_size
         return RankTransfer(
             blocks,
@@ -201,9 +191,10 @@ class Worker:
     def _blocks(self, caches: Sequence[Tensor]) -> BlockIO:
         from octavo.worker.transfer.block_io import BlockIO, held_heads
 
-        model = self._opened.model
-        heads = [held_heads(group.keeps, self._mesh) for group in model.config.shape().cache_groups]
-        return BlockIO(caches, self._opened.shape.cache_groups, heads, model.layer_range)
+        groups, layers = self._opened.model.config.shape().cache_groups, self._opened.model.layer_range
+        if self._draft is not None:
+            groups, layers = self._groups, range(layers.stop + self._draft.num_layers)
+        return BlockIO(caches, self._groups, [held_heads(group.keeps, self._mesh) for group in groups], layers)
 
     def explain_disk(self) -> str | None:
         """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""
@@ -212,7 +203,7 @@ class Worker:
         from octavo.kv_transfer.fetch_rates import Measured
         from octavo.worker.transfer.file_tier import key_of
 
-        limits, groups = self.plan.cache, self._opened.shape.cache_groups
+        limits, groups = self.plan.cache, self._groups
         layouts = [cache_layout(self._attention.backend, each.keeps, 1, limits.block_size) for each in groups]
         places = sorted((layer, number) for number, each in enumerate(groups) for layer in each.layers)
         blocks = self._blocks([torch.empty(layouts[n].shape, dtype=layouts[n].dtype) for _, n in places])
@@ -230,6 +221,7 @@ class Worker:
             "tensor_parallel_reduce": f"sum of {self._mesh.tensor.size}" if is_summed else "gather",
             "dummy_seed": str(model.seed or 0) if model.load_format == "dummy" else "",
             **({"positions": note} if (note := self._rope_note()) else {}),
+            **(self._draft.identity() if self._draft is not None else {}),
             "operators": str(sorted((name, implementation) for name, implementation, _ in self.op_choices())),
         }
 
@@ -255,7 +247,10 @@ class Worker:
     def prepare(self) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little."""
         cache, scheduler = self._config.cache, self._config.scheduler
-        sizes = ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size)
+        backend = self._attention.backend
+        sizes = ModelSizes.of(self._opened, self._device, backend, scheduler, cache.block_size)
+        if self._draft is not None:
+            sizes = self._draft.joined(sizes, self._device, backend, cache.block_size)
         if self._config.lora.enable_lora:
             from octavo.lora.slots import planned_bytes
 
@@ -268,19 +263,12 @@ class Worker:
             scheduler=scheduler,
             device=self._device.name,
             user_set_max_model_len=self._config.model.user_set_max_model_len,
-            kept_bytes=self._kept_bytes(),
+            kept_bytes=kept_bytes(
+                self._config.transfer, self._config.num_engines * self._config.device.ranks_per_machine
+            ),
         )
         self.plan = msgspec.structs.replace(plan, share=self._opened.share(), rope_note=self._rope_note())
         return self.plan
-
-    def _kept_bytes(self) -> int:
-        transfer, num_ranks = self._config.transfer, self._config.device.ranks_per_machine
-        if transfer.kv_host_size is None:
-            return 0
-        from octavo.kv_transfer.host_folder import size_of
-
-        missing = max(0, transfer.kv_host_size - size_of(Path(transfer.host_folder)))
-        return missing // (self._config.num_engines * num_ranks)
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
         """Load the weights and allocate the KV caches, and room to swap, with so many blocks for each cache group.
@@ -288,24 +276,20 @@ class Worker:
         Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
         """
         model, scheduler, opened, device = self._config.model, self._config.scheduler, self._opened, self._device
+        dummy_seed = (model.seed or 0) if model.load_format == "dummy" else None
         with device.loading(opened.plain_bytes, self._ahead.pages):
             loaded = opened.load(
                 device.ops,
                 self._attention.backend,
                 device=device.torch_device,
-                dummy_seed=(model.seed or 0) if model.load_format == "dummy" else None,
+                dummy_seed=dummy_seed,
                 packed=self._ahead.packed,
                 max_positions=longest_sequence(self.plan.max_model_len, scheduler),
                 max_model_len=model.max_model_len,
                 progress=sys.stderr.isatty() and self.plan.weights_bytes >= _PROGRESS_FROM_BYTES,
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
-        limits, shape, backend = self.plan.cache, opened.shape, self._attention.backend
-        pairs = list(zip(shape.cache_groups, limits.groups, strict=True))
-        layouts = [cache_layout(backend, group.keeps, each.num_blocks + 1, limits.block_size) for group, each in pairs]
-        arenas = [
-            Arena(pair[0].layers, each, pair[1].num_host_blocks) for pair, each in zip(pairs, layouts, strict=True)
-        ]
+        self._cache = self._made_cache()
         is_recordable = self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable
         recorded = partial(device.recorded, loaded, scheduler.max_num_batched_tokens if is_recordable else 0)
         if self._config.lora.enable_lora:
@@ -318,24 +302,39 @@ class Worker:
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)
-        self._cache = CacheEngine(arenas, device)
         matchers = Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
         grammars = GrammarProcessor(matchers) if loaded.is_last and self._mesh.tensor.rank == 0 else None
         processors = [each for each in (grammars, speech_rules(model.speech)) if each is not None]
         sampler = device.sampler() if grammars is None else GuidedSampler(device.sampler(processors), grammars)
+        shape = opened.shape
         self._runner = ModelRunner(
             model_of_rank,
             self._cache,
             vocab_size=shape.vocab_size,
-            block_size=limits.block_size,
+            block_size=self.plan.cache.block_size,
             max_num_tokens=scheduler.max_num_batched_tokens,
             sampler=shared(sampler, self._mesh, shape.vocab_size) if loaded.is_last else None,
             tokens=device.token_store(),
             encodings=encodings_of(loaded, shape.cache_groups, device, scheduler.max_num_batched_tokens),
         )
+        if self._draft is not None:
+            backend = self._attention.backend
+            self._runner.drafter = self._draft.load(device, backend, self._runner, sampler, self.plan, dummy_seed)
         if model.pooling is not None:
             self._runner.pool(model.pooling, loaded, Path(model.path))
         self._runner.grammars, self._runner.suggests = grammars, self._config.speculative is not None
+
+    def _made_cache(self) -> CacheEngine:
+        limits, backend = self.plan.cache, self._attention.backend
+        arenas = [
+            Arena(
+                group.layers,
+                cache_layout(backend, group.keeps, each.num_blocks + 1, limits.block_size),
+                each.num_host_blocks,
+            )
+            for group, each in zip(self._groups, limits.groups, strict=True)
+        ]
+        return CacheEngine(arenas, self._device, len(self._groups) - len(self._opened.shape.cache_groups))
 
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.config.args import EngineArgs
-from octavo.config.speculative_args import SpeculativeConfig, speculative_config
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.draft_config import draft_config
+from octavo.config.speculative_args import DraftConfig, SpeculativeConfig, speculative_config
 from octavo.errors import ConfigError
 
 
@@ -29,6 +33,8 @@ def test_a_text_of_json_is_a_mapping() -> None:
         ({}, None),
         ({"num_speculative_tokens": 3}, "missing required field `method`"),
         ({"method": "ngram", "k": 3}, "unknown field `k`"),
+        ({"method": "draft_model"}, "method is draft_model, and model is not set"),
+        ({"method": "ngram", "model": "x"}, "model is set, but method is ngram, which runs no model"),
         ({"method": "ngram", "prompt_lookup_min": 9}, "prompt_lookup_min is 9, must be at most prompt_lookup_max"),
     ],
 )
@@ -44,3 +50,39 @@ def test_a_wrong_value_is_named(value: dict[str, Any], message: str | None) -> N
 def test_what_is_no_object_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="speculative_config is"):
         EngineArgs(speculative_config=value)
+
+
+def with_tokens(path: Path, tokens: list[str], added: dict[str, int]) -> Path:
+    path.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8}
+    (path / "config.json").write_text(json.dumps(config))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    added_tokens = [{"id": number, "content": token} for token, number in added.items()]
+    (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added_tokens}))
+    return path
+
+
+def draft_of(path: Path, draft: Path, **arguments: Any) -> DraftConfig:
+    args = EngineArgs(speculative_config={"method": "draft_model", "model": str(draft)}, **arguments)
+    speculative = speculative_config(args)
+    assert speculative is not None
+    return draft_config(args, speculative, Checkpoint.open(path), path, draft)
+
+
+def test_a_draft_model_has_the_same_tokens(tmp_path: Path) -> None:
+    model = with_tokens(tmp_path / "model", ["a", "b"], {"<end>": 5})
+    same = with_tokens(tmp_path / "same", ["a", "b"], {"<end>": 5, "<spare>": 6})
+    assert draft_of(model, same).path == str(same)
+    for name, tokens, end in (("other", ["a", "c"], 5), ("moved", ["a", "b"], 1)):
+        other = with_tokens(tmp_path / name, tokens, {"<end>": end})
+        with pytest.raises(
+            ConfigError, match=r"token \d is '.*' in the tokenizer of the draft model .* and '.*' in that"
+        ):
+            draft_of(model, other)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_draft_model_has_one_rank(name: str, tmp_path: Path) -> None:
+    model = with_tokens(tmp_path / "model", ["a", "b"], {})
+    with pytest.raises(ConfigError, match=f"method is draft_model, and {name} is 2"):
+        draft_of(model, model, **{name: 2})

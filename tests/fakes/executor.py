@@ -214,7 +214,8 @@ class HashExecutor:
                 self._write_encoding(state, group)
                 continue
             num_slots = len(state.tables[group]) * self.block_size
-            assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"
+            num_beyond = self.num_lookahead_slots + row.num_proposals
+            assert num_slots >= row.start + row.num_tokens + num_beyond, "lookahead slots are missing"
             for position in range(row.start, row.start + row.num_tokens):
                 is_first = self._first_seen(group, position) == position
                 before = 0 if is_first else self.slots.get(self._slot(state, group, position - 1), -1)
@@ -225,6 +226,12 @@ class HashExecutor:
                 if self.slots.get(slot) != value:  # a token that is computed again changes nothing for readers
                     self.slots[slot] = value
                     written[slot] = row.seq_id
+            for position in range(row.start + row.num_tokens, row.start + row.num_tokens + row.num_proposals):
+                slot = self._slot(state, group, position)
+                assert slot[1] != 0, "a draft model writes the null block"
+                assert slot not in written, "a draft model writes what a row writes"
+                self.slots[slot] = digest("guess", row.seq_id)
+                written[slot] = row.seq_id
 
     def _write_states(self, state: State, group: int, row: ScheduledSequence, written: dict[Slot, int]) -> None:
         """The row starts from the state behind exactly the tokens before it, and writes one wherever it has a block."""
@@ -280,8 +287,16 @@ class HashExecutor:
             state.token_ids.append(tokens[-1].token_id)
         candidates = self._candidates(read, row.num_candidates, state.params) if row.num_candidates else None
         prompt = self._prompt_logprobs(state, row)
+        proposed = (
+            tuple((tokens[-1].token_id + i) % self.vocab_size for i in range(row.num_proposals)) if tokens else ()
+        )
         return RowOutput(
-            seq_id=row.seq_id, epoch=row.epoch, tokens=tokens, prompt_logprobs=prompt, candidates=candidates
+            seq_id=row.seq_id,
+            epoch=row.epoch,
+            tokens=tokens,
+            prompt_logprobs=prompt,
+            candidates=candidates,
+            proposed=proposed,
         )
 
     def _prompt_logprobs(self, state: State, row: ScheduledSequence) -> PromptLogprobs | None:

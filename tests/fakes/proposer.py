@@ -1,11 +1,14 @@
-"""Proposers that are always right, always wrong, or neither."""
+"""Proposers that are always right, always wrong, or neither, and one that takes all it can get."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
 
+from octavo.config.schema import SpeculativeConfig
 from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.core.step import Proposals
+from octavo.speculation.speculation import Drafting, Speculation
 
 Outputs = Callable[[SequenceGroup], Mapping[int, list[int]]]
 """The tokens that a request gives by itself, by the index of the sequence."""
@@ -21,9 +24,21 @@ class ToyProposer:
         self._vocab_size = vocab_size
         self._random = random.Random(seed)
         self.num_proposed = 0
+        self.num_known = 0
 
     def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
         raise AssertionError("nothing has a grammar here")
+
+    def note_proposed(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
+        assert 0 < len(tokens) <= self._most
+        # those of a draft model in the worker are not used here; it is its slots that matter
+        self.num_known = max(self.num_known, num_known)
+
+    def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
+        raise AssertionError("no draft model runs here")
+
+    def proposals(self, num_rows: int) -> Proposals:
+        return Proposals(self._random.randint(0, self._most), self._random.randint(0, num_rows + 1))
 
     def begin_step(self, num_rows: int) -> bool:
         return True
@@ -38,3 +53,27 @@ class ToyProposer:
         right = self._outputs(group).get(sequence.index, [])[done : done + count]
         self.num_proposed += len(right)
         return [token if self._random.random() < self._rightness else (token + 1) % self._vocab_size for token in right]
+
+
+class EagerSpeculation(Speculation):
+    """The proposer of an engine, which takes guesses whether they pay or not: as many as fit, or some of them."""
+
+    def __init__(self, config: SpeculativeConfig, seed: int | None = None) -> None:
+        """seed: of the choice how many; None for all of them."""
+        super().__init__(config)
+        self._most = config.num_speculative_tokens
+        self._random = None if seed is None else random.Random(seed)
+
+    def proposals(self, num_rows: int) -> Proposals:
+        return Proposals(self._some(self._most), self._some(num_rows + 1))
+
+    def begin_step(self, num_rows: int) -> bool:
+        return bool(self._some(3))
+
+    def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
+        state = sequence.attached(Drafting) or self._begin(group, sequence)
+        guess = self.look_up(group, sequence, state)
+        return [] if guess is None else guess.tokens[: self._some(max_drafts)]
+
+    def _some(self, most: int) -> int:
+        return most if self._random is None else self._random.randint(0, most)

@@ -1,0 +1,74 @@
+"""The checkpoint of a model that guesses: it has to share the tokens of the model that verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.speculative_args import DraftConfig, SpeculativeConfig
+from octavo.errors import ConfigError
+
+_TOKENIZER = "tokenizer.json"
+
+
+def draft_config(
+    args: EngineArgs, speculative: SpeculativeConfig, checkpoint: Checkpoint, tokenizer_path: Path, draft_path: Path
+) -> DraftConfig:
+    """Return the section of the model that guesses. Raises ConfigError where it cannot guess for `checkpoint`."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(args, name) > 1:
+            raise ConfigError(
+                f"speculative_config: method is {speculative.method}, and {name} is {getattr(args, name)}: a model "
+                "that guesses runs beside a model of one rank; leave that at 1, or take the method ngram or suffix"
+            )
+    draft = Checkpoint.open(draft_path)
+    _check_tokens(checkpoint, tokenizer_path, draft, same_size=speculative.draft_sample_method == "same_key")
+    return DraftConfig(
+        method=speculative.method,
+        path=str(draft.path),
+        quantization=speculative.quantization,
+        activation_bits=args.activation_bits,
+        sample_method=speculative.draft_sample_method,
+    )
+
+
+def _check_tokens(checkpoint: Checkpoint, tokenizer_path: Path, draft: Checkpoint, *, same_size: bool) -> None:
+    """Raise ConfigError where an id stands for different tokens in both models."""
+    sizes = checkpoint.positive("vocab_size"), draft.positive("vocab_size")
+    own, others = _tokens(tokenizer_path), _tokens(draft.path)
+    if sizes[0] != sizes[1] and (same_size or own is None or others is None):
+        because = " (draft_sample_method same_key draws from equally many)" if same_size else ""
+        raise ConfigError(
+            f"speculative_config: the vocabulary of the draft model {draft.path} has {sizes[1]:,} tokens, that of the "
+            f"model has {sizes[0]:,}{because}; take a draft model with the same tokenizer"
+        )
+    if own is None or others is None:
+        return
+    for token_id in sorted(own.keys() | others.keys()):
+        mine, theirs = own.get(token_id), others.get(token_id)
+        # one release may name more of the spare ids than another
+        if mine != theirs and mine is not None and theirs is not None:
+            raise ConfigError(
+                f"speculative_config: token {token_id} is {theirs!r} in the tokenizer of the draft model {draft.path} "
+                f"({len(others):,} tokens), and {mine!r} in that of the model ({len(own):,} tokens); take a draft "
+                "model with the same tokenizer"
+            )
+
+
+def _tokens(path: Path) -> Mapping[int, str] | None:
+    """Return the tokens of a tokenizer.json by their ids; None where there is none with a table of them."""
+    file = path / _TOKENIZER if path.is_dir() else path
+    if file.name != _TOKENIZER or not file.is_file():
+        return None
+    values: dict[str, Any] = read_json_object(file)
+    vocabulary = values.get("model", {}).get("vocab")
+    if isinstance(vocabulary, list):  # (token, score) by id
+        tokens = {token_id: str(token) for token_id, (token, _) in enumerate(vocabulary)}
+    elif isinstance(vocabulary, dict):
+        tokens = {int(token_id): str(token) for token, token_id in vocabulary.items()}
+    else:
+        return None
+    return tokens | {int(each["id"]): str(each["content"]) for each in values.get("added_tokens") or []}

@@ -1,0 +1,121 @@
+"""A second model in a worker, which guesses tokens: opened, counted in the memory plan, and loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from octavo.attention.backend import AttentionBackend
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import MemoryPlan
+from octavo.config.schema import DraftConfig, SchedulerConfig
+from octavo.core.model_shape import CacheGroup, Encoded, State
+from octavo.devices.device import Device
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.models.loader import LoadedModel
+from octavo.quantization.registry import method_named
+from octavo.sampling.sampler import Sampler
+from octavo.worker.drafter import Drafter, ModelDrafter, drawn_with, greedy
+from octavo.worker.identity import model_digest
+from octavo.worker.input_batch import InputBatchBuilder
+from octavo.worker.memory import ModelSizes, longest_sequence
+from octavo.worker.model_runner import ModelRunner
+
+
+class DraftModel:
+    """The draft model of one rank, without weights until `load`."""
+
+    def __init__(self, config: DraftConfig, target: LoadedModel, scheduler: SchedulerConfig) -> None:
+        """target: the model that verifies. Raises ConfigError where one of both keeps what cannot go back, or
+        CheckpointError."""
+        self._config = config
+        self._target = target.shape
+        self._scheduler = scheduler
+        self._opened = LoadedModel.open(
+            Checkpoint.open(Path(config.path)),
+            Mesh.single(),
+            target.dtype,
+            method_named(config.quantization, config.activation_bits),
+            config.activation_bits,
+            reads_images=False,
+        )
+        self.shape = self._opened.shape
+        for name, groups in (("draft model", self.shape.cache_groups), ("model", target.shape.cache_groups)):
+            kept = next((each.keeps for each in groups if isinstance(each.keeps, Encoded | State)), None)
+            if kept is not None:
+                raise ConfigError(
+                    f"speculative_config: the {name} keeps {kept.render()}, and a draft model runs beside models that "
+                    "keep keys and values of tokens alone; take another one, or leave speculative_config out"
+                )
+        self.cache_groups: tuple[CacheGroup, ...] = tuple(
+            msgspec.structs.replace(each, layers=tuple(target.shape.num_layers + layer for layer in each.layers))
+            for each in self.shape.cache_groups
+        )
+        """Its cache groups; its layers follow those of the model."""
+        self.num_layers = self.shape.num_layers
+
+    def identity(self) -> dict[str, str]:
+        """Return what decides the bits of its keys and values, besides those of the model. Raises CheckpointError."""
+        return {
+            "draft_model": model_digest(Path(self._config.path)),
+            "draft_quantization": str(self._config.quantization),
+        }
+
+    def joined(
+        self,
+        sizes: ModelSizes,
+        device: Device,
+        attention: AttentionBackend,
+        block_size: int,
+    ) -> ModelSizes:
+        """Return the sizes of the model and of this one together. Each has activations of its own."""
+        own = ModelSizes.of(self._opened, device, attention, self._scheduler, block_size)
+        return replace(
+            sizes,
+            shape=msgspec.structs.replace(sizes.shape, cache_groups=sizes.shape.cache_groups + self.cache_groups),
+            weights_bytes=sizes.weights_bytes + own.weights_bytes,
+            position_bytes=sizes.position_bytes + own.position_bytes,
+            layer_block_bytes=sizes.layer_block_bytes + own.layer_block_bytes,
+            activation_bytes=lambda length: sizes.activation_bytes(length) + own.activation_bytes(length),
+        )
+
+    def load(
+        self,
+        device: Device,
+        attention: AttentionBackend,
+        runner: ModelRunner,
+        sampler: Sampler,
+        plan: MemoryPlan,
+        dummy_seed: int | None = None,
+    ) -> Drafter:
+        """Load the weights, or draw them. Returns what guesses behind the runner's rows. Raises CheckpointError."""
+        num_tokens = self._scheduler.max_num_batched_tokens
+        loaded = self._opened.load(
+            device.ops,
+            attention,
+            device=device.torch_device,
+            dummy_seed=dummy_seed,
+            max_positions=longest_sequence(plan.max_model_len, self._scheduler),
+            max_model_len=plan.max_model_len,
+        )
+        builder = InputBatchBuilder(
+            runner.cache.draft_caches,
+            runner.sequences,
+            block_size=plan.cache.block_size,
+            max_num_tokens=num_tokens,
+            device=device.torch_device,
+            groups=slice(len(self._target.cache_groups), None),
+        )
+        chooses = greedy(min(self.shape.vocab_size, self._target.vocab_size))
+        return ModelDrafter(
+            device.recorded(loaded, num_tokens),
+            builder,
+            runner.sequences,
+            chooses if self._config.sample_method == "greedy" else drawn_with(sampler),
+            max_num_tokens=num_tokens,
+            max_positions=self.shape.max_position_embeddings,
+            vocab_size=self.shape.vocab_size,
+        )

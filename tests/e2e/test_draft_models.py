@@ -1,0 +1,155 @@
+"""A model that guesses beside the model changes no bit of its results, and what it cannot do is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.config.schema import SpeculativeConfig
+from octavo.core.outputs import CompletionOutput
+from octavo.engine.engine_core import EngineCore
+from octavo.errors import ConfigError
+from octavo.scheduler.scheduler import Scheduler
+from tests.conformance.runtimes import LEVELS
+from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.proposer import EagerSpeculation
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+
+GREEDY = [SamplingParams(temperature=0.0, max_tokens=32, logprobs=1, ignore_eos=True)] * len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By name: the model, another one that guesses for it, and some that cannot."""
+    found = {}
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128}
+    for name, family, own in (
+        ("model", "llama", {}),
+        ("other", "qwen3", {"num_hidden_layers": 1}),
+        ("small vocabulary", "llama", {"vocab_size": 299}),
+        ("recurrent", "qwen3_next", {}),
+    ):
+        path = tmp_path_factory.mktemp("checkpoint")
+        make_checkpoint(family, path, **sizes | own)
+        found[name] = str(write_byte_tokenizer(path))
+    return found
+
+
+def load(paths: dict[str, str], draft: str | None, **options: Any) -> LLM:
+    """Return an engine that takes all guesses of a draft model, or that has none."""
+    own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
+    if draft is None:
+        return LLM(paths["model"], **own)
+    given = {"method": "draft_model", "model": paths[draft], "num_speculative_tokens": 4}
+    llm = LLM(paths["model"], speculative_config=given | own.pop("speculative", {}), **own)
+    take_all(llm, own.get("seed"))
+    return llm
+
+
+def take_all(llm: LLM, seed: int | None = None) -> EngineCore:
+    """Let the engine take guesses whether they pay or not."""
+    core = llm.engine.core
+    assert isinstance(core, EngineCore)
+    config, plain = SpeculativeConfig(method="draft_model", model="", num_speculative_tokens=4), core.scheduler
+    core.scheduler = Scheduler(plain.block_manager, plain.config, proposer=EagerSpeculation(config, seed))
+    return core
+
+
+def stats(llm: LLM) -> Any:
+    core = llm.engine.core
+    assert isinstance(core, EngineCore)
+    return core.scheduler.stats()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"seed": 1, "max_steps_in_flight": 3},
+        {"quantization": "int8", "speculative": {"quantization": "int4"}},
+        {"num_gpu_blocks_override": 13, "preemption_mode": "swap", "swap_space": 0.01, "max_num_batched_tokens": 16},
+        {"num_gpu_blocks_override": 13, "preemption_mode": "recompute", "max_num_batched_tokens": 16, "seed": 2},
+        {"speculative": {"draft_sample_method": "same_key"}},
+        {"enforce_eager": True, "kv_cache_dtype": "int8"},
+    ],
+)
+def test_a_draft_model_changes_no_bit(options: dict[str, Any], paths: dict[str, str]) -> None:
+    plain = {key: options[key] for key in options if key in ("quantization", "kv_cache_dtype")}
+    with load(paths, None, **plain) as llm:
+        expected = answers(llm)
+    with load(paths, "other", max_num_seqs=8, **options) as llm:
+        for _ in range(2):  # the second time prompts are found in the prefix cache
+            assert answers(llm) == expected
+        assert stats(llm).num_draft_tokens > 50
+        if "preemption_mode" in options:
+            assert stats(llm).num_preemptions > 0
+
+
+def tokens_per_row(paths: dict[str, str], params: list[SamplingParams], **options: Any) -> float:
+    with load(paths, "model", **options) as llm:
+        llm.generate(PROMPTS, params, use_tqdm=False)
+        assert stats(llm).num_draft_tokens > 0
+        return float(stats(llm).num_accepted_tokens / stats(llm).num_draft_tokens)
+
+
+def test_guesses_of_the_same_model_are_right(paths: dict[str, str]) -> None:
+    drawn = [SamplingParams(seed=i, max_tokens=32, top_p=0.95, ignore_eos=True) for i in range(len(PROMPTS))]
+    assert tokens_per_row(paths, GREEDY) == 1
+    assert tokens_per_row(paths, GREEDY, seed=1) == 1  # also behind tokens that it has not seen when they were drawn
+    assert tokens_per_row(paths, drawn, speculative={"draft_sample_method": "same_key"}) == 1
+    assert tokens_per_row(paths, drawn) < 0.5
+
+
+def test_prefix_hits_and_swaps_bring_the_draft_models_part(paths: dict[str, str]) -> None:
+    options = {"num_gpu_blocks_override": 13, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    swap = {"preemption_mode": "swap", "swap_space": 0.01}
+    assert tokens_per_row(paths, GREEDY, **options, **swap) == 1
+    with load(paths, "model") as llm:
+        prompt = PROMPTS[3]
+        llm.generate([prompt], GREEDY[:1], use_tqdm=False)
+        found = llm.generate([[*prompt, 5]], GREEDY[:1], use_tqdm=False)[0]
+        assert found.num_cached_tokens
+        assert stats(llm).num_accepted_tokens == stats(llm).num_draft_tokens
+
+
+def test_a_draft_model_is_in_the_memory_plan(paths: dict[str, str]) -> None:
+    plans = []
+    for draft in (None, "other"):
+        with load(paths, draft) as llm:
+            core = llm.engine.core
+            assert isinstance(core, EngineCore)
+            plans.append((core.ready.plan, core.ready.cache))
+    assert len(plans[1][1].groups) == len(plans[0][1].groups) + 1
+    assert "layer 2" in plans[1][0]
+    with pytest.raises(ConfigError, match=r"kv_cache_memory .* is more than|holds no KV block"):
+        load(paths, "other", num_gpu_blocks_override=None, kv_cache_memory=1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("draft", "options", "message"),
+    [
+        ("small vocabulary", {"draft_sample_method": "same_key"}, r"has 299 tokens, that of the model has 300 \(draft"),
+        ("recurrent", {}, "the draft model keeps a state of"),
+    ],
+)
+def test_what_cannot_guess_is_refused(draft: str, options: dict[str, Any], message: str, paths: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(paths, draft, speculative=options)
+
+
+def test_a_draft_of_a_tiny_model_is_exact_beside_texts_and_forms() -> None:
+    prompts, params = ["Once upon a time", "Two"], [SamplingParams(seed=1, n=2, stop=("e",)), SamplingParams(seed=2)]
+
+    def texts(**options: Any) -> list[list[CompletionOutput]]:
+        with LLM("octavo-tiny", num_gpu_blocks_override=64, **options) as llm:
+            if options:
+                take_all(llm)
+            return [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
+
+    own = {"method": "draft_model", "model": "octavo-tiny", "num_speculative_tokens": 3}
+    assert texts(speculative_config=own) == texts()

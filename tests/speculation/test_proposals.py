@@ -1,0 +1,71 @@
+"""How many tokens a draft model guesses follows from its own time, the time of steps, and how often it is right."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.config.schema import SpeculativeConfig
+from octavo.core.messages import EngineCoreRequest
+from octavo.core.sequence import SequenceGroup
+from octavo.speculation.proposals import DraftCosts, ProposalLength
+from octavo.speculation.speculation import Speculation
+from tests.fakes.engine import make_request
+
+FLAT = np.full(257, 0.05)
+LINEAR = np.arange(257) * 0.01
+
+
+def test_a_cheap_and_good_model_guesses_much_and_others_less() -> None:
+    def best(probability: float, pass_s: float) -> int:
+        return ProposalLength(8).choose(FLAT, 1, probability, pass_s)[0]
+
+    assert best(0.95, 0.001) == 8
+    assert 1 <= best(0.6, 0.005) < best(0.8, 0.005) < 8
+    assert best(0.9, 0.05) == 0
+    assert best(0.1, 0.01) == 0
+
+
+def test_before_it_is_measured_it_guesses() -> None:
+    assert ProposalLength(8).choose(FLAT, 3, 0.6, None) == (8, 3)
+
+
+def test_under_load_it_is_asked_now_and_then_for_one_row() -> None:
+    length = ProposalLength(8)
+    chosen = [length.choose(LINEAR, 100, 0.9, 0.001) for _ in range(256)]
+    assert chosen.count((2, 1)) == 2
+    assert chosen.count((0, 0)) == 254
+    assert ProposalLength(8).choose(LINEAR, 1000, 0.9, 0.001) == (0, 0)
+    assert ProposalLength(8).choose(LINEAR, 0, 0.9, 0.001) == (0, 0)
+
+
+def test_the_time_of_a_pass_is_measured_by_rows() -> None:
+    costs = DraftCosts()
+    assert costs.pass_s(1) is None
+    for _ in range(40):
+        costs.note(1, 4, 0.04)
+        costs.note(9, 2, 0.06)
+    assert abs((costs.pass_s(1) or 0) - 0.01) < 1e-4
+    assert abs((costs.pass_s(5) or 0) - 0.02) < 1e-3
+    costs.note(1, 1, 5.0)
+    assert (costs.pass_s(1) or 0) < 0.013
+
+
+def drafting(request: EngineCoreRequest, known: list[int], proposed: tuple[int, ...], drawn: list[int]) -> list[int]:
+    proposer = Speculation(SpeculativeConfig(method="draft_model", model="a", num_speculative_tokens=4))
+    for num_tokens in (1, 2, 64):
+        proposer.note_step(num_tokens, 0.05)
+    group = SequenceGroup(request, 0, 0)
+    sequence = group.sequences[0]
+    sequence.token_ids += known
+    proposer.note_proposed(group, sequence, proposed, len(sequence.token_ids))
+    sequence.token_ids += drawn
+    assert proposer.begin_step(1)
+    return proposer.propose(group, sequence, 4)
+
+
+def test_what_is_left_of_guesses_is_used_while_they_are_right() -> None:
+    request = make_request("a", [1, 2])
+    assert drafting(request, [3], (4, 5, 6), []) == [4, 5, 6]
+    assert drafting(request, [3], (4, 5, 6), [4]) == [5, 6]
+    assert drafting(request, [3], (4, 5, 6), [7]) == []
+    assert drafting(request, [3], (4, 5, 6), [4, 5, 6]) == []
