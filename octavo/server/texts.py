@@ -32,7 +32,7 @@ from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
 from octavo.server.responses.messages import TokenCount
-from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
+from octavo.server.responses.tokens import DetokenizeResponse, MediaSpan, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
@@ -176,8 +176,9 @@ class Preparer:
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
+        media: Sequence[MediaInput] = ()
         if prompt.multi_modal_data:
-            tokens, _ = self.tools.media.read(prompt, tokens)
+            tokens, media = self.tools.media.read(prompt, tokens)
         if isinstance(asked, CountTokensRequest):
             return TokenCount(len(tokens))
         return TokenizeResponse(
@@ -185,6 +186,7 @@ class Preparer:
             max_model_len=self.tools.ready.max_model_len,
             tokens=tokens,
             token_strs=[*map(tokenizer.token_text, tokens)] if asked.return_token_strs else None,
+            media=[MediaSpan(each.kind, *span) for each in media for span in each.spans] or msgspec.UNSET,
         )
 
     def _detokenized(self, asked: DetokenizeRequest) -> DetokenizeResponse:

@@ -88,4 +88,6 @@ def test_the_tokens_of_a_prompt_with_an_image_are_those_that_are_computed(url: s
     messages = [{"role": "user", "content": parts}]
     counted = answered(url, "/tokenize", messages=messages)
     assert counted["count"] == len(counted["tokens"]) == 17
+    assert counted["media"] == [{"kind": "image", "offset": 1, "length": 16}]
+    assert "media" not in answered(url, "/tokenize", prompt="w1")
     assert answered(url, "/v1/chat/completions", messages=messages, max_tokens=1)["usage"]["prompt_tokens"] == 17

@@ -1,6 +1,7 @@
 // Conversations and completions: the log, the composer, and what runs.
 import { events, keyOf, urlOf } from "./api.js";
 import { button, byId, el, onceAFrame } from "./dom.js";
+import { pictures, promptOf, promptView, startImages } from "./images.js";
 import { applyChunk, curlOf, emptyVersion, requestOf, summaryOf } from "./protocol.js";
 import { startTokenCard, tokenView } from "./tokens.js";
 
@@ -18,6 +19,8 @@ export function startPlayground(settings, modelOf) {
     status.classList.toggle("wrong", isWrong);
   };
 
+  const images = startImages(say);
+
   // ---- what is shown ----
 
   function nodeOf(turn, index) {
@@ -27,7 +30,11 @@ export function startPlayground(settings, modelOf) {
     const name = mode === "completion" ? (isModel ? "Continuation" : "Prompt") : NAMES[turn.role];
     const head = el("div", { class: "head" }, el("h3", {}, name), el("div", { class: "actions" }, actions));
     if (isModel) body.append(...versionNodes(turn, index));
-    else body.append(el("div", { class: "text" }, turn.text));
+    else {
+      if (turn.images?.length) body.append(pictures(turn.images));
+      const showsPrompt = turn.prompt && byId("show-tokens").checked;
+      body.append(showsPrompt ? promptView(turn.prompt) : el("div", { class: "text" }, turn.text));
+    }
     return el("li", { class: `turn ${turn.role}` }, head, body);
   }
 
@@ -110,7 +117,7 @@ export function startPlayground(settings, modelOf) {
   function edit(turn, index, body) {
     const text = el("textarea", { rows: Math.min(12, turn.text.split("\n").length + 1), value: turn.text, "aria-label": "Message" });
     const save = () => {
-      turns().splice(index, Infinity, { ...turn, text: text.value });
+      turns().splice(index, Infinity, { ...turn, text: text.value, prompt: null });
       run(index + 1);
     };
     text.onkeydown = (event) => {
@@ -168,6 +175,14 @@ export function startPlayground(settings, modelOf) {
     turn.versions.push(...versions.slice(1));
     if (running === own) setRunning(false);
     render();
+    const asked = turns()[index - 1];
+    if (first.error || !asked?.images?.length || !byId("show-tokens").checked) return;
+    try {
+      asked.prompt = await promptOf(request.body);
+      render();
+    } catch (error) {
+      say(error.message, true);
+    }
   }
 
   function stop() {
@@ -211,7 +226,7 @@ export function startPlayground(settings, modelOf) {
     event.preventDefault();
     if (!prompt.value.trim() || running || settings.read() === null) return;
     if (mode === "completion") turns().length = 0;
-    turns().push({ role: "user", text: prompt.value });
+    turns().push({ role: "user", text: prompt.value, images: images.take() });
     prompt.value = "";
     run(turns().length);
   });
@@ -236,6 +251,7 @@ export function startPlayground(settings, modelOf) {
   return {
     setMode(name) {
       mode = name;
+      images.allow(mode === "chat");
       byId("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";
       prompt.placeholder = mode === "chat" ? "Write a message (Enter sends, Shift+Enter is a new line)" : "Text to continue (Ctrl+Enter sends)";
       render();

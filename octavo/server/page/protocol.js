@@ -46,7 +46,9 @@ export function messagesOf(system, turns) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
     if (turn.role !== "assistant") {
-      const { role, text: content, id } = turn;
+      const { role, text, id, images = [] } = turn;
+      const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+      const content = parts.length ? [...parts, { type: "text", text }] : text;
       messages.push(id ? { role, content, tool_call_id: id } : { role, content });
       continue;
     }

@@ -18,7 +18,18 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 
 FILES: Final = (
-    *("api.js", "app.js", "dom.js", "engine.js", "icon.svg", "live.js", "playground.js", "protocol.js", "settings.js"),
+    *(
+        "api.js",
+        "app.js",
+        "dom.js",
+        "engine.js",
+        "icon.svg",
+        "images.js",
+        "live.js",
+        "playground.js",
+        "protocol.js",
+        "settings.js",
+    ),
     *("style.css", "tokens.js"),
 )
 """What `/page/` has: everything in the folder but `index.html`."""
@@ -34,7 +45,7 @@ _HEADERS: Final = {
     # a stored copy is used only once the server has confirmed it: an upgrade never mixes two versions
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
         "trusted-types 'none'"
     ),

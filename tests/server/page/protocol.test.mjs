@@ -55,6 +55,15 @@ test("a conversation has its chosen versions, its calls and their answers as mes
   ]);
 });
 
+test("images stand before the text of their message", () => {
+  const messages = messagesOf("", [{ ...user("what?"), images: ["data:a", "data:b"] }, { ...user("and?"), images: [] }]);
+  const image = (url) => ({ type: "image_url", image_url: { url } });
+  assert.deepEqual(messages, [
+    { role: "user", content: [image("data:a"), image("data:b"), { type: "text", text: "what?" }] },
+    { role: "user", content: "and?" },
+  ]);
+});
+
 test("a branch goes on from the text before it, without a form that would begin anew", () => {
   const settings = { temperature: 0, response_format: { type: "json_object" } };
   const parts = { model: "m", system: "", turns: [user("hi")], settings, showsTokens: true, prefix: "Hel" };

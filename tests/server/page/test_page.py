@@ -89,6 +89,48 @@ def test_tokens_show_alternatives_and_a_branch_goes_on_from_one(page: Browser, s
     assert page.run("document.getElementById('token-card').hidden")
 
 
+DROP = """(() => {
+  const bytes = Uint8Array.from(atob("%s"), (each) => each.charCodeAt(0));
+  const given = new DataTransfer();
+  given.items.add(new File([bytes], "a.gif", { type: "%s" }));
+  const options = { bubbles: true, cancelable: true, dataTransfer: given };
+  document.querySelector(".talk").dispatchEvent(new DragEvent("dragover", options));
+  document.querySelector(".talk").dispatchEvent(new DragEvent("drop", options));
+})()"""
+GIF = "R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+URL = f"data:image/gif;base64,{GIF}"
+
+
+def test_images_are_dropped_shown_removed_and_sent(page: Browser, server: Served) -> None:
+    page.click("#show-tokens")
+    for number in (1, 2):
+        page.run(DROP % (GIF, "image/gif"))
+        page.wait(f"document.querySelectorAll('#pictures img').length === {number}")
+    assert page.wait("[...document.querySelectorAll('#pictures img')].every((each) => each.naturalWidth === 1)")
+    page.click("#pictures button")
+    page.wait("document.querySelectorAll('#pictures img').length === 1")
+    page.run(DROP % (GIF, "text/plain"))
+    assert page.wait("document.getElementById('status').textContent") == "only images can be added"
+    send(page, "what is this?")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    _, prompt, _, _ = server.llm.requests[-1]
+    parts = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "what is this?"}]
+    assert prompt.text == f"user: {parts}\nassistant: "
+    assert page.run("document.querySelector('.user img').src") == URL
+    assert page.run("document.getElementById('pictures').hidden")
+    assert page.wait("document.querySelectorAll('.user .prompt .token').length") == len(prompt.text)
+
+
+def test_the_span_of_an_image_is_one_mark_in_the_tokens_of_its_prompt(page: Browser) -> None:
+    given = '{token_strs: ["a", "<i>", "<i>", "b"], media: [{kind: "image", offset: 1, length: 2}]}'
+    view = f"import('/page/images.js').then(({{ promptView }}) => promptView({given}))"
+    assert page.run(f"{view}.then((view) => [...view.children].map((each) => each.textContent).join('|'))") == (
+        "a|image: 2 tokens|b"
+    )
+    title = page.run(f"{view}.then((view) => view.children[1].title)")
+    assert title == "2 tokens, 1 to 2 of the prompt"
+
+
 def test_what_the_server_refuses_is_shown_at_its_field(page: Browser) -> None:
     page.click("#field-temperature")
     page.write("-1")
