@@ -120,6 +120,20 @@ class IntermediateTensors(NamedTuple):
         return (self.hidden,) if self.residual is None else (self.hidden, self.residual)
 
 
+class NotedStates(NamedTuple):
+    """What a model returns whose layers are noted for a draft head."""
+
+    hidden: Tensor
+    """[tokens, hidden]: the last hidden states."""
+    streams: tuple[Tensor, ...]
+    """[tokens, hidden] each: the residual stream before some of the layers."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self.hidden.nbytes + sum(each.nbytes for each in self.streams)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """What a model reads for one step. The worker's is valid until the next one is built: it has views of buffers."""
@@ -144,4 +158,4 @@ class ModelInput:
     encoded: Sequence[EncoderOutput] = ()
     """What encoders made of inputs of this step's rows, where layers read it through caches; mostly empty."""
     received: IntermediateTensors | None = None
-    """What the pipeline stage before this one sent; None for the first stage."""
+    """What the pipeline stage before this one sent, or the states that a draft head reads; else None."""

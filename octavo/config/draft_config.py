@@ -25,7 +25,10 @@ def draft_config(
                 "that guesses runs beside a model of one rank; leave that at 1, or take the method ngram or suffix"
             )
     draft = Checkpoint.open(draft_path)
-    _check_tokens(checkpoint, tokenizer_path, draft, same_size=speculative.draft_sample_method == "same_key")
+    if speculative.method == "draft_model":
+        _check_tokens(checkpoint, tokenizer_path, draft, same_size=speculative.draft_sample_method == "same_key")
+    elif speculative.method != "mtp":
+        _check_sizes(checkpoint, draft)
     return DraftConfig(
         method=speculative.method,
         path=str(draft.path),
@@ -33,6 +36,17 @@ def draft_config(
         activation_bits=args.activation_bits,
         sample_method=speculative.draft_sample_method,
     )
+
+
+def _check_sizes(checkpoint: Checkpoint, head: Checkpoint) -> None:
+    """Raise ConfigError where a head was made for a model of other sizes."""
+    for name in ("hidden_size", "vocab_size"):
+        mine, theirs = checkpoint.positive(name), head.positive(name)
+        if mine != theirs:
+            raise ConfigError(
+                f"speculative_config: {name} is {theirs:,} in {head.where}, and {mine:,} in that of the model; take a "
+                "head that was made for this model"
+            )
 
 
 def _check_tokens(checkpoint: Checkpoint, tokenizer_path: Path, draft: Checkpoint, *, same_size: bool) -> None:

@@ -65,11 +65,14 @@ def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
     )
 
 
-def locate_draft(args: EngineArgs) -> Path | None:
-    """Return the directory of the model that guesses, which `speculative_config` names; None without one."""
+def locate_draft(args: EngineArgs, model_path: Path) -> Path | None:
+    """Return the directory of the model that guesses: the one that `speculative_config` names, else `model_path`, which
+    has layers for it; None where no model guesses."""
     config = speculative_config(args)
-    if config is None or config.model is None:
+    if config is None or not config.has_model:
         return None
+    if config.model is None:
+        return model_path
     return locate(
         config.model,
         config.revision,

@@ -69,7 +69,7 @@ def configure(args: EngineArgs) -> EngineConfig:
         Platform.detect(),
         tokenizer_path=tokenizer_path,
         cache_directory=user_directory("cache"),
-        draft_path=hub.locate_draft(args),
+        draft_path=hub.locate_draft(args, model_path),
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from octavo.config.fields import Arg
 from octavo.errors import ConfigError
 
-MODEL_METHODS: Final = frozenset({"draft_model"})
+MODEL_METHODS: Final = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 """Methods whose guesses the workers make."""
 
 
@@ -34,16 +34,18 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: ngram looks the last tokens up in the prompt and the output of the request, suffix also in outputs of other
     requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
-    the others guess that too. draft_model runs a second model beside the first.
+    the others guess that too. draft_model runs a second model beside the first, eagle and eagle3 a head that was
+    trained for its hidden states, and mtp the layer that its own checkpoint has for that.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
-    model, revision: the checkpoint of the draft model: a directory, a name on a hub, or octavo-tiny.
+    model, revision: the checkpoint of the draft model or head: a directory, a name on a hub, or octavo-tiny. mtp reads
+    the model's own.
     quantization: how its weights are kept: int8 or int4; in the model's dtype where it is None.
     draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
     the random numbers that the model's own token at that position is drawn with.
     """
 
-    method: Literal["ngram", "suffix", "grammar", "draft_model"]
+    method: Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16
     prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
@@ -87,15 +89,17 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
 
 
 def _check_model(config: SpeculativeConfig) -> None:
-    if config.method == "draft_model" and config.model is None:
-        raise ConfigError(
-            "speculative_config: method is draft_model, and model is not set; name the checkpoint of the draft model"
-        )
-    if config.has_model:
+    if config.has_model and config.method != "mtp":
+        if config.model is None:
+            raise ConfigError(
+                f"speculative_config: method is {config.method}, and model is not set; name the checkpoint of what "
+                "guesses"
+            )
         return
+    own = "which runs no model of its own" if not config.has_model else "whose layer is in the model's own checkpoint"
     for name in ("model", "revision", "quantization"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"speculative_config: {name} is set, but method is {config.method}, which runs no model of its own; "
-                "leave it out, or take the method draft_model"
+                f"speculative_config: {name} is set, but method is {config.method}, {own}; leave it out, "
+                "or take the method draft_model"
             )

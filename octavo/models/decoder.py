@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
-from octavo.attention.metadata import IntermediateTensors, ModelInput
+from octavo.attention.metadata import IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
@@ -89,7 +89,25 @@ class DecoderStack(nn.Module):
         """Makes scores of labels, [rows, labels], of the pooled hidden states [rows, hidden]."""
         self.embedding_factor = None if c.embedding_multiplier == 1 else Elementwise("scaled", c.embedding_multiplier)
         self.logit_factor = None if c.logit_multiplier == 1 else Elementwise("scaled", c.logit_multiplier)
+        self._noted_layers: tuple[int, ...] = ()
         self._assign_caches(c, mesh)
+
+    @property
+    def received_size(self) -> int | None:
+        """Width of what each step receives beside tokens; None for nothing."""
+        return None if self.is_first else self.config.hidden_size
+
+    def note_layers(self, layers: Iterable[int]) -> None:
+        """Return the stream before these layers too, from now on; called before the model is loaded.
+
+        Raises ConfigError for layers that the model does not have.
+        """
+        self._noted_layers, self.add_streams = tuple(layers), addition()
+        if any(layer not in self.layer_range for layer in self._noted_layers):
+            raise ConfigError(
+                f"speculative_config: the head reads the streams before layers {self._noted_layers}, and this model "
+                f"has {self.config.num_layers} layers; take a head that was made for this model"
+            )
 
     def _assign_caches(self, c: DecoderConfig, mesh: Mesh) -> None:
         """Give each cached module the places of its cache and its cache group."""
@@ -121,13 +139,18 @@ class DecoderStack(nn.Module):
         writer = next(each for each in others if isinstance(each, CachedLayer))
         module.cache_index, module.cache_group = writer.cache_index, writer.cache_group
 
-    def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors:
+    def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors | NotedStates:
         """Return the normalised last hidden state of every token, [tokens, hidden]; or what the next stage receives."""
         x, residual = self.begin(batch) if batch.received is None else batch.received
-        for layer in self.layers.values():
+        streams: dict[int, Tensor] = {}
+        for index, layer in self.layers.items():
+            if self._noted_layers and int(index) in self._noted_layers:
+                streams[int(index)] = x if residual is None else self.add_streams(x, residual)
             x, residual = layer(x, residual, batch)
         if self.is_last:
-            return self.normalize(x, residual)
+            hidden = self.normalize(x, residual)
+            noted = tuple(streams[each] for each in self._noted_layers)
+            return NotedStates(hidden, noted) if noted else hidden
         assert (residual is not None) == self.carries_residual, "the next stage receives what carries_residual states"
         return IntermediateTensors(x, residual)
 

@@ -27,7 +27,7 @@ from octavo.models.content import WeightContent
 from octavo.models.decoder import DecoderStack
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
-from octavo.models.registry import resolve_model
+from octavo.models.registry import ModelClass, resolve_model
 from octavo.models.stored_names import check_tensors, strip_prefix, tensor_slots
 from octavo.models.stored_view import StoredView
 from octavo.models.weight_files import Wanted, checkpoint_tensors, progress_bar, read_ahead
@@ -86,6 +86,7 @@ class LoadedModel:
         activation_bits: int = 8,
         pooling: PoolingConfig | None = None,
         reads_images: bool = True,
+        model_class: ModelClass | None = None,
     ) -> LoadedModel:
         """Build the model on the meta device: shapes and names in `dtype`, no memory, and no weight is read.
 
@@ -94,9 +95,9 @@ class LoadedModel:
         which has no head for tokens unless it judges by them. Raises CheckpointError, or ConfigError where the model
         cannot be shared by the ranks of the mesh, or is quantised already.
 
-        reads_images: False leaves an encoder of images out.
+        reads_images: False leaves an encoder of images out. model_class: in place of that of the architecture.
         """
-        model_class = resolve_model(
+        model_class = model_class or resolve_model(
             checkpoint, makes_text=pooling is None, reads_images=reads_images and pooling is None
         )
         config = model_class.read(checkpoint)
@@ -143,10 +144,11 @@ class LoadedModel:
         return sum(rope.table_bytes(1) for rope in self.model.config.all_ropes())
 
     def received_buffers(self, num_tokens: int, device: torch.device | str) -> IntermediateTensors | None:
-        """Return room for what the stage before this one sends of a step of `num_tokens`; None for the first stage."""
-        if self.model.is_first:
+        """Return room for what is received of a step of `num_tokens`, from the stage before this one or the model that
+        a head reads; None where nothing is."""
+        if self.model.received_size is None:
             return None
-        shape = num_tokens, self.shape.hidden_size
+        shape = num_tokens, self.model.received_size
         hidden = torch.empty(shape, dtype=self.dtype, device=device)
         return IntermediateTensors(hidden, torch.empty_like(hidden) if self.model.carries_residual else None)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput
+from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -66,7 +66,7 @@ class ImageReader(DecoderStack):
         levels = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         return torch.cat([_joined(each) for each in levels], 1)
 
-    def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors:
+    def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors | NotedStates:
         found, width = batch.embeddings, self.config.hidden_size
         if found is None or found.values.shape[1] == width:
             return super().forward(batch)

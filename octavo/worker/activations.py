@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from octavo.attention.backend import AttentionBackend
-from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput
+from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput, NotedStates
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
 from octavo.core.model_shape import Encoded, KeysAndValues, Latent, ModelShape, State
@@ -78,13 +78,14 @@ class Activations:
     def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:
         with self._opened.bound_dry(ops, attention) as model:
             batch = _dry_input(num_tokens, self._opened.shape, self._opened.dtype)
-            if not model.is_first:
+            if model.received_size is not None:
                 batch = replace(batch, received=self._opened.received_buffers(num_tokens, "meta"))
             result = model(batch)
             if not model.is_last:
                 return sum(part.nbytes for part in result.parts)
             if not is_decode and model.is_last and model.config.has_head:
-                model.compute_logits(result[: self._logits_rows])
+                hidden = result.hidden if isinstance(result, NotedStates) else result
+                model.compute_logits(hidden[: self._logits_rows])
             num_bytes: int = result.nbytes
             return num_bytes
 

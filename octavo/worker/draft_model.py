@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,10 +16,14 @@ from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import Device
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
+from octavo.models.decoder import DecoderStack
+from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, target_ids, usual_layers
 from octavo.models.loader import LoadedModel
+from octavo.models.prediction_layer import PredictionLayer, prediction_layer
+from octavo.models.registry import ModelClass
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
-from octavo.worker.drafter import Drafter, ModelDrafter, drawn_with, greedy
+from octavo.worker.drafter import Choose, Drafter, ModelDrafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes, longest_sequence
@@ -34,13 +39,16 @@ class DraftModel:
         self._config = config
         self._target = target.shape
         self._scheduler = scheduler
+        checkpoint = Checkpoint.open(Path(config.path))
+        model_class, mesh = _class_of(config.method, checkpoint)
         self._opened = LoadedModel.open(
-            Checkpoint.open(Path(config.path)),
-            Mesh.single(),
+            checkpoint,
+            mesh,
             target.dtype,
             method_named(config.quantization, config.activation_bits),
             config.activation_bits,
             reads_images=False,
+            model_class=model_class,
         )
         self.shape = self._opened.shape
         for name, groups in (("draft model", self.shape.cache_groups), ("model", target.shape.cache_groups)):
@@ -56,6 +64,15 @@ class DraftModel:
         )
         """Its cache groups; its layers follow those of the model."""
         self.num_layers = self.shape.num_layers
+        model, self._ids = self._opened.model, None
+        if isinstance(model, Eagle3Head):
+            self._ids = target_ids(checkpoint)
+            target.model.note_layers(model.config.noted_layers or usual_layers(self._target.num_layers))
+        if config.sample_method != "greedy" and model.config.vocab_size != self._target.vocab_size:
+            raise ConfigError(
+                f"speculative_config: draft_sample_method is {config.sample_method}, but the head {config.path} has "
+                f"logits of {model.config.vocab_size:,} tokens, the model of {self._target.vocab_size:,}; take greedy"
+            )
 
     def identity(self) -> dict[str, str]:
         """Return what decides the bits of its keys and values, besides those of the model. Raises CheckpointError."""
@@ -87,11 +104,15 @@ class DraftModel:
         device: Device,
         attention: AttentionBackend,
         runner: ModelRunner,
+        target: DecoderStack,
         sampler: Sampler,
         plan: MemoryPlan,
         dummy_seed: int | None = None,
     ) -> Drafter:
-        """Load the weights, or draw them. Returns what guesses behind the runner's rows. Raises CheckpointError."""
+        """Load the weights, or draw them. Returns what guesses behind the runner's rows. Raises CheckpointError.
+
+        target: the loaded model.
+        """
         num_tokens = self._scheduler.max_num_batched_tokens
         loaded = self._opened.load(
             device.ops,
@@ -109,13 +130,28 @@ class DraftModel:
             device=device.torch_device,
             groups=slice(len(self._target.cache_groups), None),
         )
+        is_head = isinstance(loaded, DraftHead | PredictionLayer)
+        if isinstance(loaded, DraftHead | PredictionLayer):
+            loaded.lend(target)
         chooses = greedy(min(self.shape.vocab_size, self._target.vocab_size))
         return ModelDrafter(
-            device.recorded(loaded, num_tokens),
+            loaded if is_head else device.recorded(loaded, num_tokens),
             builder,
             runner.sequences,
-            chooses if self._config.sample_method == "greedy" else drawn_with(sampler),
+            drawn_with(sampler) if self._config.sample_method != "greedy" else self._renamed(chooses),
             max_num_tokens=num_tokens,
             max_positions=self.shape.max_position_embeddings,
             vocab_size=self.shape.vocab_size,
+            is_head=is_head,
         )
+
+    def _renamed(self, choose: Choose) -> Choose:
+        return choose if self._ids is None else renamed(choose, self._ids)
+
+
+def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:
+    """Return the class of what guesses, None for that of its architecture, and its place."""
+    if method == "mtp":
+        return prediction_layer(checkpoint)
+    heads: dict[str, Any] = {"eagle": EagleHead, "eagle3": Eagle3Head}
+    return heads.get(method), Mesh.single()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.core.step import RowOutput, ScheduledSequence
-from octavo.devices.device import LanguageModel
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.sampler import Sampler
@@ -29,10 +31,12 @@ class Drafter(Protocol):
     num_passes: int
     """Forward passes so far."""
 
-    def extend(self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], hidden: Tensor) -> list[RowOutput]:
+    def extend(
+        self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], states: Sequence[Tensor]
+    ) -> list[RowOutput]:
         """Return the outputs, with guesses where the rows want them; the sequences know what was drawn already.
 
-        hidden: the model's last hidden states of the step, [tokens, hidden].
+        states: the model's last hidden states of the step, or the streams that are noted, each [tokens, hidden].
         """
         ...
 
@@ -40,18 +44,39 @@ class Drafter(Protocol):
 class Span(NamedTuple):
     """Tokens [first, end) of a sequence, which the draft model has to compute before it makes `num_guesses`.
 
-    place: of its row in the step.
+    place: of its row in the step. num_known: tokens that are known, those that were drawn in this step included.
     """
 
     place: int
     state: SequenceState
     first: int
     end: int
+    num_known: int
     num_guesses: int
 
     def row(self, first: int, end: int) -> BatchRow:
         """Return the row that computes tokens [first, end)."""
         return BatchRow(ScheduledSequence(self.state.seq_id, self.state.epoch, first, end - first, 0), self.state)
+
+
+class _Piece(NamedTuple):
+    """Tokens [first, end) of a span, which one pass computes."""
+
+    span: Span
+    first: int
+    end: int
+
+
+class DraftNetwork(Protocol):
+    """A draft model, or a head, as the drafter calls it."""
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        """Return hidden states [tokens, hidden]."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return logits, float32 [rows, vocab]."""
+        ...
 
 
 def greedy(vocab_size: int) -> Choose:
@@ -69,17 +94,27 @@ def drawn_with(sampler: Sampler) -> Choose:
     return choose
 
 
+def renamed(choose: Choose, ids: Tensor) -> Choose:
+    """Return what chooses among the tokens of a head, whose ids in the model are `ids`, int64 [head's tokens]."""
+    names = ids.tolist()
+
+    def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+        return [None if each is None else names[each] for each in choose(logits, rows)]
+
+    return chosen
+
+
 class ModelDrafter:
     """Runs a draft model over the known tokens, and then over its own guesses.
 
     Its keys and values lie in blocks beside the model's, so that what shares, moves or keeps those does it with them.
     Prompts are computed in the step that computes them. What is drawn while no guesses are wanted is caught up when
-    they are wanted again.
+    they are wanted again, but by a head: that has no states for it.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: DraftNetwork,
         builder: InputBatchBuilder,
         sequences: Sequences,
         choose: Choose,
@@ -87,8 +122,10 @@ class ModelDrafter:
         max_num_tokens: int,
         max_positions: int,
         vocab_size: int,
+        is_head: bool = False,
     ) -> None:
-        """max_num_tokens: of a forward pass. max_positions, vocab_size: of the draft model."""
+        """max_num_tokens: of a forward pass. max_positions, vocab_size: of the draft model. is_head: at each position
+        it reads a state, and the token behind it."""
         self.num_passes = 0
         self._model = model
         self._builder = builder
@@ -97,16 +134,18 @@ class ModelDrafter:
         self._max_num_tokens = max_num_tokens
         self._max_positions = max_positions
         self._vocab_size = vocab_size
+        self._is_head = is_head
 
-    def extend(self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], hidden: Tensor) -> list[RowOutput]:
-        """Return the outputs, with guesses where the rows want them; `hidden` is not read."""
-        each_span = (
-            self._span(place, row, output) for place, (row, output) in enumerate(zip(rows, outputs, strict=True))
-        )
-        spans = [span for span in each_span if span is not None]
+    def extend(
+        self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], states: Sequence[Tensor]
+    ) -> list[RowOutput]:
+        """Return the outputs, with guesses where the rows want them."""
+        found = (self._span(place, row, outputs[place]) for place, row in enumerate(rows))
+        spans = [span for span in found if span is not None]
         if not spans:
             return list(outputs)
-        guesses = self._guess([span for span in spans if span.num_guesses], self._compute(spans))
+        hidden = self._compute(spans, rows, states)
+        guesses = self._guess([span for span in spans if span.num_guesses], hidden)
         extended = list(outputs)
         for place, tokens in guesses.items():
             extended[place] = msgspec.structs.replace(extended[place], proposed=tuple(tokens))
@@ -115,64 +154,88 @@ class ModelDrafter:
     def _span(self, place: int, row: BatchRow, output: RowOutput) -> Span | None:
         """Return what is to be computed for a row; None for nothing."""
         scheduled, state = row
-        num_known = scheduled.num_tokens - len(scheduled.drafts)
+        num_known_in_row = scheduled.num_tokens - len(scheduled.drafts)
         count = scheduled.num_proposals if output.tokens else 0
-        end = state.num_tokens if count else scheduled.start + num_known
         if state.num_drafted is None:
             state.num_drafted = scheduled.start
-        first, is_decoding = state.num_drafted, num_known == 1 and scheduled.start >= state.num_prompt_tokens
+        if self._is_head:
+            # the last position needs the token behind it
+            first, end = scheduled.start, min(row.end, state.num_tokens - 1)
+        else:
+            first, end = state.num_drafted, state.num_tokens if count else scheduled.start + num_known_in_row
+        is_decoding = num_known_in_row == 1 and scheduled.start >= state.num_prompt_tokens
         if (is_decoding and not count) or first >= end or end > self._max_positions:
             return None
-        return Span(place, state, first, end, min(count, self._max_positions - end))
+        return Span(place, state, first, end, state.num_tokens, min(count, self._max_positions - end))
 
-    def _compute(self, spans: Sequence[Span]) -> Tensor:
+    def _compute(self, spans: Sequence[Span], rows: Sequence[BatchRow], states: Sequence[Tensor]) -> Tensor:
         """Compute the spans. Returns the hidden states [guessing, hidden] from which the first guesses follow."""
+        starts = [0, *accumulate(row.scheduled.num_tokens for row in rows)]
         found = []
-        for batch in self._batches(spans):
-            hidden = self._pass([span.row(first, end) for span, first, end in batch])
-            ends = accumulate(end - first for _, first, end in batch)
-            places = [
+        for pieces in self._pieces(spans):
+            read = None
+            if self._is_head:
+                offsets = [starts[span.place] - span.first for span, _, _ in pieces]
+                indices = [
+                    offset + at
+                    for offset, (_, first, end) in zip(offsets, pieces, strict=True)
+                    for at in range(first, end)
+                ]
+                index = torch.tensor(indices, device=states[0].device)
+                read = torch.cat([each[index] for each in states], 1)
+            hidden = self._pass([span.row(first, end) for span, first, end in pieces], read)
+            ends = accumulate(end - first for _, first, end in pieces)
+            last = [
                 place - 1
-                for place, (span, _, end) in zip(ends, batch, strict=True)
+                for place, (span, _, end) in zip(ends, pieces, strict=True)
                 if end == span.end and span.num_guesses
             ]
-            found.append(hidden[torch.tensor(places, dtype=torch.int64, device=hidden.device)])
+            found.append(hidden[torch.tensor(last, dtype=torch.int64, device=hidden.device)])
         for span in spans:
             span.state.num_drafted = span.end
         return torch.cat(found)
 
-    def _batches(self, spans: Sequence[Span]) -> Iterator[list[tuple[Span, int, int]]]:
-        """Yield pieces (span, first, end) that one pass computes together."""
-        batch: list[tuple[Span, int, int]] = []
+    def _pieces(self, spans: Sequence[Span]) -> Iterator[list[_Piece]]:
+        """Yield what one pass computes together."""
+        pieces: list[_Piece] = []
         room = self._max_num_tokens
         for span in spans:
             first = span.first
             while first < span.end:
                 end = min(span.end, first + room)
-                batch.append((span, first, end))
+                pieces.append(_Piece(span, first, end))
                 room -= end - first
                 first = end
                 if not room:
-                    yield batch
-                    batch, room = [], self._max_num_tokens
-        if batch:
-            yield batch
+                    yield pieces
+                    pieces, room = [], self._max_num_tokens
+        if pieces:
+            yield pieces
 
     def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
         """Return the guesses by place, of which the first follow from `hidden`, [spans, hidden]."""
         guesses: dict[int, list[int]] = {span.place: [] for span in active}
         count = 0
         while active:
-            chosen = self._choices(hidden, [SamplingRow(span.state, span.end + count, 1, count) for span in active])
-            pairs = [(span, token) for span, token in zip(active, chosen, strict=True) if token is not None]
-            for span, token in pairs:
-                guesses[span.place].append(token)
-            pairs = [(span, token) for span, token in pairs if span.num_guesses > count + 1]
-            active = [span for span, _ in pairs]
-            if active:
-                positions = [span.end + count for span in active]
-                self._tokens.append([span.state.line for span in active], positions, [token for _, token in pairs])
-                hidden = self._pass([span.row(at, at + 1) for span, at in zip(active, positions, strict=True)])
+            chosen = self._choices(
+                hidden, [SamplingRow(span.state, span.num_known + count, 1, count) for span in active]
+            )
+            pairs = [(number, token) for number, token in enumerate(chosen) if token is not None]
+            for number, token in pairs:
+                guesses[active[number].place].append(token)
+            pairs = [(number, token) for number, token in pairs if active[number].num_guesses > count + 1]
+            kept = [active[number] for number, _ in pairs]
+            if kept:
+                positions = [span.num_known + count for span in kept]
+                self._tokens.append([span.state.line for span in kept], positions, [token for _, token in pairs])
+                places = [at - 1 if self._is_head else at for at in positions]
+                read = (
+                    hidden[torch.tensor([number for number, _ in pairs], device=hidden.device)]
+                    if self._is_head
+                    else None
+                )
+                hidden = self._pass([span.row(at, at + 1) for span, at in zip(kept, places, strict=True)], read)
+            active = kept
             count += 1
         return guesses
 
@@ -182,6 +245,16 @@ class ModelDrafter:
             chosen += self._choose(self._model.compute_logits(hidden[start:stop]), rows[start:stop])
         return chosen
 
-    def _pass(self, rows: Sequence[BatchRow]) -> Tensor:
+    def _pass(self, rows: Sequence[BatchRow], read: Tensor | None) -> Tensor:
+        """Compute rows. read: for a head the state of each token, [tokens, width]."""
         self.num_passes += 1
-        return self._model(self._builder.build(rows))
+        batch = self._builder.build(rows)
+        if self._is_head:
+            assert read is not None
+            lines = np.array([row.state.line for row in rows for _ in range(row.scheduled.num_tokens)], dtype=np.int64)
+            behind = [at + 1 for row in rows for at in range(row.scheduled.start, row.end)]
+            token_ids = torch.empty(len(lines), dtype=torch.int64)
+            self._tokens.gather(lines, np.array(behind, dtype=np.int64), out=token_ids)
+            received = IntermediateTensors(read, None)
+            batch = replace(batch, token_ids=token_ids.to(batch.token_ids.device), received=received)
+        return self._model(batch)

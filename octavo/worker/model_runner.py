@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from octavo.attention.metadata import NotedStates
 from octavo.config.schema import PoolingConfig
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
@@ -91,7 +92,8 @@ class ModelRunner:
             self.grammars.start(sampling_rows(rows))
         encoded = ((), None) if self._encodings is None else self._encodings.read(rows, self.sequences.unfinished_media)
         batch = self._builder.build(rows, *encoded)
-        hidden = self.model(batch)  # [tokens, hidden]
+        result = self.model(batch)
+        hidden, *states = (result.hidden, *result.streams) if isinstance(result, NotedStates) else (result, result)
         outputs: list[RowOutput] = []
         if self.drawing is not None:
             outputs = self.drawing.results(hidden, rows)
@@ -99,13 +101,13 @@ class ModelRunner:
             if self.suggests and self.grammars is not None and self.grammars.is_used:
                 outputs = [self._with_forced(row, output) for row, output in zip(rows, outputs, strict=True)]
         done = ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)
-        return done if self.drafter is None else self._with_guesses(self.drafter, done, rows, hidden)
+        return done if self.drafter is None else self._with_guesses(self.drafter, done, rows, states)
 
     def _with_guesses(
-        self, drafter: Drafter, done: ModelRunnerOutput, rows: Sequence[BatchRow], hidden: Tensor
+        self, drafter: Drafter, done: ModelRunnerOutput, rows: Sequence[BatchRow], states: Sequence[Tensor]
     ) -> ModelRunnerOutput:
         num_passes, began = drafter.num_passes, time.perf_counter()
-        outputs = drafter.extend(rows, done.rows, hidden)
+        outputs = drafter.extend(rows, done.rows, states)
         num_passes = drafter.num_passes - num_passes
         draft_s = time.perf_counter() - began if num_passes else 0.0
         return msgspec.structs.replace(done, rows=outputs, draft_s=draft_s, num_draft_passes=num_passes)

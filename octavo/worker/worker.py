@@ -318,8 +318,9 @@ class Worker:
             encodings=encodings_of(loaded, shape.cache_groups, device, scheduler.max_num_batched_tokens),
         )
         if self._draft is not None:
-            backend = self._attention.backend
-            self._runner.drafter = self._draft.load(device, backend, self._runner, sampler, self.plan, dummy_seed)
+            self._runner.drafter = self._draft.load(
+                device, self._attention.backend, self._runner, loaded, sampler, self.plan, dummy_seed
+            )
         if model.pooling is not None:
             self._runner.pool(model.pooling, loaded, Path(model.path))
         self._runner.grammars, self._runner.suggests = grammars, self._config.speculative is not None

@@ -1,0 +1,116 @@
+"""Heads guess what their formula says, and change no bit of a model's results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.engine.engine_core import EngineCore
+from octavo.errors import ConfigError, UnsupportedModel
+from tests.conformance.runtimes import LEVELS
+from tests.e2e.test_draft_models import stats, take_all
+from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.draft_heads import HIDDEN, WIDTH, guesses, read_head, write_head
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+
+NUM_LAYERS = 8
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model, and by method a head for it."""
+    model = tmp_path_factory.mktemp("model")
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": WIDTH}
+    make_checkpoint("llama", model, num_hidden_layers=NUM_LAYERS, **sizes)
+    eagle, third = (tmp_path_factory.mktemp(name) for name in ("eagle", "eagle3"))
+    return {
+        "model": write_byte_tokenizer(model),
+        "eagle": write_head(eagle, VOCABULARY, is_third=False),
+        "eagle3": write_head(third, VOCABULARY, is_third=True, draft_vocab=100),
+    }
+
+
+def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
+    own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
+    if method is None:
+        return LLM(str(paths["model"]), **own)
+    config = {"method": method, "model": str(paths[method]), "num_speculative_tokens": 4}
+    llm = LLM(str(paths["model"]), speculative_config=config, **own)
+    take_all(llm, own.get("seed"))
+    return llm
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"seed": 1, "max_steps_in_flight": 3, "quantization": "int8"},
+        {"num_gpu_blocks_override": 13, "preemption_mode": "swap", "swap_space": 0.01, "max_num_batched_tokens": 16},
+    ],
+)
+def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[str, Path]) -> None:
+    with load(paths, None, quantization=options.get("quantization")) as llm:
+        expected = answers(llm)
+    with load(paths, method, max_num_seqs=8, **options) as llm:
+        for _ in range(2):
+            assert answers(llm) == expected
+        assert stats(llm).num_draft_tokens > 50
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
+    head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method == "eagle3")
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    for prompt in PROMPTS[1:4]:
+        with load(paths, method, dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
+            seen = proposals(llm)
+            tokens = [*prompt, *llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids]
+        assert len(seen) > 3
+        for num_known, proposed in seen:
+            known = tokens[:num_known]
+            with torch.inference_mode():
+                found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+                noted = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if method == "eagle3" else (-1,)
+                states = torch.cat([found[layer][0] for layer in noted], 1)
+                expected = guesses(head, library.model.embed_tokens.weight, states, known, len(proposed))
+            assert list(proposed) == expected
+
+
+def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the list that what is guessed will be in, each beside the number of known tokens before it."""
+    core = llm.engine.core
+    assert isinstance(core, EngineCore)
+    proposer, seen = core.scheduler._drafts._proposer, []  # type: ignore[union-attr]
+    noted = proposer.note_proposed
+
+    def note(group: Any, sequence: Any, tokens: tuple[int, ...], num_known: int) -> None:
+        seen.append((num_known, tokens))
+        noted(group, sequence, tokens, num_known)
+
+    proposer.note_proposed = note  # type: ignore[method-assign]
+    return seen
+
+
+def test_a_head_of_another_model_is_refused(paths: dict[str, Path], tmp_path: Path) -> None:
+    other = write_head(tmp_path / "other", 200, is_third=False)
+    with pytest.raises(ConfigError, match=r"vocab_size is 200 in .*, and 300 in that of the model"):
+        load({**paths, "eagle": other}, "eagle")
+    deep = write_head(
+        tmp_path / "deep", VOCABULARY, is_third=True, draft_vocab=50,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 40]},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"before layers \(1, 2, 40\), and this model has 8 layers"):
+        load({**paths, "eagle3": deep}, "eagle3")
+    with pytest.raises(UnsupportedModel, match="num_nextn_predict_layers is 0, expected at least 1"):
+        LLM(str(paths["model"]), speculative_config={"method": "mtp"})
