@@ -57,6 +57,11 @@ class MediaReader:
             return None
         return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limit)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether prompts may have images."""
+        return self._images is not None
+
     def warm_up(self) -> None:
         """Import what prepares images, where the model reads them, so that forks of this process have it."""
         if self._images is not None:

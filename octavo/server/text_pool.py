@@ -66,7 +66,8 @@ class TextPool:
     with the event loop that they were started on.
     """
 
-    def __init__(self, setup: TextSetup, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, setup: TextSetup, *, starts_now: bool = False, silence_s: float = SILENCE_S) -> None:
+        """starts_now: the first job does not wait for imports; an event loop must run."""
         self._setup = setup
         self._silence_s = silence_s
         self._short = _Lane(SHORT_JOBS, asyncio.Semaphore(1))
@@ -76,6 +77,8 @@ class TextPool:
         self._keeper: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        if starts_now:
+            self._start_unless_running()
 
     async def run(self, kind: str, pieces: Sequence[bytes], sender: str = "") -> bytes:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
@@ -133,9 +136,7 @@ class TextPool:
 
     async def _fork(self, mark: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the connection to a new worker. What is written to it waits until it has started."""
-        if self._process is None or self._process.poll() is not None:
-            self._end_process()
-            self._start_process()
+        self._start_unless_running()
         assert self._control is not None
         ours, theirs = socket.socketpair()
         try:
@@ -146,6 +147,11 @@ class TextPool:
             raise
         finally:
             theirs.close()
+
+    def _start_unless_running(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._end_process()
+            self._start_process()
 
     def _start_process(self) -> None:
         if self._keeper is None:

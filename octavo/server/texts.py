@@ -321,8 +321,8 @@ class Texts:
         preparer = Preparer(llm, policy)
         if llm.input_setup is None:
             return cls(preparer, None, open_requests)
-        setup = TextSetup(llm.input_setup, policy)
-        return cls(preparer, TextPool(setup), open_requests)
+        pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.media.reads_images)
+        return cls(preparer, pool, open_requests)
 
     @property
     def format(self) -> ModelFormat:
