@@ -97,11 +97,6 @@ def resolve(
     most_threads = _most_threads(args, platform)
     _check_ranks(args)
     speculative = speculative_config(args)
-    if speculative is not None and args.record_trace is not None:
-        raise ConfigError(
-            "record_trace is set, and speculative_config too: how many tokens are guessed follows from measured times, "
-            "which a replay does not have; leave out one of them"
-        )
     _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)
     return EngineConfig(

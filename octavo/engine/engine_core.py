@@ -33,6 +33,8 @@ from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.scheduler.draft_choices import NotedChoices
+from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculation import Speculation
 
@@ -108,12 +110,16 @@ class EngineCore:
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
             connect = partial(_connect, config, executor.call, wake) if moves_blocks else None
-            proposer = None if config.speculative is None else Speculation(config.speculative)
+            proposer: Proposer | None = None if config.speculative is None else Speculation(config.speculative)
+            record_to = config.observability.record_trace
+            choices = None if proposer is None or record_to is None else NotedChoices(proposer)
+            proposer = choices or proposer
             adapters = AdapterCalls(executor.call, wake) if config.lora.enable_lora else None
             scheduler = build_scheduler(settings, proposer, connect=connect, adapter_calls=adapters)
             connector = scheduler.connector
-            depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
-            recorder = Recorder(record_to, settings, depth) if record_to is not None else None
+            depth, recorder = config.scheduler.max_steps_in_flight, None
+            if record_to is not None:
+                recorder = Recorder(record_to, settings, depth, speculates=proposer is not None)
         except BaseException:
             executor.shutdown()
             raise
@@ -129,7 +135,7 @@ class EngineCore:
         to_close = recorder or connector
         core = cls(
             executor,
-            scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
+            scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder, choices),
             ready,
             max_steps_in_flight=depth,
             on_shutdown=None if to_close is None else to_close.close,

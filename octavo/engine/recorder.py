@@ -28,26 +28,30 @@ from octavo.core.outputs import PinnedPrefix
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
+from octavo.scheduler.draft_choices import DraftChoices, NotedChoices
 from octavo.scheduler.scheduler import Scheduler
 
-RECORDING_VERSION: Final = 8
+RECORDING_VERSION: Final = 9
 
 _log = logging.getLogger(__name__)
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
-    """The first frame: the settings of the scheduler, and how many steps are planned ahead."""
+    """The first frame: the settings of the scheduler, how many steps are planned ahead, and whether it speculates."""
 
     settings: SchedulerSettings
     max_steps_in_flight: int
+    speculates: bool = False
     version: int = RECORDING_VERSION
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
-    """`schedule` was called at `now`; `digest` is of the step that it returned, None when there was none."""
+    """`schedule` was called at `now`; `digest` is of the step that it returned, None when there was none. choices: the
+    guesses that it was given, where it speculates."""
 
     now: float
     digest: str | None
+    choices: DraftChoices | None = None
 
 
 class Updated(msgspec.Struct, frozen=True, tag="updated"):
@@ -93,13 +97,15 @@ class Recorder:
     in the file stays, and the engine goes on.
     """
 
-    def __init__(self, path: str, settings: SchedulerSettings, max_steps_in_flight: int) -> None:
+    def __init__(
+        self, path: str, settings: SchedulerSettings, max_steps_in_flight: int, *, speculates: bool = False
+    ) -> None:
         self._path = path
         self._disguise = secrets.token_bytes(32)
         self._file: BinaryIO | None = None
         try:
             self._file = Path(path).expanduser().open("wb")
-            self._append(self._file, Began(settings, max_steps_in_flight))
+            self._append(self._file, Began(settings, max_steps_in_flight, speculates))
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -151,14 +157,15 @@ class Recorder:
 class RecordedScheduler:
     """Wraps a scheduler and writes down each call that changes its state; all else passes through."""
 
-    def __init__(self, scheduler: Scheduler, recorder: Recorder) -> None:
+    def __init__(self, scheduler: Scheduler, recorder: Recorder, choices: NotedChoices | None = None) -> None:
         self._scheduler = scheduler
         self._write = recorder.write
+        self._choices = choices
 
     @classmethod
-    def around(cls, scheduler: Scheduler, recorder: Recorder) -> Scheduler:
-        """Return a scheduler that is recorded."""
-        return cast("Scheduler", cls(scheduler, recorder))
+    def around(cls, scheduler: Scheduler, recorder: Recorder, choices: NotedChoices | None = None) -> Scheduler:
+        """Return a scheduler that is recorded. choices: its proposer, where it has one."""
+        return cast("Scheduler", cls(scheduler, recorder, choices))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
@@ -178,7 +185,7 @@ class RecordedScheduler:
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         step = self._scheduler.schedule(now)
-        self._write(Planned(now, step_digest(step)))
+        self._write(Planned(now, step_digest(step), None if self._choices is None else self._choices.take()))
         return step
 
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:

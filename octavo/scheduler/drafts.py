@@ -14,7 +14,7 @@ class Proposer(Protocol):
     """Proposes the tokens that may follow a sequence. What is generated does not depend on them, only how fast.
 
     With a proposer every group waits for results: a sequence's next row is planned when its tokens are known.
-    A recording holds no drafts, so a run with a proposer cannot be replayed.
+    What it chooses follows from measured times, so a recording holds it (`scheduler/draft_choices.py`).
     """
 
     def begin_step(self, num_rows: int) -> bool:

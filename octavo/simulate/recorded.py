@@ -67,7 +67,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
                 num_resets += 1
                 for request_id in groups:
                     seen[request_id].num_resets = num_resets
-            case Planned(now, _):
+            case Planned(now):
                 clock.planned(now, _step_of(result, path))
             case AbortRequests() | StopSequence():
                 if not groups:

@@ -24,6 +24,7 @@ from octavo.engine.recorder import (
 )
 from octavo.errors import ConfigError
 from octavo.scheduler.build import build_scheduler
+from octavo.scheduler.draft_choices import GivenChoices
 from octavo.scheduler.scheduler import Scheduler
 
 _LENGTH: Final = struct.Struct("<I")
@@ -114,7 +115,8 @@ class Replay:
         began = next(self._events)
         assert isinstance(began, Began)
         self.settings = began.settings
-        self.scheduler: Scheduler = build_scheduler(began.settings)
+        self._choices = GivenChoices() if began.speculates else None
+        self.scheduler: Scheduler = build_scheduler(began.settings, self._choices)
         self.num_requests = 0
 
     def steps(self) -> Iterator[ReplayedStep]:
@@ -150,7 +152,9 @@ class Replay:
                 scheduler.pin_prefix(token_ids, cache_key, until)
             case Unpinned(token_ids, cache_key):
                 scheduler.unpin_prefix(token_ids, cache_key)
-            case Planned(now, digest):
+            case Planned(now, digest, choices):
+                if self._choices is not None and choices is not None:
+                    self._choices.give(choices)
                 step = scheduler.schedule(now)
                 is_same = step_digest(step) == digest
                 return ReplayedStep(now, step, is_same) if step is not None or not is_same else None

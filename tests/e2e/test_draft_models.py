@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.config.schema import SpeculativeConfig
 from octavo.core.outputs import CompletionOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
-from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
+from tests.fakes import proposer
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.proposer import EagerSpeculation
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -51,13 +49,12 @@ def load(paths: dict[str, str], draft: str | None, **options: Any) -> LLM:
     return llm
 
 
-def take_all(llm: LLM, seed: int | None = None) -> EngineCore:
+def take_all(llm: LLM, seed: int | None = None) -> None:
     """Let the engine take guesses whether they pay or not."""
     core = llm.engine.core
     assert isinstance(core, EngineCore)
-    config, plain = SpeculativeConfig(method="draft_model", model="", num_speculative_tokens=4), core.scheduler
-    core.scheduler = Scheduler(plain.block_manager, plain.config, proposer=EagerSpeculation(config, seed))
-    return core
+    assert llm.config.speculative is not None
+    proposer.take_all(core, llm.config.speculative, seed)
 
 
 def stats(llm: LLM) -> Any:

@@ -25,6 +25,7 @@ from octavo.simulate.replay import Replay
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.proposer import take_all
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
@@ -126,6 +127,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_steps_in_flight": draw(st.integers(1, 3)),
         "threads": draw(st.sampled_from([1, 2])),
         "enforce_eager": draw(st.booleans()),
+        "guesses": draw(st.sampled_from([None, None, "ngram", "suffix", "draft_model"])),
     }
 
 
@@ -138,6 +140,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, **own}
         make_checkpoint(family, path, **sizes)
         paths[family] = write_byte_tokenizer(path)
+    paths["draft"] = tmp_path_factory.mktemp("draft")
+    make_checkpoint("qwen3", paths["draft"], vocab_size=VOCABULARY, num_hidden_layers=1)
+    write_byte_tokenizer(paths["draft"])
     return paths
 
 
@@ -182,11 +187,18 @@ def check_that_any_schedule_is_exact(
     alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], max_loras: int
 ) -> None:
     keywords, run_alone = alone
+    options = dict(options)
+    if guesses := options.pop("guesses"):
+        named = {"model": str(checkpoints["draft"])} if guesses == "draft_model" else {"prompt_lookup_min": 1}
+        options["speculative_config"] = {"method": guesses, "num_speculative_tokens": 5, **named}
     outputs: dict[str, RequestOutput] = {}
     with TemporaryDirectory() as folder, load(checkpoints, keywords, **options, record_trace=f"{folder}/run") as llm:
         engine = llm.engine
         core = engine.core
         assert isinstance(core, EngineCore)
+        if guesses:
+            assert llm.config.speculative is not None
+            take_all(core, llm.config.speculative, seed=len(batch))
         if max_loras:
             # requests cannot name adapters yet, nor engines limit them
             planner = core.scheduler._planner
@@ -254,6 +266,20 @@ def test_many_schedules_give_the_bits_of_a_lonely_run(
     alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], max_loras: int
 ) -> None:
     check_that_any_schedule_is_exact(alone, checkpoints, batch, options, max_loras)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("alone", ["bfloat16", "int4 weights"], indirect=True)
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
+@given(batch=requests(), options=engines(), guesses=st.sampled_from(["ngram", "suffix"]))
+def test_guesses_over_ranks_give_the_bits_of_a_lonely_run(
+    alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], guesses: str
+) -> None:
+    ranks = {"tensor_parallel_size": 2, "threads": 1, "guesses": guesses}
+    check_that_any_schedule_is_exact(alone, checkpoints, batch, options | ranks, 0)
 
 
 def test_the_formats_differ(checkpoints: dict[str, Path]) -> None:

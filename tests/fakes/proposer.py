@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from octavo.config.schema import SpeculativeConfig
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import Proposals
+from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.draft_choices import NotedChoices
 from octavo.speculation.speculation import Drafting, Speculation
 
 Outputs = Callable[[SequenceGroup], Mapping[int, list[int]]]
@@ -77,3 +79,14 @@ class EagerSpeculation(Speculation):
 
     def _some(self, most: int) -> int:
         return most if self._random is None else self._random.randint(0, most)
+
+
+def take_all(core: EngineCore, config: SpeculativeConfig, seed: int | None = None) -> None:
+    """Let an engine that speculates take guesses whether they pay or not."""
+    rows, drafts = core.scheduler._rows, core.scheduler._drafts
+    assert drafts is not None
+    eager = EagerSpeculation(config, seed)
+    if isinstance(rows._proposer, NotedChoices):
+        NotedChoices.__init__(rows._proposer, eager)
+    else:
+        rows._proposer = drafts._proposer = eager

@@ -161,13 +161,12 @@ class Schedules(RuleBasedStateMachine):
         # what is found in the cache is not computed, so it cannot fail: with both, a failure would depend on others
         self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
         self.expected: dict[str, EngineCoreRequest] = {}
-        # a recording holds no drafts
         sliding_window = options["sliding_window"]
         has_states = isinstance(sliding_window, tuple) and STATE in sliding_window
         # what encoders make does not move between engines, and a recording holds no sounds
         has_encodings = isinstance(sliding_window, tuple) and ENCODING in sliding_window
         is_recorded = is_recorded and not has_encodings
-        has_drafts = rightness is not None and not is_recorded and not has_states
+        has_drafts = rightness is not None and not has_states
         # of several cache groups, the later ones may have fewer blocks
         num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
         # a replay has no source
