@@ -69,7 +69,7 @@ class Run:
         core = self.llm.engine.core
         assert isinstance(core, EngineCore)
         self._core = core
-        drawing = core.executor._runner._drawing  # type: ignore[attr-defined]
+        drawing = core.executor._runner.drawing  # type: ignore[attr-defined]
         drawing._sampler = Dictated(drawing._sampler, texts)
         self.seconds: dict[int, list[float]] = defaultdict(list)
         self._plan, self._update = core.scheduler.schedule, core.scheduler.update

@@ -360,11 +360,9 @@ class BlockManager:
     def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
         """Return how many leading blocks of the first of these sequences other sequences use as well, in each group."""
         tables = [self._tables[sequence.seq_id].blocks for sequence in sequences]
-        return min(
-            cache.num_leading_shared([blocks[cache.index] for blocks in tables if blocks])
-            for cache in self.token_groups
-            if not cache.keeps.is_sparse
-        )
+        dense = (cache for cache in self.token_groups if not cache.keeps.is_sparse)
+        shared = (cache.num_leading_shared([each[cache.index] for each in tables if each]) for cache in dense)
+        return min(shared, default=0)
 
     def empty_blocks(self) -> list[list[int]]:
         """Return for each cache group the blocks that have neither users nor content."""

@@ -87,3 +87,15 @@ def test_a_token_whose_form_was_not_ready_is_drawn_behind_a_snapshot() -> None:
 def test_drafts_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"speculative_config is set, but the model has recurrent layers"):
         state_core(proposer=ToyProposer(lambda group: {}, 1.0))
+
+
+def test_a_model_of_states_alone_finds_the_cheaper_preemption() -> None:
+    core = make_core(
+        block_size=BLOCK, sliding_window=(STATE,), num_blocks=7, num_host_blocks=64, preemption_mode="auto",
+        max_num_batched_tokens=8,
+    )  # fmt: skip
+    requests = [make_request(f"r{i}", range(i, 6 * i + 9), max_tokens=20, seed=i, n=1 + i % 2) for i in range(8)]
+    seen = run(core, requests)
+    assert core.stats().num_preemptions > 0
+    for request in requests:
+        assert seen.token_ids[request.request_id] == run_alone(request, (STATE,)).token_ids[request.request_id]
