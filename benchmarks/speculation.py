@@ -65,7 +65,7 @@ class Run:
     """An engine, and how long its steps took by their tokens."""
 
     def __init__(self, texts: Sequence[Sequence[int]], speculative: dict[str, Any], **options: Any) -> None:
-        self.llm = LLM(speculative_config=speculative, enable_prefix_caching=False, max_model_len=4096, **options)
+        self.llm = LLM(speculative_config=speculative, max_model_len=4096, **options)
         core = self.llm.engine.core
         assert isinstance(core, EngineCore)
         self._core = core

@@ -78,7 +78,8 @@ ARROWS: dict[str, set[str]] = {
     "deploy": EVERYBODY | {"config", "async_llm", "server"},
     "simulate": EVERYBODY | {"config", "engine", "scheduler", "speculation", "kv_cache", "kv_transfer"},
     "cli": EVERYBODY
-    | {"config", "engine", "executor", "llm", "models", "server", "simulate", "ops", "worker", "__init__"},
+    | {"config", "engine", "executor", "llm", "models", "server", "simulate", "speculation", "ops", "worker"}
+    | {"__init__"},
     "__main__": {"cli"},
     "__init__": EVERYBODY | {"config", "engine", "llm", "async_llm", "async_llm_engine"},
 }

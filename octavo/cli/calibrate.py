@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _OUTPUT_LEN = 24
 _MOST_PROMPT_TOKENS = 1 << 14
 """Prompt tokens of the largest batch of the grid: larger ones take long and add nothing to the fit."""
+_CURVE_TOKENS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+_CURVE_INPUT_LEN = 16
 _NUM_CHECKED = 40
 """Requests of each load that is held out of the fit."""
 _MIXED = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
@@ -82,7 +84,10 @@ def calibrate(*, given: Given) -> int:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
     options = given.own(CalibrateOptions)
     grid = options.grid()
-    llm = load_as_served(given)
+    speculative = dict(given.arguments(EngineArgs).speculative_config)
+    # guesses would change what the steps compute
+    llm = load_as_served(Given(given.config, given.values | {"speculative_config": {}}))
+    curve = decode_curve(llm, grid.repetitions) if speculative else []
     model, num_steps = fitted(llm, grid)
     simulation = simulation_of(llm, model)
     comparisons = compare(llm, simulation, standard_loads(llm, simulation, _NUM_CHECKED), repetitions=1)
@@ -94,6 +99,9 @@ def calibrate(*, given: Given) -> int:
     rates = {"prefill_tokens_per_s": model.prefill_tokens_per_s, "swap_bytes_per_s": model.swap_bytes_per_s}
     if options.engine_config is not None:
         lines = [f"{name}: {rate:.6g}\n" for name, rate in rates.items()]
+        if speculative:
+            value = msgspec.json.encode(speculative | {"step_ms": curve}).decode()
+            lines.append(f"speculative_config: {value}\n")
         write_file("engine_config", options.engine_config, "".join(lines).encode())
     report(
         "calibrate",
@@ -107,6 +115,7 @@ def calibrate(*, given: Given) -> int:
             "interrupted_share": model.interrupted_share,
             "repetition_spread": model.repetition_spread,
             "checks": msgspec.to_builtins(model.checks),
+            **({"step_ms": curve} if curve else {}),
         },
     )
     return 0
@@ -152,6 +161,25 @@ def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter)
     )
     num_tokens = min(max(grid.input_lens), longest, config.scheduler.max_num_batched_tokens)
     return model.with_prefill_rate(num_tokens, ready.cache.block_size), len(steps)
+
+
+def decode_curve(llm: LLM, repetitions: int, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
+    """Return (tokens, milliseconds) of steps that decode so many tokens, for the choice of how many guesses pay."""
+    widest = min(llm.config.scheduler.max_num_seqs, llm.engine.ready.max_model_len)
+    sizes = [size for size in _CURVE_TOKENS if size <= widest]
+    length = min(_CURVE_INPUT_LEN, llm.engine.ready.max_model_len - _OUTPUT_LEN)
+    batches = [Batch([length] * size, [_OUTPUT_LEN] * size) for size in sizes]
+    times: dict[int, list[float]] = {}
+    for each in measure(llm, batches, repetitions, clock):
+        work = each[0].step.work
+        if not work.num_prefill_tokens:
+            times.setdefault(work.num_tokens, []).append(_typical_seconds(each))
+    found, least = [], 0.0
+    for size in sizes:
+        # more tokens take no less time: what is measured otherwise is noise
+        least = max(least, 1e3 * statistics.median(times[size]))
+        found.append((size, round(least, 3)))
+    return found
 
 
 class Batch(NamedTuple):

@@ -37,6 +37,10 @@ def explain(*, given: Given) -> int:
         say(plan, end="\n\n")
     if disk is not None:
         say(render_facts("kept KV", [("kv_disk", disk)]), end="\n\n")
+    if config.speculative is not None:
+        from octavo.speculation.explained import speculation_facts
+
+        say(render_facts("speculation", speculation_facts(config.speculative)), end="\n\n")
     say(render_operators(operators))
     return 0
 

@@ -41,6 +41,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model, revision: the checkpoint of the draft model or head: a directory, a name on a hub, or octavo-tiny. mtp reads
     the model's own.
     quantization: how its weights are kept: int8 or int4; in the model's dtype where it is None.
+    step_ms: [tokens, milliseconds] of steps, which octavo bench calibrate has measured; what steps take here replaces
+    it.
     draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
     the random numbers that the model's own token at that position is drawn with.
     """
@@ -53,6 +55,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     revision: str | None = None
     quantization: Literal["int8", "int4"] | None = None
     draft_sample_method: Literal["greedy", "same_key"] = "greedy"
+    step_ms: tuple[tuple[int, float], ...] = ()
 
     @property
     def has_model(self) -> bool:
@@ -85,6 +88,12 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
             f"which is {config.prompt_lookup_max}"
         )
     _check_model(config)
+    tokens = [count for count, _ in config.step_ms]
+    if tokens != sorted(set(tokens)) or any(count < 1 or time_ms <= 0 for count, time_ms in config.step_ms):
+        raise ConfigError(
+            f"speculative_config: step_ms is {config.step_ms}, expected pairs of tokens, from 1 on in rising order, "
+            "and milliseconds above 0; take what octavo bench calibrate writes"
+        )
     return config
 
 

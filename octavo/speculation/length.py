@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 import numpy as np
@@ -29,9 +29,15 @@ _SHARED_WEIGHT: Final = 4.0
 class StepCosts:
     """Seconds of a step without prompts by its tokens: measured, and between measurements interpolated."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Sequence[tuple[int, float]] = ()) -> None:
+        """first: (tokens, milliseconds) of steps that were measured before this engine started, in rising order."""
         self._counts = np.arange(MOST_TOKENS + 1)
         self._assumed = np.maximum(1.0, self._counts / _FREE_TOKENS)
+        self._has_shape = bool(first)
+        if first:
+            tokens, times = zip(*first, strict=True)
+            beyond = np.maximum(1.0, self._counts / tokens[-1])
+            self._assumed = np.interp(self._counts, tokens, times) / 1e3 * beyond
         self._measured: dict[int, tuple[float, int]] = {}
         """By tokens: seconds, and the number of the note that measured them last."""
         self._num_notes = 0
@@ -60,8 +66,11 @@ class StepCosts:
             if keys := sorted(self._measured):
                 known = [self._measured[key][0] for key in keys]
                 outer = np.clip(self._counts, keys[0], keys[-1])
-                self._seconds *= np.interp(self._counts, keys, known) / self._assumed[outer]
-                self._seconds[keys[0] : keys[-1]] = np.interp(self._counts[keys[0] : keys[-1]], keys, known)
+                if self._has_shape:
+                    self._seconds *= np.interp(self._counts, keys, np.array(known) / self._assumed[keys])
+                else:
+                    self._seconds *= np.interp(self._counts, keys, known) / self._assumed[outer]
+                    self._seconds[keys[0] : keys[-1]] = np.interp(self._counts[keys[0] : keys[-1]], keys, known)
         return self._seconds
 
 

@@ -60,7 +60,7 @@ class Speculation:
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
-        self.costs = StepCosts()
+        self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
         self._draft_costs = DraftCosts()

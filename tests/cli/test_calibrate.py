@@ -24,7 +24,8 @@ def test_a_cost_model_is_fitted_checked_and_written(
 ) -> None:
     file = tmp_path / "costs.json"
     config = tmp_path / "engine.yaml"
-    files = ("--output", str(file), "--engine-config", str(config))
+    speculative = '{"method": "ngram", "prompt_lookup_min": 3}'
+    files = ("--output", str(file), "--engine-config", str(config), "--speculative-config", speculative)
     assert main(["bench", "calibrate", "--model", tiny_model, *GRID, *SMALL, *files]) == 0
     line = json.loads(capsys.readouterr().out)
     model = load_cost_model(str(file))
@@ -32,7 +33,12 @@ def test_a_cost_model_is_fitted_checked_and_written(
     assert line["num_steps"] > 4 * 24
     assert min(model.swap_bytes_per_s, model.copy_bytes_per_s, model.prefill_tokens_per_s) > 0
     # an engine takes the rates
-    scheduler = configure(gather(EngineArgs, {"model": tiny_model}, config_file=str(config))).scheduler
+    resolved = configure(gather(EngineArgs, {"model": tiny_model}, config_file=str(config)))
+    assert resolved.speculative is not None
+    assert resolved.speculative.prompt_lookup_min == 3
+    assert [tokens for tokens, _ in resolved.speculative.step_ms] == [1, 2, 3, 4]
+    assert [list(each) for each in resolved.speculative.step_ms] == line["step_ms"]
+    scheduler = resolved.scheduler
     assert scheduler.swap_bytes_per_s == pytest.approx(model.swap_bytes_per_s, rel=1e-4)
     assert scheduler.prefill_tokens_per_s == pytest.approx(model.prefill_tokens_per_s, rel=1e-4)
     assert model.step_s + model.sequence_s > 0

@@ -33,6 +33,11 @@ def test_a_text_of_json_is_a_mapping() -> None:
         ({}, None),
         ({"num_speculative_tokens": 3}, "missing required field `method`"),
         ({"method": "ngram", "k": 3}, "unknown field `k`"),
+        (
+            {"method": "ngram", "step_ms": [[4, 1.0], [2, 1.0]]},
+            r"step_ms is \(\(4, 1.0\), .* expected pairs",
+        ),
+        ({"method": "ngram", "step_ms": [[1, 0]]}, "step_ms is .* expected pairs"),
         ({"method": "draft_model"}, "method is draft_model, and model is not set"),
         ({"method": "ngram", "model": "x"}, "model is set, but method is ngram, which runs no model"),
         ({"method": "ngram", "prompt_lookup_min": 9}, "prompt_lookup_min is 9, must be at most prompt_lookup_max"),

@@ -68,3 +68,13 @@ def test_acceptance_is_learned_by_kind_and_by_sequence() -> None:
     assert acceptance.probability("long", good) > 0.9
     assert acceptance.probability("long", bad) < 0.3
     assert acceptance.probability("short", Tally()) < 0.2
+
+
+def test_a_curve_from_before_the_start_is_used_and_keeps_its_shape() -> None:
+    costs = StepCosts([(1, 10.0), (8, 11.0), (16, 40.0)])
+    assert abs(costs.seconds()[8] - 0.011) < 1e-9
+    assert abs(costs.seconds()[32] - 0.08) < 1e-9
+    for _ in range(40):
+        costs.note(1, 0.02)
+        costs.note(16, 0.08)
+    assert abs(costs.seconds()[8] - 0.022) < 1e-3
