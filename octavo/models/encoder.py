@@ -25,9 +25,11 @@ class Held(Layer):
 
 
 def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
-    """Yield the parameters of all modules within `module`, which is at `path` in the checkpoint."""
+    """Yield the layers within `module`, which is at `path` in the checkpoint, and the parameters of other modules."""
     for name, part in module.named_modules(prefix=path):
-        if any(each is not None for each in part._parameters.values()):
+        if isinstance(part, Layer):
+            yield name.removesuffix(".octavo"), part
+        elif any(each is not None for each in part._parameters.values()):
             yield name, Held(part)
 
 

@@ -20,6 +20,7 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
+from octavo.models.fallback.swap import swap_encoder
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
@@ -43,6 +44,7 @@ class ImageReader(DecoderStack):
         self._held: dict[str, Layer] = {}
         if self.is_first:
             self.encoder = library_module(lambda: _without_text(self.ARCHITECTURE, c.library))
+            swap_encoder(self.encoder)
             self._held.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             if "deepstack_visual_indexes" in vars(c.library.vision_config) and not self.is_last:
@@ -83,7 +85,7 @@ class ImageReader(DecoderStack):
         return super().own_name(_OLD_NAMES.sub("vision_tower.", name))
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        yield from super().layers_by_path()
+        yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))
         yield from self._held.items()
 
 

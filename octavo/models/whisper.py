@@ -23,6 +23,7 @@ from octavo.models.blocks import GatedLayer, PlainMLP, RotaryAttention, stream_n
 from octavo.models.config import DecoderConfig, even_share
 from octavo.models.decoder import DecoderStack
 from octavo.models.encoder import held_layers, library_config, library_module
+from octavo.models.fallback.swap import swap_encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,7 @@ class WhisperForConditionalGeneration(DecoderStack):
     def __init__(self, c: WhisperConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: WhisperLayer(c, mesh, index), norm=LayerNorm)
         self.encoder = library_module(lambda: c.encoder._from_config(c.library, attn_implementation="sdpa"))
+        swap_encoder(self.encoder)
         self._held = dict(held_layers(self.encoder, "encoder"))
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
@@ -135,5 +137,5 @@ class WhisperForConditionalGeneration(DecoderStack):
         return states
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        yield from super().layers_by_path()
+        yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))
         yield from self._held.items()

@@ -112,6 +112,11 @@ def test_the_same_bits_however_requests_are_computed(whole: tuple[Path, list[Any
     assert bits(generate(whole[0], PROMPTS * 2, **args)) == whole[1] * 2
 
 
+def test_the_bits_do_not_depend_on_the_number_of_threads(whole: tuple[Path, list[Any]]) -> None:
+    one, two = (bits(generate(whole[0], PROMPTS, threads=threads)) for threads in (1, 2))
+    assert one == two == whole[1]
+
+
 def test_several_outputs_of_one_image_are_those_of_it_alone(whole: tuple[Path, list[Any]]) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=9, logprobs=1, ignore_eos=True)
     together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=16)

@@ -71,7 +71,7 @@ def spoil_free_blocks(llm: LLM) -> None:
     """From one step to the next nothing can be read in blocks without users and content."""
     executor: Any = core_of(llm).executor
     pools = [cache.pool for cache in core_of(llm).scheduler.block_manager.groups]
-    tiers = executor._runner._cache._device
+    tiers = executor._runner.cache._device
     submit = executor.submit
 
     def submit_and_spoil(step: SchedulerOutput) -> Future[ModelRunnerOutput]:

@@ -23,6 +23,7 @@ from octavo.models.fallback.attention import CallAttention, Step, Unfit
 from octavo.models.fallback.exact import make_exact
 from octavo.models.fallback.mixtures import is_experts, octavo_experts
 from octavo.models.fallback.recording import Recording
+from octavo.quantization.method import UNQUANTIZED, FromPlain, Methods
 
 _ONE: Final = Mesh.single()
 _PROBE_ROWS: Final = 3
@@ -37,10 +38,15 @@ class RowsOf(nn.Module):
         self.octavo = layer
         self._last = last
 
+    @property
+    def weight(self) -> Tensor:
+        """Something with the type of the weight, which modules ask for."""
+        return next(self.octavo.parameters())
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., inputs] → [..., outputs]; x [...] → [..., outputs] for a table of rows."""
         shape = x.shape[: x.dim() - self._last]
-        rows: Tensor = self.octavo(x.reshape(-1, *x.shape[x.dim() - self._last :]))
+        rows: Tensor = self.octavo(x.reshape(-1, *x.shape[x.dim() - self._last :]).contiguous())
         return rows.view(*shape, *rows.shape[1:])
 
 
@@ -99,6 +105,31 @@ def swap(recording: Recording, stored: StoredExperts) -> tuple[Step, dict[str, L
         elif held := _held(path, module):
             layers[path] = held
     return step, layers
+
+
+class EncoderLinear(ColumnLinear):
+    """A linear layer of an encoder, whose weight is only quantised where the checkpoint has it so."""
+
+    def use(self, methods: Methods, path: str) -> None:
+        super().use(lambda name: UNQUANTIZED if isinstance(found := methods(name), FromPlain) else found, path)
+
+
+def swap_encoder(encoder: nn.Module) -> None:
+    """Put octavo's layers in the place of an encoder's linear layers, norms and activations.
+
+    Its bits then do not depend on how many threads compute it.
+    """
+    for module in list(encoder.modules()):
+        for name, child in module.named_children():
+            made: nn.Module | None = None
+            if type(child) is nn.Linear:
+                inputs, outputs = child.in_features, child.out_features
+                made = RowsOf(EncoderLinear(inputs, outputs, _ONE, bias=child.bias is not None))
+            elif not isinstance(child, nn.Embedding | Layer) and not list(child.children()):
+                made = _replacement(child)
+            if made is not None:
+                module._modules[name] = made
+    make_exact(encoder)
 
 
 def _held(path: str, module: nn.Module) -> Held | None:
