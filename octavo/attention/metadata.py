@@ -96,6 +96,19 @@ class EmbeddingOverride:
     values: Tensor
     """[overridden, embedding size], in the model's type."""
 
+    def put_into(self, x: Tensor) -> Tensor:
+        """Return x [tokens, embedding size] with the vectors in their places."""
+        return x.index_copy(0, self.token_indices, self.values)
+
+
+class SpanRows(NamedTuple):
+    """Tokens of this step that see all tokens of their own span, later ones too: those of images in some models."""
+
+    token_indices: Tensor
+    """int64 [tokens of spans]: flat indices of the tokens, span by span."""
+    attention: Sequence[AttentionMetadata]
+    """For each cache group; a row is what this step computes of one span, and its length ends with the span."""
+
 
 class EncoderOutput(NamedTuple):
     """What an encoder made of one input, whose keys and values are written in this step, and where they go."""
@@ -151,6 +164,8 @@ class ModelInput:
     """int64 [3, tokens]: positions in time, rows and columns, where those of images differ; mostly None."""
     embeddings: EmbeddingOverride | None = None
     """Vectors in place of token embeddings; None in nearly every step."""
+    spans: SpanRows | None = None
+    """Tokens that attend to each other; None in nearly every step."""
     adapter_of_token: Tensor | None = None
     """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
     token_types: Tensor | None = None

@@ -29,6 +29,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
         caches of their own.
     pooled: of a sequence whose prompt becomes a vector.
     grids: (offset, rows, columns) of the prompt's images, where positions follow from them (M-RoPE).
+    whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     """
 
@@ -45,6 +46,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     num_shared_tokens: int = 0
     adapter: int = 0
     grids: tuple[tuple[int, int, int], ...] = ()
+    whole_spans: tuple[tuple[int, int], ...] = ()
     media: tuple[MediaInput, ...] = ()
     pooled: PooledPrompt | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer, TensorSlot
+
+ALL_AHEAD: Final = 2**31 - 1
+"""Tokens behind itself that a query sees where it sees all."""
 
 
 class PagedAttention(CachedLayer):
@@ -44,6 +48,23 @@ class PagedAttention(CachedLayer):
 
     def bind(self, binding: Binding) -> None:
         self._backend = binding.backend
+
+
+class SpanAttention(PagedAttention):
+    """The same where tokens of an image see all of it: the others are causal.
+
+    Attention over such tokens is computed a second time, with what the first left in the cache. A window hides earlier
+    keys from them as from other tokens.
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
+        out = super().forward(q, k, v, batch)
+        if batch.spans is None:
+            return out
+        indices, none = batch.spans.token_indices, k[:0]
+        metadata, scores = batch.spans.attention[self.cache_group], self.scores._replace(ahead=ALL_AHEAD)
+        cache = batch.kv_caches[self.cache_index]
+        return out.index_copy(0, indices, self._backend.run(q[indices], none, none, cache, metadata, scores).flatten(1))
 
 
 class CrossAttention(PagedAttention):

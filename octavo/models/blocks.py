@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import PagedAttention, SinkAttention
+from octavo.layers.attention import PagedAttention, SinkAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
 from octavo.layers.experts import ExactLinear, Experts, Router
 from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
@@ -86,7 +86,7 @@ class RotaryAttention(nn.Module):
         self.attend: PagedAttention = (
             SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
             if c.has_sinks
-            else PagedAttention(
+            else (SpanAttention if c.has_whole_spans else PagedAttention)(
                 *(heads, c.ahead_of(layer)),
                 scale=c.attention_scale,
                 sliding_window=window,

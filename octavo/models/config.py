@@ -16,6 +16,7 @@ from octavo.config.section import Section, shown
 from octavo.core.model_shape import CacheGroup, KeysAndValues, LayerCache, ModelShape, group_layers
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.layers.attention import ALL_AHEAD
 from octavo.layers.heads import Heads
 from octavo.layers.norm import Norm, RMSNorm
 from octavo.layers.rope import (
@@ -64,6 +65,8 @@ class DecoderConfig:
     """Scores become `cap * tanh(score / cap)`."""
     is_bidirectional: bool = False
     """Whether queries see as many tokens behind themselves as before; then prompts are computed whole."""
+    has_whole_spans: bool = False
+    """Whether tokens of an image see all of it."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
     position_offset: int | None = None
@@ -205,7 +208,7 @@ class DecoderConfig:
         if not self.is_bidirectional:
             return 0
         window = self.window_of(layer)
-        return 2**31 - 1 if window is None else window - 1
+        return ALL_AHEAD if window is None else window - 1
 
 
 def read_rope(

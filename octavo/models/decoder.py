@@ -249,5 +249,5 @@ class DecoderStack(nn.Module):
         assert self.embed_tokens is not None, "only the first stage embeds tokens"
         x: Tensor = self.embed_tokens(batch.token_ids)
         if batch.embeddings is not None:
-            x = x.index_copy(0, batch.embeddings.token_indices, batch.embeddings.values)
+            x = batch.embeddings.put_into(x)
         return self.embed(x, batch)

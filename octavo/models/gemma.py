@@ -61,6 +61,7 @@ class Gemma3ForCausalLM(GemmaDecoder):
         return GemmaConfig.gemma(
             c,
             is_bidirectional=sees_both,
+            has_whole_spans=True,
             qk_norms=head_norms,
             windows=windows,
             attention_scale=read_attention_scale(c),

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
 
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, RoundedFactor
@@ -68,3 +71,8 @@ class GemmaDecoder(GatedDecoder):
         super().__init__(c, mesh)
         self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
         self.logit_factor = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)
+
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Make the first layer's input [tokens, hidden]. Vectors of images are not multiplied."""
+        x = super().embed(x, batch)
+        return x if batch.embeddings is None else batch.embeddings.put_into(x)

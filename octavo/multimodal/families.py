@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
@@ -24,16 +24,24 @@ class Context(NamedTuple):
 class Family(NamedTuple):
     """marker: keys of config.json, of which the first that is there has the id that stands for an image in a prompt
     before it is written out. token: likewise the id of tokens that stand for vectors. tokens: returns what is written
-    for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: tokens of an image
-    attend to each other. grid: returns rows and columns of an image where positions follow from them."""
+    for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: returns whether
+    tokens of an image attend to each other. grid: returns its rows and columns where positions follow from them.
+    joins_lines: line breaks around images become one token with those of the prompt, where there is one."""
 
     marker: tuple[str, ...]
     token: tuple[str, ...]
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
     options: Mapping[str, Any] = {}
-    is_whole: bool = False
+    is_whole: Callable[[Section], bool] = lambda config: False
     grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
+    joins_lines: bool = False
+
+
+def first_positive(config: Section, keys: Sequence[str]) -> int:
+    """Return the value of the first key that is there. Raises CheckpointError for no positive integer."""
+    found = next((key for key in keys if config.values.get(key) is not None), keys[0])
+    return config.positive(found)
 
 
 def _vision(context: Context) -> Section:
@@ -68,6 +76,19 @@ def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (height * width)
 
 
+def _gemma3(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """The whole image, and pieces of it behind that where the processor cuts them (pan and scan)."""
+    config, lines = context.config, context.encode("\n\n")
+    begin, end = (first_positive(config, keys) for keys in (_BEGIN, ("eoi_token_index", "eoi_token_id")))
+    one = [*lines, begin, *[token] * config.positive("mm_tokens_per_image", 256), end, *lines]
+    num_crops = int(arrays["num_crops"][0]) if "num_crops" in arrays else 0
+    if not num_crops:
+        return one
+    crops = [each for _ in range(num_crops - 1) for each in (*one, *context.encode(" "))] + one
+    behind = " and here are some crops to help you see better "
+    return [*context.encode("Here is the original image "), *one, *context.encode(behind), *crops]
+
+
 def _internvl(context: Context, token: int, arrays: Arrays) -> list[int]:
     """All tiles of an image, and its thumbnail behind them."""
     count = len(arrays["pixel_values"]) * context.config.positive("image_seq_length", 256)
@@ -91,12 +112,14 @@ def _smolvlm(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 _IMAGE: Final = ("image_token_index", "image_token_id")
 
+_BEGIN: Final = ("boi_token_index", "boi_token_id")
 _SIZED: Final = ("pixel_values", "image_sizes")
 _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 
 _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
 
 FAMILIES: Final[Mapping[str, Family]] = {
+    "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),

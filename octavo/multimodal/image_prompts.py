@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,11 +14,14 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
-from octavo.multimodal.families import FAMILIES, Context
+from octavo.multimodal.families import FAMILIES, Context, first_positive
 from octavo.multimodal.images import decoded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_MOST_LINES: Final = 31
+"""Line breaks that tokens of several are looked for with."""
 
 
 class ImagePrompts:
@@ -34,7 +38,7 @@ class ImagePrompts:
         self._limit = limit
         config = Section(checkpoint.stored, checkpoint.where)
         self._context = Context(config, settings, encode)
-        self._marker, self._token = (_first(config, keys) for keys in (self.family.marker, self.family.token))
+        self._marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
         self._path, self._settings = checkpoint.path, settings
         self._processor: Any = None
 
@@ -58,25 +62,51 @@ class ImagePrompts:
             )
         written: list[int] = []
         media: list[MediaInput] = []
-        waiting = iter(images)
+        waiting, is_behind = iter(images), False
         for token_id in token_ids:
             if token_id == self._marker:
-                tokens, made = self._image(next(waiting), len(written))
+                tokens, made = self._image(next(waiting), written)
                 written += tokens
                 media.append(made)
             else:
-                written.append(token_id)
+                written += self._with_lines(written, [token_id]) if is_behind else [token_id]
+            is_behind = token_id == self._marker
         return written, tuple(media)
 
-    def _image(self, image: Any, offset: int) -> tuple[list[int], MediaInput]:
+    @cached_property
+    def _lines(self) -> dict[int, int]:
+        """How many line breaks a token is, of those that are joined."""
+        if not self.family.joins_lines:
+            return {}
+        tokens = [self._context.encode("\n" * count) for count in range(1, 1 + _MOST_LINES)]
+        return {ids[0]: count for count, ids in enumerate(tokens, 1) if len(ids) == 1}
+
+    def _with_lines(self, written: list[int], tokens: list[int]) -> list[int]:
+        """Return tokens behind `written`, whose last line breaks are removed where they are joined with theirs."""
+        count, num_tail, num_head = 0, 0, 0
+        while num_tail < len(written) and written[-1 - num_tail] in self._lines:
+            count += self._lines[written[-1 - num_tail]]
+            num_tail += 1
+        while num_head < len(tokens) and tokens[num_head] in self._lines:
+            count += self._lines[tokens[num_head]]
+            num_head += 1
+        if not num_tail or not num_head:
+            return tokens
+        del written[len(written) - num_tail :]
+        return [*self._context.encode("\n" * count), *tokens[num_head:]]
+
+    def _image(self, image: Any, written: list[int]) -> tuple[list[int], MediaInput]:
+        """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""
         made = self.arrays(decoded(image))
-        tokens = self.family.tokens(self._context, self._token, made)
+        tokens = self._with_lines(written, self.family.tokens(self._context, self._token, made))
+        offset = len(written)
         arrays = {name: _typed(made[name]) for name in self.family.reads if name in made}
         spans = tuple(_spans(tokens, self._token, offset))
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of(arrays)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
-        return tokens, MediaInput("image", digest, spans, num_embeddings, arrays, self.family.is_whole, grid)
+        is_whole = self.family.is_whole(self._context.config)
+        return tokens, MediaInput("image", digest, spans, num_embeddings, arrays, is_whole, grid)
 
     def open(self) -> Any:
         """Return transformers' image processor, made at the first call. Raises CheckpointError or ConfigError."""
@@ -107,11 +137,6 @@ def _typed(array: NDArray[Any]) -> TypedArray:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" + "s" * (number != 1)
-
-
-def _first(config: Section, keys: Sequence[str]) -> int:
-    found = next((key for key in keys if config.values.get(key) is not None), keys[0])
-    return config.positive(found)
 
 
 def _image_processor(path: Path, settings: Mapping[str, Any]) -> Any:

@@ -174,6 +174,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable) ->
         adapter=group.adapter,
         media=_media(group, sequence, table) if media else (),
         grids=tuple([(each.spans[0][0], *each.grid) for each in media if each.grid is not None]) if media else (),
+        whole_spans=tuple([span for each in media if each.is_whole for span in each.spans]) if media else (),
         pooled=group.request.pooled,
         parent_id=parent.seq_id if parent is not None else None,
         num_shared_tokens=num_shared,

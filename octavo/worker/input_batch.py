@@ -16,6 +16,7 @@ from octavo.core.step import ScheduledSequence
 from octavo.worker.cross_rows import CrossRows
 from octavo.worker.rope_positions import rope_positions
 from octavo.worker.sequence_state import Sequences, SequenceState, second_start
+from octavo.worker.span_rows import span_rows
 
 
 class BatchRow(NamedTuple):
@@ -180,6 +181,7 @@ class InputBatchBuilder:
             *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
             rope_positions=rope,
             embeddings=embeddings,
+            spans=span_rows(rows, attention[: len(self._tables)]) if self._sequences.num_with_spans else None,
             adapter_of_token=adapter_of_token,
             token_types=token_types,
             encoded=outputs,

@@ -39,6 +39,8 @@ class SequenceState:
     """What is encoded for its next rows."""
     grids: tuple[tuple[int, int, int], ...] = ()
     """(offset, rows, columns) of images by which its tokens turn."""
+    whole_spans: tuple[tuple[int, int], ...] = ()
+    """(offset, length) of tokens that attend to each other."""
     pooled: PooledPrompt | None = None
     """Of a prompt that becomes a vector."""
     num_drafted: int | None = None
@@ -61,6 +63,8 @@ class Sequences:
         """Sequences that use an adapter."""
         self.num_with_grids = 0
         """Sequences whose positions follow from images."""
+        self.num_with_spans = 0
+        """Sequences with tokens that attend to each other."""
         self.num_pairs = 0
         """Sequences that are pairs of texts whose tokens have types."""
         self._states: dict[int, SequenceState] = {}
@@ -106,10 +110,12 @@ class Sequences:
             adapter=new.adapter,
             media=new.media,
             grids=new.grids,
+            whole_spans=new.whole_spans,
             pooled=new.pooled,
         )
         self.num_adapted += new.adapter != 0
         self.num_with_grids += bool(new.grids)
+        self.num_with_spans += bool(new.whole_spans)
         self.num_pairs += second_start(new) != 0
 
     def drop(self, seq_id: int) -> None:
@@ -118,6 +124,7 @@ class Sequences:
         if state is not None:
             self.num_adapted -= state.adapter != 0
             self.num_with_grids -= bool(state.grids)
+            self.num_with_spans -= bool(state.whole_spans)
             self.num_pairs -= second_start(state) != 0
             for table in self.tables:
                 table.write(state.line, 0, ())

@@ -13,7 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.core.outputs import RequestOutput
 from octavo.multimodal.image_prompts import ImagePrompts
-from tests.fakes.vision import FAMILIES, IMAGE, image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision import FAMILIES, IMAGE, START, image, load_vision_oracle, make_vision_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,11 @@ PROMPTS: list[Any] = [
 ]
 
 
-WHOLE = ("llava", "qwen3_vl")
+TOKENS = {"gemma3": START}
+"""What stands for vectors, where it is another token than `IMAGE`."""
+WIDEST = {"gemma3": 16}
+"""The most tokens that a step computes together."""
+WHOLE = ("gemma3", "llava", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
 
 
@@ -77,10 +81,13 @@ def test_log_probabilities_are_those_of_transformers(
         inputs = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads if name in arrays}
         (completion,) = output.outputs
         drawn = list(completion.token_ids)
-        drawn = drawn[: drawn.index(IMAGE)] if IMAGE in drawn else drawn  # which would stand for an image there
+        token = TOKENS.get(family, IMAGE)
+        drawn = drawn[: drawn.index(token)] if token in drawn else drawn  # which would stand for an image there
         ids = [*output.prompt_token_ids, *drawn]
         if "image_grid_thw" in inputs:
-            inputs["mm_token_type_ids"] = (torch.tensor([ids]) == IMAGE).int()
+            inputs["mm_token_type_ids"] = (torch.tensor([ids]) == token).int()
+        if family == "gemma3":
+            inputs["token_type_ids"] = (torch.tensor([ids]) == token).int()
         with torch.inference_mode():
             logits = oracle(input_ids=torch.tensor([ids]), **inputs).logits[0]
         first = len(output.prompt_token_ids) - 1
@@ -94,14 +101,16 @@ def test_log_probabilities_are_those_of_transformers(
 def test_a_prompt_that_is_cut_within_images_gives_the_same_bits(
     checkpoint: tuple[str, Path], expected: list[RequestOutput]
 ) -> None:
-    assert bits(generate(checkpoint[1], PROMPTS * 2, max_num_batched_tokens=5)) == bits(expected) * 2
+    family, path = checkpoint
+    cut = bits(generate(path, PROMPTS * 2, max_num_batched_tokens=WIDEST.get(family, 4) + 1))
+    assert cut == bits(expected) * 2
 
 
 @pytest.mark.parametrize(
     "args",
     [
         {"max_num_seqs": 1},
-        {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 7},
+        {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 19},
         {"num_gpu_blocks_override": 9, "preemption_mode": "swap"},
         {"enable_prefix_caching": False},
         {"tensor_parallel_size": 2},
@@ -137,3 +146,23 @@ def test_the_same_image_hits_the_prefix_cache_and_another_does_not(whole: tuple[
     assert again.num_cached_tokens > 40
     assert other.num_cached_tokens < 16
     assert bits([again]) == bits([first]) != bits([other])
+
+
+@pytest.mark.parametrize("device", ["auto", "reference"])
+def test_a_prompt_that_hits_the_cache_within_an_image_gives_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, device: str
+) -> None:
+    path = make_vision_checkpoint("gemma3", tmp_path_factory.mktemp("gemma3"))
+    words = ["w1", "w1 w2 w3 w4 w5", "w1 w2 w3 w4 w5 w6 w7 w8 w9"]
+    prompts: list[Any] = [
+        {"prompt": f"{each} <image>", "multi_modal_data": {"image": image(4, 60, 60)}} for each in words
+    ]
+    llm = LLM(str(path), dtype="float32", num_gpu_blocks_override=64, device=device)
+    try:
+        first, again = llm.generate(prompts, PARAMS), llm.generate(prompts, PARAMS)
+    finally:
+        llm.close()
+    assert min(each.num_cached_tokens for each in again) >= 16  # of images that begin before that, and end behind it
+    assert bits(first) == bits(again)
+    args = {"max_num_batched_tokens": 19, "enable_prefix_caching": False}
+    assert bits(generate(path, prompts, device=device, **args)) == bits(first)

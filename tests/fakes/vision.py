@@ -33,7 +33,7 @@ SPECIALS = [
     *("<img>", "</img>", "<fake_token_around_image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
 ]
-IMAGE = SPECIALS.index("<image>")
+IMAGE, START, END = (SPECIALS.index(each) for each in ("<image>", "<start>", "<end>"))
 
 
 def image(seed: int, width: int = 84, height: int = 56) -> Any:
@@ -80,6 +80,23 @@ def _mistral3() -> tuple[Any, Any]:
     text, tower = tf.MistralConfig(**TEXT, sliding_window=None), _pixtral_tower()
     config = tf.Mistral3Config(text_config=text, vision_config=tower, image_token_index=IMAGE, spatial_merge_size=2)
     return config, tf.PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28})
+
+
+def _gemma3() -> tuple[Any, Any]:
+    import transformers as tf
+
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**TEXT, "num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 12, "query_pre_attn_scalar": 8}
+    tower = tf.SiglipVisionConfig(**TOWER)
+    ids = {"boi_token_index": IMAGE, "eoi_token_index": END, "image_token_index": START}
+    config = tf.Gemma3Config(text_config=text, vision_config=tower.to_dict(), mm_tokens_per_image=16, **ids)
+    size = {"height": 56, "width": 56}
+    cut = {
+        "pan_and_scan_min_crop_size": 28,
+        "pan_and_scan_max_num_crops": 3,
+        "pan_and_scan_min_ratio_to_activate": 1.45,
+    }
+    return config, tf.Gemma3ImageProcessorPil(size=size, do_pan_and_scan=True, **cut)
 
 
 def _internvl() -> tuple[Any, Any]:
@@ -134,6 +151,7 @@ FAMILIES = {
     "qwen2_vl": (_qwen2, "Qwen2VLForConditionalGeneration"),
     "qwen2_5_vl": (_qwen2_5, "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": (_qwen3, "Qwen3VLForConditionalGeneration"),
+    "gemma3": (_gemma3, "Gemma3ForConditionalGeneration"),
     "internvl": (_internvl, "InternVLForConditionalGeneration"),
     "llava": (_llava, "LlavaForConditionalGeneration"),
     "mistral3": (_mistral3, "Mistral3ForConditionalGeneration"),

@@ -203,18 +203,22 @@ def _pieces(
 def _pieces_both_ways(
     metadata: AttentionMetadata, window: int | None, ahead: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[_Piece]:
-    """Return a piece for each row, whose queries see up to `ahead` keys behind themselves, too."""
-    for row, stop in enumerate(accumulate(metadata.query_lengths)):
-        length, queries = metadata.lengths[row], metadata.query_lengths[row]
-        slots = _slots(
-            metadata.block_tables[row : row + 1], torch.arange(length, device=device)[None], metadata.block_size
-        )
-        distance = _distance(0, length, length - queries, length, device)
-        hidden = distance > ahead
-        if window is not None:
-            hidden |= distance <= -window
-        here = None if queries == stop == sum(metadata.query_lengths) else slice(stop - queries, stop)
-        yield _Piece(here, slots, _constant(_mask(hidden, dtype)), _constant(distance))
+    """Cut the step into pieces whose queries see up to `ahead` keys behind themselves, too."""
+    first_query, num_queries = 0, sum(metadata.query_lengths)
+    for row, (length, queries) in enumerate(zip(metadata.lengths, metadata.query_lengths, strict=True)):
+        context, end_key = length - queries, _key_range(length, None)[1]
+        shift = first_query - context
+        for start, stop, first_key, _ in _spans(context, length, window):
+            keys = torch.arange(first_key, end_key, device=device)
+            seen = keys.clamp(_first_seen(start, window), length - 1)
+            slots = _slots(metadata.block_tables[row : row + 1], seen[None], metadata.block_size)
+            distance = _distance(first_key, end_key, start, stop, device)
+            hidden = (distance > ahead) | (keys >= length)
+            if window is not None:
+                hidden |= distance <= -window
+            here = None if stop - start == num_queries else slice(start + shift, stop + shift)
+            yield _Piece(here, slots, _constant(_mask(hidden, dtype)), _constant(distance))
+        first_query += queries
 
 
 def _decode_piece(

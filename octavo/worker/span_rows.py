@@ -1,0 +1,54 @@
+"""Tokens of a step that attend to each other, as rows of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo.attention.metadata import AttentionMetadata, SpanRows
+
+if TYPE_CHECKING:
+    from octavo.worker.input_batch import BatchRow
+
+
+def span_rows(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) -> SpanRows | None:
+    """Return a row for each span that rows of a step have tokens of; None where there is none.
+
+    attention: of the step, for each cache group. A step computes all tokens that are left of a span.
+    """
+    found: list[tuple[int, int, int, int]] = []  # row, first flat index, tokens, end in the sequence
+    first = 0
+    for index, row in enumerate(rows):
+        start = row.scheduled.start
+        for offset, length in row.state.whole_spans:
+            begin, end = max(offset, start), offset + length
+            if begin < min(end, row.end):
+                assert end <= row.end, "a row ends among tokens that attend to each other"
+                found.append((index, first + begin - start, end - begin, end))
+        first += row.scheduled.num_tokens
+    if not found or not attention:
+        return None
+    device = attention[0].query_starts.device
+    places, starts, counts, ends = zip(*found, strict=True)
+    query_starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+    lengths = torch.tensor(ends, dtype=torch.int32, device=device)
+    lines = torch.tensor(places, device=device)
+    indices = torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    return SpanRows(
+        indices.to(device),
+        [
+            AttentionMetadata(
+                query_starts=query_starts,
+                sequence_lengths=lengths,
+                block_tables=each.block_tables[lines],
+                slot_mapping=each.slot_mapping[:0],
+                block_size=each.block_size,
+                query_lengths=counts,
+                lengths=ends,
+            )
+            for each in attention
+        ],
+    )

@@ -1,0 +1,51 @@
+"""Images written into prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
+from octavo.multimodal.image_prompts import ImagePrompts
+from tests.fakes.vision import END, IMAGE, START, image, make_vision_checkpoint
+
+NAMES = {"\n": 20, "\n\n": 21, "\n\n\n": 22, "\n\n\n\n": 23}
+
+
+def encode(text: str) -> list[int]:
+    """One token for up to four line breaks, one each for other texts."""
+    return [NAMES[text]] if text in NAMES else [99] if text.strip() else [] if not text else [98] * len(text)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> ImagePrompts:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("gemma3", tmp_path_factory.mktemp("gemma3")))
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    return ImagePrompts(checkpoint, settings, encode, 16)
+
+
+def written(prompts: ImagePrompts, *token_ids: int, images: int = 1) -> tuple[list[int], Any]:
+    tokens, media = prompts.expand(list(token_ids), [image(0, 56, 56)] * images)
+    assert all(set(tokens[offset : offset + length]) == {START} for each in media for offset, length in each.spans)
+    return [each for each in tokens if each != START], media
+
+
+def test_line_breaks_around_an_image_become_one_token_with_those_beside_it(prompts: ImagePrompts) -> None:
+    one, _ = written(prompts, 50, IMAGE, 51)
+    assert one == [50, NAMES["\n\n"], IMAGE, END, NAMES["\n\n"], 51]
+    joined, media = written(prompts, 50, NAMES["\n"], IMAGE, NAMES["\n\n"], NAMES["\n"], 51)
+    assert joined == [50, NAMES["\n\n\n"], IMAGE, END, NAMES["\n\n\n\n"], NAMES["\n"], 51]
+    assert media[0].spans == ((3, 16),)
+    assert media[0].is_whole
+    two, _ = written(prompts, IMAGE, IMAGE, images=2)
+    assert two == [NAMES["\n\n"], IMAGE, END, NAMES["\n\n\n\n"], IMAGE, END, NAMES["\n\n"]]
+
+
+def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, tmp_path: Path) -> None:
+    _, (media,) = prompts.expand([50, IMAGE], image(0))
+    assert [length for _, length in media.spans] == [16, 16, 16]
+    assert media.num_embeddings == 48
