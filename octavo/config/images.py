@@ -10,8 +10,8 @@ from octavo.config.checkpoint import Checkpoint, read_json_object
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Gemma3", "Idefics3", "InternVL", "Llava", "Mistral3"),
-        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM"),
+        *("Gemma3", "Gemma4", "Idefics3", "InternVL", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3"),
+        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
     )
 )
 """Architectures whose images are read, with transformers."""

@@ -194,6 +194,11 @@ class PreparedLayer(Layer):
         """Rows of this rank's weight; of a gated one, gate and up together."""
         return self._sizes[1]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of what it reads and returns."""
+        return self._shape().dtype
+
     def sources(self, path: str) -> list[tuple[str, int]]:
         """Return the names of the stored weights of the outputs, in their order, and how many outputs each has."""
         return [(path, self._sizes[1])]
@@ -310,6 +315,7 @@ class PreparedLayer(Layer):
 
     def _release(self, made: list[PreparedLinear]) -> None:
         """Multiply by what was `made` of the parts, and release what they were made from."""
+        self._dtype = self.dtype
         if len(made) == 1:
             self.prepared = made[0]
         else:

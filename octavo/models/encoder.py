@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, TensorSlot
 from octavo.models.fallback.library import INSTALL, first_line, library_version
 
 
@@ -23,10 +24,17 @@ class Held(Layer):
         # the dictionary itself: what is filled here is there
         self._parameters = module._parameters
 
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the tensors of the module; at the root of the checkpoint its names have nothing before them."""
+        return (replace(slot, name=slot.name.removeprefix(".")) for slot in super().tensor_slots(path))
+
 
 def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
     """Yield the layers within `module`, which is at `path` in the checkpoint, and the parameters of other modules."""
     for name, part in module.named_modules(prefix=path):
+        for buffer in [each for each in part._buffers if each not in part._non_persistent_buffers_set]:
+            # which is loaded like a weight
+            part._parameters[buffer] = nn.Parameter(part._buffers.pop(buffer), requires_grad=False)
         if isinstance(part, Layer):
             yield name.removesuffix(".octavo"), part
         elif any(each is not None for each in part._parameters.values()):

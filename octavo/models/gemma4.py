@@ -15,7 +15,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, UnsupportedModel
-from octavo.layers.attention import PagedAttention
+from octavo.layers.attention import PagedAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, RoundedFactor, StoredFactor, activation, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.experts import Experts, Router, StoredExperts
@@ -48,6 +48,8 @@ class Gemma4Config(GemmaConfig):
     """The width of each layer's own embedding; 0 where layers have none."""
     input_vocab_size: int
     """Rows of the table of those embeddings."""
+    padding_id: int
+    """The token that stands in the place of images where the embeddings of layers are looked up."""
 
     def heads_of(self, layer: int) -> Heads:
         """Return the heads of a layer."""
@@ -124,7 +126,8 @@ class Attention(nn.Module):
         else:
             self.q_proj = ColumnLinear(c.hidden_size, heads.q_size, mesh, bias=c.qkv_bias)
         self.rope = Rotary(rope)
-        self.attend = PagedAttention(self._heads, scale=c.attention_scale, sliding_window=window)
+        attention = SpanAttention if c.has_whole_spans and window is not None else PagedAttention
+        self.attend = attention(self._heads, scale=c.attention_scale, sliding_window=window)
         self.attend.shares_cache_of = writer
         self.o_proj = joined_linear(heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
@@ -244,6 +247,8 @@ class Gemma4ForCausalLM(DecoderStack):
             logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
             wide_heads=wide,
             has_values=has_values,
+            has_whole_spans=c.values.get("use_bidirectional_attention") == "vision",
+            padding_id=c.int("pad_token_id", 0),
             num_sharing=num_sharing,
             doubles_width=c.bool("use_double_wide_mlp", False),
             input_size=input_size,
@@ -257,8 +262,8 @@ class Gemma4ForCausalLM(DecoderStack):
         self.logit_factor = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)
         sharing = "|".join(str(layer) for layer in range(c.num_layers) if c.writer_of(layer) is not None)
         # checkpoints still hold what such layers had before they shared
-        self.IGNORED = (*DecoderStack.IGNORED, rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")  # type: ignore[misc]
-        self.has_inputs = c.input_size > 0
+        self.IGNORED = (*type(self).IGNORED, rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")  # type: ignore[misc]
+        self.has_inputs, self._padding_id = c.input_size > 0, c.padding_id
         if not self.has_inputs:
             return
         if mesh.pipeline.size > 1:
@@ -275,15 +280,23 @@ class Gemma4ForCausalLM(DecoderStack):
         self.add = addition()
         self.sum_factor = Elementwise("scaled", 2.0**-0.5)
 
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Make the embeddings [tokens, hidden]. Vectors of images are not multiplied."""
+        x = super().embed(x, batch)
+        return x if batch.embeddings is None else batch.embeddings.put_into(x)
+
     def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return the embeddings, and those of all layers [tokens, layers · input_size]."""
         x, _ = super().begin(batch)
         if not self.has_inputs:
             return x, None
+        token_ids = batch.token_ids
+        if batch.embeddings is not None:
+            token_ids = token_ids.index_fill(0, batch.embeddings.token_indices, self._padding_id)
         projected = self.projection_factor(self.per_layer_model_projection(x))
         by_layer = projected.view(-1, self.per_layer_projection_norm.weight.shape[0])
         normed = self.per_layer_projection_norm(by_layer).view(projected.shape)
-        return x, self.sum_factor(self.add(normed, self.input_factor(self.embed_tokens_per_layer(batch.token_ids))))
+        return x, self.sum_factor(self.add(normed, self.input_factor(self.embed_tokens_per_layer(token_ids))))
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return the normalised stream [tokens, hidden]."""

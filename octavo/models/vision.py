@@ -24,6 +24,8 @@ from octavo.models.fallback.swap import swap_encoder
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
+_OF_SOUND: Final = ("audio_tower", "embed_audio")
+"""Names of encoders that are not used."""
 _OLD_NAMES: Final = re.compile(r"^(?:model\.)?vision_tower\.vision_model\.")
 
 
@@ -31,7 +33,7 @@ class ImageReader(DecoderStack):
     """What a text model's class becomes one that reads images with, as the base before it."""
 
     ARCHITECTURE: ClassVar[str]
-    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids")
+    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids", r"(?:audio_tower|embed_audio)\..*")
     replaces_tokens = True
 
     @classmethod
@@ -107,7 +109,7 @@ def _without_text(architecture: str, config: Any) -> Any:
     import transformers
 
     model = getattr(transformers, architecture)._from_config(config, attn_implementation="sdpa").model
-    for name in _TEXT_MODELS:
+    for name in (*_TEXT_MODELS, *_OF_SOUND):
         if hasattr(model, name):
             delattr(model, name)
     return model

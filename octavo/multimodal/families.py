@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -89,6 +90,53 @@ def _gemma3(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("Here is the original image "), *one, *context.encode(behind), *crops]
 
 
+def _gemma4(context: Context, token: int, arrays: Arrays) -> list[int]:
+    begin, end = (context.config.positive(key) for key in ("boi_token_id", "eoi_token_id"))
+    return [begin, *[token] * int(arrays["num_soft_tokens_per_image"][0]), end]
+
+
+def _is_seen_whole(config: Section) -> bool:
+    """Small models of Gemma 4 see images as they see text."""
+    text = config.section("text_config") or config
+    return text.values.get("use_bidirectional_attention") == "vision"
+
+
+def _tiles(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """The whole image, and behind it rows of a larger one without what fills it up, each with a vector for its end."""
+    side = _vision(context).positive("image_size") // _vision(context).positive("patch_size")
+    with_class = context.config.values.get("vision_feature_select_strategy") == "full" and not _is_onevision(context)
+    height, width = (int(each) for each in arrays["image_sizes"][0])
+    pinned = [(int(rows), int(columns)) for rows, columns in context.settings["image_grid_pinpoints"]]
+    tile_height, tile_width = arrays["pixel_values"].shape[-2:]
+    best_height, best_width = _best_size(height, width, pinned)
+    rows, columns = side * (best_height // tile_height), side * (best_width // tile_width)
+    if width / height > columns / rows:
+        rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+    else:
+        columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+    if _is_onevision(context):
+        most = int(str(context.config.values.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
+        ratio = math.sqrt(rows * columns / (most * side**2))
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+    return [token] * (side * side + with_class + rows * (columns + 1))
+
+
+def _is_onevision(context: Context) -> bool:
+    return str(context.config.values.get("model_type")) == "llava_onevision"
+
+
+def _best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the size that keeps most pixels of an image, of several the one with the fewest others."""
+
+    def kept(size: tuple[int, int]) -> tuple[int, int]:
+        scale = min(size[1] / width, size[0] / height)
+        pixels = min(int(width * scale) * int(height * scale), width * height)
+        return pixels, pixels - size[0] * size[1]
+
+    return max(sizes, key=kept)
+
+
 def _internvl(context: Context, token: int, arrays: Arrays) -> list[int]:
     """All tiles of an image, and its thumbnail behind them."""
     count = len(arrays["pixel_values"]) * context.config.positive("image_seq_length", 256)
@@ -120,14 +168,21 @@ _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"),
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
+    "Gemma4ForConditionalGeneration": Family(
+        _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole
+    ),
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
+    "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
+    "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),
     "Qwen2VLForConditionalGeneration": _QWEN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
+    "Qwen3_5ForConditionalGeneration": _QWEN,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
 }
 """By architecture."""

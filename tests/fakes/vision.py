@@ -33,7 +33,7 @@ SPECIALS = [
     *("<img>", "</img>", "<fake_token_around_image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
 ]
-IMAGE, START, END = (SPECIALS.index(each) for each in ("<image>", "<start>", "<end>"))
+IMAGE, VIDEO, START, END = (SPECIALS.index(each) for each in ("<image>", "<video>", "<start>", "<end>"))
 
 
 def image(seed: int, width: int = 84, height: int = 56) -> Any:
@@ -99,6 +99,47 @@ def _gemma3() -> tuple[Any, Any]:
     return config, tf.Gemma3ImageProcessorPil(size=size, do_pan_and_scan=True, **cut)
 
 
+def _gemma4() -> tuple[Any, Any]:
+    import transformers as tf
+
+    text = {**TEXT, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    own = {"sliding_window": 12, "global_head_dim": 16, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
+    wide = {"vocab_size_per_layer_input": 128, "use_bidirectional_attention": "vision"}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tower |= {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 64}
+    clipped = {"use_clipped_linears": True, "standardize": True}
+    ids = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END, "video_token_id": 7}
+    config = tf.Gemma4Config(
+        text_config={**text, **own, **wide}, vision_config={**tower, **clipped}, audio_config=None, **ids
+    )
+    return config, tf.Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
+
+
+def _llava_next() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = tf.CLIPVisionConfig(**TOWER, projection_dim=32)
+    pinned = [[56, 112], [112, 56], [112, 112]]
+    text = tf.LlamaConfig(**TEXT)
+    config = tf.LlavaNextConfig(
+        text_config=text, vision_config=tower, image_token_index=IMAGE, image_grid_pinpoints=pinned
+    )
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    return config, tf.LlavaNextImageProcessorPil(**sizes, image_grid_pinpoints=pinned)
+
+
+def _llava_onevision() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = tf.SiglipVisionConfig(**TOWER, vision_use_head=False)
+    pinned = [[56, 112], [112, 56], [112, 112]]
+    text = tf.Qwen2Config(**TEXT)
+    sizes = {"image_grid_pinpoints": pinned, "vision_aspect_ratio": "anyres_max_2"}
+    ids = {"image_token_index": IMAGE, "video_token_index": VIDEO}
+    config = tf.LlavaOnevisionConfig(text_config=text, vision_config=tower, **ids, **sizes)
+    return config, tf.LlavaOnevisionImageProcessorPil(size={"height": 56, "width": 56}, image_grid_pinpoints=pinned)
+
+
 def _internvl() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -120,11 +161,11 @@ def _smolvlm() -> tuple[Any, Any]:
     return config, tf.SmolVLMImageProcessorPil(**sizes, do_image_splitting=True)
 
 
-def _qwen(name: str, text: str, tower: dict[str, Any], **rope: Any) -> tuple[Any, Any]:
+def _qwen(name: str, text: str, tower: dict[str, Any], more: Any = {}, **rope: Any) -> tuple[Any, Any]:  # noqa: B006
     import transformers as tf
 
     sizes = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], **rope}}
-    own = {each: value for each, value in TEXT.items() if each != "head_dim" or text == "Qwen3"}
+    own = {each: value for each, value in TEXT.items() if each != "head_dim" or text == "Qwen3"} | more
     ids = {"image_token_id": IMAGE, "video_token_id": 7, "vision_start_token_id": 6, "vision_end_token_id": 5}
     config = getattr(tf, f"{name}Config")(text_config={**own, **sizes}, vision_config=tower, **ids)
     size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 64}
@@ -147,11 +188,24 @@ def _qwen3() -> tuple[Any, Any]:
     return _qwen("Qwen3VL", "Qwen3", {**tower, **own}, mrope_interleaved=True)
 
 
+def _qwen3_5() -> tuple[Any, Any]:
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    own = {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": []}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    kinds = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4, "head_dim": 32}
+    return _qwen("Qwen3_5", "Qwen3", {**tower, **own}, {**linear, **kinds}, mrope_interleaved=True)
+
+
 FAMILIES = {
     "qwen2_vl": (_qwen2, "Qwen2VLForConditionalGeneration"),
     "qwen2_5_vl": (_qwen2_5, "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": (_qwen3, "Qwen3VLForConditionalGeneration"),
     "gemma3": (_gemma3, "Gemma3ForConditionalGeneration"),
+    "gemma4": (_gemma4, "Gemma4ForConditionalGeneration"),
+    "llava_next": (_llava_next, "LlavaNextForConditionalGeneration"),
+    "llava_onevision": (_llava_onevision, "LlavaOnevisionForConditionalGeneration"),
+    "qwen3_5": (_qwen3_5, "Qwen3_5ForConditionalGeneration"),
     "internvl": (_internvl, "InternVLForConditionalGeneration"),
     "llava": (_llava, "LlavaForConditionalGeneration"),
     "mistral3": (_mistral3, "Mistral3ForConditionalGeneration"),

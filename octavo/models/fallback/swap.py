@@ -15,7 +15,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF, activation
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.experts import StoredExperts
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, PreparedLayer
 from octavo.layers.linear import ColumnLinear, GatedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.models.encoder import Held
@@ -41,6 +41,8 @@ class RowsOf(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Something with the type of the weight, which modules ask for."""
+        if isinstance(self.octavo, PreparedLayer):  # which may have released its parameters
+            return torch.empty(0, dtype=self.octavo.dtype)
         return next(self.octavo.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
