@@ -17,7 +17,7 @@ import torch
 
 from octavo.attention.backend import CacheLayout
 from octavo.cli.report import report
-from octavo.config.schema import DeviceConfig, SchedulerConfig
+from octavo.config.schema import DeviceConfig, SchedulerConfig, SpeculativeConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
@@ -39,6 +39,7 @@ from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculation.speculation import Speculation
 from octavo.worker.cache_engine import Arena, CacheEngine
 
 BLOCK_SIZE = 16
@@ -58,14 +59,20 @@ def scheduling(**options: Any) -> SchedulerConfig:
     return SchedulerConfig(max_model_len=1 << 20, **options)
 
 
-def measure_steps(num_sequences: int, num_waiting: int, num_steps: int, prompt_len: int) -> dict[str, float]:
-    """Medians in µs per step with `num_sequences` decoding, and `num_waiting` groups that do not fit behind them."""
+def measure_steps(
+    num_sequences: int, num_waiting: int, num_steps: int, prompt_len: int, method: str | None = None
+) -> dict[str, float]:
+    """Medians in µs per step with `num_sequences` decoding, and `num_waiting` groups that do not fit behind them.
+
+    method: of speculation; None for none.
+    """
     max_tokens = 2 * num_steps  # filling the batch takes steps of its own
     blocks_each = (prompt_len + max_tokens) // BLOCK_SIZE + 2
     scheduler = Scheduler(
         BlockManager(CacheLimits.of_one_group(num_sequences * blocks_each, BLOCK_SIZE), watermark=0.01),
         scheduling(max_num_seqs=num_sequences, max_num_batched_tokens=max(8192, num_sequences)),
         rates=Rates(target_step_s=0.0),  # time stands still here
+        proposer=None if method is None else Speculation(SpeculativeConfig(method=method, model="")),  # type: ignore[arg-type]
     )
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     for i in range(num_sequences + num_waiting):
@@ -198,8 +205,10 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="*", default=[8, 64, 512], help="of sequences that fork and swap")
     parser.add_argument("--moved-blocks", type=int, default=256, help="that the cache engine moves at once; 0: none")
     parser.add_argument("--threads", type=int, default=1, help="of the cache engine")
+    parser.add_argument("--speculation", choices=("ngram", "suffix", "draft_model"), help="method of speculation")
     args = parser.parse_args()
-    figures = {str(n): measure_steps(n, args.waiting, args.steps, args.prompt_len) for n in args.sequences}
+    loads = (args.waiting, args.steps, args.prompt_len, args.speculation)
+    figures = {str(n): measure_steps(n, *loads) for n in args.sequences}
     for n, figure in figures.items():
         print(f"{n:>6} sequences: schedule {figure['schedule_us']:8.1f} µs, update {figure['update_us']:8.1f} µs")
     result: dict[str, Any] = {"us_per_step": figures}

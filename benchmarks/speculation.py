@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--prompt-tokens", type=int, default=2000, help="of the file as it was, at most")
     parser.add_argument("--repetitions", type=int, default=5)
     asked = parser.parse_args()
     texts: list[list[int]] = []
@@ -120,7 +121,7 @@ def main() -> None:
         seconds = [0.0, 0.0]
         for first in range(0, asked.batches * batch, batch):
             chosen = [pairs[(first + i) % len(pairs)] for i in range(batch)]
-            prompts = [encode(before)[:2000] for before, _ in chosen]
+            prompts = [encode(before)[: asked.prompt_tokens] for before, _ in chosen]
             others = [pairs[(first + i + len(pairs) // 2) % len(pairs)] for i in range(batch)]
             texts[:] = [encode(after)[: asked.tokens + 2] for _, after in (others if asked.text == "new" else chosen)]
             for place, run in enumerate((off, on)):

@@ -23,8 +23,11 @@ class RowPlanner:
         policy: Policy,
         proposer: Proposer | None = None,
         num_turns: int = 1,
+        *,
+        sends_tokens: bool = True,
     ) -> None:
-        """num_turns: steps in flight over which sequences that decode are spread, where each waits for its token."""
+        """num_turns: steps in flight over which sequences that decode are spread, where each waits for its token.
+        sends_tokens: whether rows carry the tokens that were drawn, for workers that do not draw."""
         self._registry = registry
         self._block_manager = registry.block_manager
         self._block_size = registry.block_manager.block_size
@@ -33,6 +36,7 @@ class RowPlanner:
         self._tables = registry.block_manager.tables
         self._proposer = proposer
         self.num_turns = num_turns
+        self._sends_tokens = sends_tokens
 
     def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
@@ -83,13 +87,14 @@ class RowPlanner:
         return True
 
     def _plan_sent_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
-        """Plan the next token of a sequence whose last one is known and not sent, like `_plan_next_token`.
+        """Plan the next token of a sequence whose last one is known, and not sent yet, like `_plan_next_token`.
 
         Returns False, with nothing changed, where more is to be sent, or drafts or candidates are wanted.
         """
         known = sequence.token_ids
         is_usual = sequence.num_sent_tokens + 1 == len(known) and group.beams is None
-        if not is_usual or not self._plan_next_token(group, sequence, plan, (known[-1],)):
+        sent = (known[-1],) if self._sends_tokens else ()
+        if not is_usual or not self._plan_next_token(group, sequence, plan, sent):
             return False
         sequence.num_sent_tokens = len(known)
         return True

@@ -85,9 +85,8 @@ class Scheduler:
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
         self._drafts = None if proposer is None else DraftLog(proposer, registry)
         self._results = Results(registry, self._preemption)
-        self._rows = RowPlanner(
-            registry, self._preemption, policy, proposer, config.max_steps_in_flight if sends_tokens else 1
-        )
+        num_turns = config.max_steps_in_flight if sends_tokens else 1
+        self._rows = RowPlanner(registry, self._preemption, policy, proposer, num_turns, sends_tokens=sends_tokens)
         self._fetching = None if connector is None else Fetching(registry, connector, log)
         self._adapters = None
         if adapter_calls is not None:

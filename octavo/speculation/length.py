@@ -17,6 +17,8 @@ OUTLIER: Final = 2.0
 """A step counts as at most this many times as long as expected."""
 _VALID_NOTES: Final = 1024
 """Steps after which a measurement is forgotten, so that what seemed not to pay is tried again."""
+_NOTES_PER_CURVE: Final = 8
+"""The curve is computed again after so many steps, or after one of a size that was not measured yet."""
 LEAST_GAIN: Final = 1.03
 """How much faster a step has to be with guesses than without: within less, a measurement says nothing."""
 _FORGETTING: Final = 0.95
@@ -55,7 +57,8 @@ class StepCosts:
         if known is not None:
             seconds = MEMORY * known[0] + (1 - MEMORY) * seconds
         self._measured[key] = seconds, self._num_notes
-        self._seconds = None
+        if known is None or self._num_notes % _NOTES_PER_CURVE == 0:
+            self._seconds = None
 
     def seconds(self) -> NDArray[np.float64]:
         """Return the seconds of steps of 0, 1, 2, … `MOST_TOKENS` tokens; only their ratios before one is measured."""

@@ -11,6 +11,8 @@ from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, bucket
 
 _STEPS_BETWEEN_PROBES: Final = 128
 _PROBED_TOKENS: Final = 2
+_STEPS_PER_CHOICE: Final = 8
+"""Steps for which a choice stays, while as many sequences run."""
 
 
 class DraftCosts:
@@ -44,12 +46,33 @@ class ProposalLength:
     def __init__(self, most: int) -> None:
         self._most = most
         self._num_idle = 0
+        self._last = (0, 0)
+        self._num_since = _STEPS_PER_CHOICE
+
+    def kept(self, num_rows: int) -> tuple[int, int] | None:
+        """Return the last choice where it was made for as many rows a few steps ago; None to choose anew."""
+        self._num_since += 1
+        if self._num_since >= _STEPS_PER_CHOICE or (self._last[1] and self._last[1] != num_rows):
+            return None
+        if not self._last[1]:
+            self._num_idle += 1
+        return self._last
 
     def choose(
         self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float | None
     ) -> tuple[int, int]:
         """Return (tokens, rows). costs: seconds of steps by their tokens. probability: that a guess is right, if those
         before it were. pass_s: seconds of a pass of the draft model with `num_rows`; None where it is not known."""
+        self._num_since = 0
+        self._last = self._chosen(costs, num_rows, probability, pass_s)
+        chosen = self._last
+        if chosen[1] != num_rows:  # a probe is made once
+            self._last = (0, 0)
+        return chosen
+
+    def _chosen(
+        self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float | None
+    ) -> tuple[int, int]:
         if not 0 < num_rows < len(costs):
             return self._probe(num_rows)
         if pass_s is None:

@@ -82,6 +82,9 @@ class Speculation:
     def proposals(self, num_rows: int) -> Proposals:
         if self._length is None:
             return NO_PROPOSALS
+        kept = self._length.kept(num_rows)
+        if kept is not None:
+            return Proposals(*kept)
         probability = self.acceptance.probability(_PROPOSED, Tally())
         pass_s = self._draft_costs.pass_s(num_rows)
         return Proposals(*self._length.choose(self.costs.seconds(), num_rows, probability, pass_s))
