@@ -11,6 +11,8 @@ from octavo.errors import ConfigError
 
 MOST_IMAGES: Final = 16
 """Of one prompt, by default."""
+MOST_VIDEOS: Final = 2
+"""Of one prompt, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +24,8 @@ class MediaArgs:
     limit_mm_per_prompt: Annotated[
         dict[str, int],
         Arg(
-            f'Most images in one prompt, as image=4 or {{"image": 4}}; {MOST_IMAGES} by default. With 0 a model that '
-            "reads images reads text alone, without its encoder."
+            f'Most images and videos in one prompt, as image=4 or {{"image": 4, "video": 1}}; {MOST_IMAGES} and '
+            f"{MOST_VIDEOS} by default. With image=0 a model that reads images reads text alone, without its encoder."
         ),
     ] = dataclasses.field(default_factory=dict)
     allowed_media_domains: Annotated[
@@ -38,13 +40,18 @@ class MediaArgs:
     ] = ""
 
 
-def most_images(args: MediaArgs) -> int:
-    """Return how many images a prompt may have. Raises ConfigError."""
+def media_limits(args: MediaArgs) -> dict[str, int]:
+    """Return how many images and videos a prompt may have. Raises ConfigError."""
     limits = args.limit_mm_per_prompt
     for kind, limit in limits.items():
-        if kind != "image" or not 0 <= limit <= 1024:
+        if kind not in ("image", "video") or not 0 <= limit <= 1024:
             raise ConfigError(
-                f"limit_mm_per_prompt has {kind}={limit}, expected image with a number from 0 to 1024: the limits of "
-                "other kinds are fixed"
+                f"limit_mm_per_prompt has {kind}={limit}, expected image or video with a number from 0 to 1024: the "
+                "limits of other kinds are fixed"
             )
-    return limits.get("image", MOST_IMAGES)
+    return {"image": limits.get("image", MOST_IMAGES), "video": limits.get("video", MOST_VIDEOS)}
+
+
+def most_images(args: MediaArgs) -> int:
+    """Return how many images a prompt may have. Raises ConfigError."""
+    return media_limits(args)["image"]

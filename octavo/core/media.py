@@ -32,7 +32,8 @@ class MediaInput(msgspec.Struct, frozen=True):
         through caches of its own.
     num_embeddings: vectors that its encoder makes of it.
     arrays: what the encoder reads, by name.
-    grid: rows and columns of its one span, where a model turns by them (M-RoPE).
+    grid: rows and columns of each of its spans, where a model turns by them (M-RoPE).
+    times: positions in time of the parts of its one span, from the first; none where a span stands at one time.
     is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
     """
 
@@ -43,6 +44,7 @@ class MediaInput(msgspec.Struct, frozen=True):
     arrays: dict[str, TypedArray]
     is_whole: bool = False
     grid: tuple[int, int] | None = None
+    times: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:

@@ -28,7 +28,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     media: what encoders make of it is written to its blocks before its first row, where layers read that through
         caches of their own.
     pooled: of a sequence whose prompt becomes a vector.
-    grids: (offset, rows, columns) of the prompt's images, where positions follow from them (M-RoPE).
+    grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, where positions follow from
+        them (M-RoPE); behind these the times of frames that are one span.
     whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     """
@@ -45,7 +46,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: int | None = None
     num_shared_tokens: int = 0
     adapter: int = 0
-    grids: tuple[tuple[int, int, int], ...] = ()
+    grids: tuple[tuple[int, ...], ...] = ()
     whole_spans: tuple[tuple[int, int], ...] = ()
     media: tuple[MediaInput, ...] = ()
     pooled: PooledPrompt | None = None

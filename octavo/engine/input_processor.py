@@ -26,7 +26,7 @@ from octavo.engine.pairs import pair_of
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import FOR_VECTORS, VectorInput
 from octavo.errors import ContextTooLong, InvalidRequest
-from octavo.multimodal.parts import without_images
+from octavo.multimodal.parts import without_media
 from octavo.multimodal.reader import MediaReader, placeholders
 
 if TYPE_CHECKING:
@@ -109,15 +109,16 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        messages, images = without_images(messages, self.media.urls)
+        messages, media = without_media(messages, self.media.urls)
         given = (messages, options.chat_template_kwargs, options.tools)
         spellings = self.tokenizer.special_spellings
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
         text = template.render(hidden[0], options, limits)
         text, cuts = (text, ()) if hidden is given else spellings.show(text)
-        beside = {"image": images} if images else None
-        return Prompt(checked_text(text, "messages"), add_special_tokens=False, cuts=cuts, multi_modal_data=beside)
+        return Prompt(
+            checked_text(text, "messages"), add_special_tokens=False, cuts=cuts, multi_modal_data=media or None
+        )
 
     def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
         """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""

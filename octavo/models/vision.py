@@ -65,7 +65,7 @@ class ImageReader(DecoderStack):
             self._lacks_buffers = False
         dtype = next(self.encoder.parameters()).dtype
         given = {name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()}
-        read: Any = self.encoder.get_image_features
+        read: Any = self.encoder.get_video_features if kind == "video" else self.encoder.get_image_features
         found = read(**given, return_dict=True)
         levels = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         return torch.cat([_joined(each) for each in levels], 1)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from octavo.config.checkpoint import Checkpoint
+from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
 from octavo.multimodal.families import FAMILIES, Context, first_positive
 from octavo.multimodal.images import decoded
+from octavo.multimodal.video_families import VIDEO_FAMILIES
+from octavo.multimodal.videos import decoded_video
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,53 +27,78 @@ _MOST_LINES: Final = 31
 
 
 class ImagePrompts:
-    """Writes the images of prompts out. Safe to use from several threads."""
+    """Writes the images and videos of prompts out. Safe to use from several threads."""
 
     def __init__(
-        self, checkpoint: Checkpoint, settings: Mapping[str, Any], encode: Callable[[str], list[int]], limit: int
+        self,
+        checkpoint: Checkpoint,
+        settings: Mapping[str, Any],
+        encode: Callable[[str], list[int]],
+        limits: Mapping[str, int],
     ) -> None:
-        """settings: of the image processor. encode: returns the ids of a text. limit: images of one prompt.
+        """settings: of the image processor. encode: returns the ids of a text. limits: images and videos of one prompt.
 
         Raises CheckpointError for settings that do not fit.
         """
         self.family = FAMILIES[checkpoint.architecture]
-        self._limit = limit
+        self._limits = limits
         config = Section(checkpoint.stored, checkpoint.where)
         self._context = Context(config, settings, encode)
-        self._marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
+        marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
+        self._markers = {marker: "image"}
+        self._videos = VIDEO_FAMILIES.get(checkpoint.architecture)
+        if self._videos is not None and any(key in config.values for key in self._videos.token):
+            self._video_token = first_positive(config, self._videos.token)
+            self._markers[self._video_token] = "video"
         self._path, self._settings = checkpoint.path, settings
         self._processor: Any = None
 
-    def expand(self, token_ids: Sequence[int], given: Any) -> tuple[list[int], tuple[MediaInput, ...]]:
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What prompts may bring: images, mostly also videos."""
+        return frozenset(self._markers.values())
+
+    def expand(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> tuple[list[int], tuple[MediaInput, ...]]:
         """Return a prompt's tokens with each marker written out, and what the markers stand for.
 
-        given: an image or a list of images. Raises InvalidRequest.
+        given: by kind, an image or video or a list of them. Raises InvalidRequest.
         """
-        images = list(given) if isinstance(given, list | tuple) else [given]
-        num_markers = sum(each == self._marker for each in token_ids)
-        if len(images) != num_markers:
-            raise InvalidRequest(
-                f"the prompt has {_count(num_markers, 'placeholder')} for images, but {_count(len(images), 'image')} "
-                "came with it; write one placeholder for each image",
-                field="multi_modal_data",
-            )
-        if len(images) > self._limit:
-            raise InvalidRequest(
-                f"the prompt has {len(images)} images, must have at most {self._limit} (limit_mm_per_prompt)",
-                field="multi_modal_data",
-            )
+        waiting = {kind: iter(self._listed(kind, marker, token_ids, given)) for marker, kind in self._markers.items()}
         written: list[int] = []
         media: list[MediaInput] = []
-        waiting, is_behind = iter(images), False
+        is_behind, left_out = False, None
         for token_id in token_ids:
-            if token_id == self._marker:
-                tokens, made = self._image(next(waiting), written)
+            kind = self._markers.get(token_id)
+            if kind is not None:
+                write = self._image if kind == "image" else self._video
+                tokens, made, left_out = write(next(waiting[kind]), written)
                 written += tokens
                 media.append(made)
-            else:
+            elif token_id != left_out or not is_behind:
                 written += self._with_lines(written, [token_id]) if is_behind else [token_id]
-            is_behind = token_id == self._marker
+            is_behind = kind is not None
         return written, tuple(media)
+
+    def _listed(self, kind: str, marker: int, token_ids: Sequence[int], given: Mapping[str, Any]) -> list[Any]:
+        """Return what the markers of a kind stand for. Raises InvalidRequest for another number of them."""
+        brought = given.get(kind, [])
+        if kind == "video":
+            brought = brought if _are_videos(brought) else [brought]
+        else:
+            brought = list(brought) if isinstance(brought, list | tuple) else [brought]
+        num_markers = sum(each == marker for each in token_ids)
+        if len(brought) != num_markers:
+            raise InvalidRequest(
+                f"the prompt has {_count(num_markers, 'placeholder')} for {kind}s, but {_count(len(brought), kind)} "
+                f"came with it; write one placeholder for each {kind}",
+                field="multi_modal_data",
+            )
+        if len(brought) > self._limits[kind]:
+            raise InvalidRequest(
+                f"the prompt has {len(brought)} {kind}s, must have at most {self._limits[kind]} (limit_mm_per_prompt)",
+                field="multi_modal_data",
+            )
+        return list(brought)
 
     @cached_property
     def _lines(self) -> dict[int, int]:
@@ -95,7 +122,7 @@ class ImagePrompts:
         del written[len(written) - num_tail :]
         return [*self._context.encode("\n" * count), *tokens[num_head:]]
 
-    def _image(self, image: Any, written: list[int]) -> tuple[list[int], MediaInput]:
+    def _image(self, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
         """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""
         made = self.arrays(decoded(image))
         tokens = self._with_lines(written, self.family.tokens(self._context, self._token, made))
@@ -106,7 +133,34 @@ class ImagePrompts:
         digest = digest_of(arrays)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
         is_whole = self.family.is_whole(self._context.config)
-        return tokens, MediaInput("image", digest, spans, num_embeddings, arrays, is_whole, grid)
+        return tokens, MediaInput("image", digest, spans, num_embeddings, arrays, is_whole, grid), None
+
+    def _video(self, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
+        """Return what is written of a video behind `written`, and the token behind the marker that is left out."""
+        assert self._videos is not None
+        made = self._videos.write(
+            self._context, self._video_token, self._video_settings, self.arrays, decoded_video(given)
+        )
+        left_out = None
+        if made.replaces is not None and written[-1:] == [made.replaces[0]]:
+            del written[-1:]
+            left_out = made.replaces[1]
+        arrays = {name: _typed(each) for name, each in made.arrays.items()}
+        spans = tuple(_spans(made.tokens, self._video_token, len(written)))
+        num_embeddings = sum(length for _, length in spans)
+        digest = digest_of({**arrays, "times": _typed(np.array(made.times, dtype=np.int64))})
+        video = MediaInput("video", digest, spans, num_embeddings, arrays, grid=made.grid, times=made.times)
+        return made.tokens, video, left_out
+
+    @cached_property
+    def _video_settings(self) -> Mapping[str, Any]:
+        """The settings for videos of the checkpoint, else those for images. Raises CheckpointError."""
+        for name in ("video_preprocessor_config.json", "processor_config.json"):
+            values = read_json_object(self._path / name) if (self._path / name).is_file() else {}
+            found = values if name.startswith("video") else values.get("video_processor")
+            if found and isinstance(found, dict):
+                return found
+        return self._settings
 
     def open(self) -> Any:
         """Return transformers' image processor, made at the first call. Raises CheckpointError or ConfigError."""
@@ -114,9 +168,9 @@ class ImagePrompts:
             self._processor = _image_processor(self._path, self._settings)
         return self._processor
 
-    def arrays(self, *images: Any) -> dict[str, NDArray[Any]]:
-        """Return what transformers' image processor makes of decoded images."""
-        made = self.open()(images=[*images], return_tensors="np", **self.family.options)
+    def arrays(self, *images: Any, **options: Any) -> dict[str, NDArray[Any]]:
+        """Return what transformers' image processor makes of decoded images. options: in place of its settings."""
+        made = self.open()(images=[*images], return_tensors="np", **{**self.family.options, **options})
         return {name: np.asarray(values) for name, values in made.items()}
 
 
@@ -127,6 +181,13 @@ def _spans(tokens: Sequence[int], token: int, offset: int) -> Iterator[tuple[int
         if is_token:
             yield offset, length
         offset += length
+
+
+def _are_videos(given: Any) -> bool:
+    """Return whether something is a list of videos, and not the frames of one."""
+    if not isinstance(given, list):
+        return False
+    return all(isinstance(each, tuple | list | Mapping) or getattr(each, "ndim", 0) == 4 for each in given)
 
 
 def _typed(array: NDArray[Any]) -> TypedArray:

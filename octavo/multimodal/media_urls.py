@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
-from octavo.config.media_args import MediaArgs, most_images
+from octavo.config.media_args import MediaArgs, media_limits
 from octavo.errors import InvalidRequest
 from octavo.multimodal.images import MOST_BYTES
 
@@ -39,7 +39,7 @@ class MediaUrls:
     def __init__(self, args: MediaArgs) -> None:
         self._hosts = frozenset(host.lower().rstrip(".") for host in args.allowed_media_domains)
         self._folder = Path(args.allowed_local_media_path).resolve() if args.allowed_local_media_path else None
-        self.most_images = most_images(args)
+        self.limits = media_limits(args)
         self.waits_for_hosts = True
         """False where a URL that has to be fetched raises MustFetchElsewhere."""
 

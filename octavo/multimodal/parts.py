@@ -1,4 +1,4 @@
-"""Images in the messages of conversations: parts of a content, of which templates see only that they are images."""
+"""Images and videos in the messages of conversations, of which templates see only that they are there."""
 
 from __future__ import annotations
 
@@ -7,47 +7,74 @@ from typing import Any, Final
 
 from octavo.errors import InvalidRequest
 from octavo.multimodal.media_urls import MediaUrls
+from octavo.multimodal.videos import MOST_FRAMES
 
-_KINDS: Final = {"image_url": "image_url", "image": "image", "image_pil": "image_pil"}
-"""Types of parts that are images, and where each has its image."""
+_KINDS: Final = {
+    "image_url": ("image", "image_url"),
+    "image": ("image", "image"),
+    "image_pil": ("image", "image_pil"),
+    "video_url": ("video", "video_url"),
+    "video": ("video", "video"),
+}
+"""Types of parts that are images and videos, and where each has what it brings."""
 
 
-def without_images(messages: Any, urls: MediaUrls) -> tuple[Any, list[Any]]:
-    """Return messages in which `{"type": "image"}` stands for each image, and the images in their order.
+def without_media(messages: Any, urls: MediaUrls) -> tuple[Any, dict[str, list[Any]]]:
+    """Return messages in which `{"type": "image"}` stands for each image and `{"type": "video"}` for each video, and
+    by kind what they stand for, in order.
 
-    What is no message with a list of parts stays as it is. Images of `image_url` are encoded bytes, others what the
+    What is no message with a list of parts stays as it is. Of URLs the encoded bytes are returned, of others what the
     caller gave. Raises InvalidRequest for a URL that is not read.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        return messages, []
-    images: list[tuple[Any, str | None]] = []
-    found = [_message(message, f"messages[{index}].content", images) for index, message in enumerate(messages)]
-    if len(images) > urls.most_images:  # before any of them is fetched
-        raise InvalidRequest(
-            f"the messages have {len(images)} images, must have at most {urls.most_images} (limit_mm_per_prompt)",
-            field="messages",
-        )
-    read = [given if field is None else _of_url(given, field, urls) for given, field in images]
-    return (found, read) if images else (messages, [])
+        return messages, {}
+    media: list[tuple[str, Any, str | None]] = []
+    found = [_message(message, f"messages[{index}].content", media) for index, message in enumerate(messages)]
+    if not media:
+        return messages, {}
+    read: dict[str, list[Any]] = {}
+    for kind in ("image", "video"):
+        own = [(given, field) for each, given, field in media if each == kind]
+        if len(own) > urls.limits[kind]:  # before any of them is fetched
+            raise InvalidRequest(
+                f"the messages have {len(own)} {kind}s, must have at most {urls.limits[kind]} (limit_mm_per_prompt)",
+                field="messages",
+            )
+        if own:
+            read[kind] = [given if field is None else _of_url(kind, given, field, urls) for given, field in own]
+    return found, read
 
 
-def _message(message: Any, field: str, images: list[tuple[Any, str | None]]) -> Any:
+def _message(message: Any, field: str, media: list[tuple[str, Any, str | None]]) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, Sequence) or isinstance(content, str | bytes):
         return message
     parts = []
     for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in _KINDS and part.get(_KINDS[kind]) is not None:
-            images.append((part[_KINDS[kind]], f"{field}[{number}]" if kind == "image_url" else None))
-            parts.append({"type": "image"})
+        stated = part.get("type") if isinstance(part, Mapping) else None
+        kind, name = _KINDS.get(stated, ("", "")) if isinstance(stated, str) else ("", "")
+        if kind and part.get(name) is not None:
+            media.append((kind, part[name], f"{field}[{number}]" if name.endswith("_url") else None))
+            parts.append({"type": kind})
         else:
             parts.append(part)
     return {**message, "content": parts}
 
 
-def _of_url(given: Any, field: str, urls: MediaUrls) -> bytes:
+def _of_url(kind: str, given: Any, field: str, urls: MediaUrls) -> Any:
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
-        raise InvalidRequest(f'{field}.image_url has no url; give {{"url": "data:image/png;base64,…"}}', field=field)
-    return urls.read(url, f"{field}.image_url.url")
+        raise InvalidRequest(f'{field}.{kind}_url has no url; give {{"url": "data:image/png;base64,…"}}', field=field)
+    if kind == "image":
+        return urls.read(url, f"{field}.image_url.url")
+    head, *frames = url.split(",")
+    if head != "data:video/jpeg;base64" or not 0 < len(frames) <= MOST_FRAMES:
+        raise InvalidRequest(
+            f"{field}.video_url.url is not read here: send 1 to {MOST_FRAMES} frames as "
+            "data:video/jpeg;base64,FIRST,SECOND,…, each a JPEG image",
+            field=field,
+            code="unsupported_video_url",
+        )
+    read = [urls.read(f"data:image/jpeg;base64,{frame}", f"{field}.video_url.url") for frame in frames]
+    fps = given.get("fps") if isinstance(given, Mapping) else None
+    return read if fps is None else (read, {"fps": fps})

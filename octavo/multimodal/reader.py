@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.images import image_settings
-from octavo.config.media_args import most_images
+from octavo.config.media_args import media_limits
 from octavo.config.schema import ModelConfig
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
@@ -52,10 +52,10 @@ class MediaReader:
 
         path = Path(self._model.path)
         checkpoint = Checkpoint.open(path) if (path / CONFIG).is_file() else None
-        settings, limit = None if checkpoint is None else image_settings(checkpoint), most_images(self._model)
-        if checkpoint is None or settings is None or not limit:
+        settings, limits = None if checkpoint is None else image_settings(checkpoint), media_limits(self._model)
+        if checkpoint is None or settings is None or not limits["image"]:
             return None
-        return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limit)
+        return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits)
 
     @property
     def reads_images(self) -> bool:
@@ -75,7 +75,7 @@ class MediaReader:
         num_kept: tokens to which the prompt was cut; None for none. Raises InvalidRequest where the model takes others.
         """
         given = prompt.multi_modal_data or {}
-        if self._images is None or not given.keys() <= {"image"}:
+        if self._images is None or not given.keys() <= self._images.kinds:
             return token_ids, self.inputs(prompt)
         if prompt.media:
             return token_ids, prompt.media
@@ -84,7 +84,7 @@ class MediaReader:
                 "truncate_prompt_tokens cannot shorten a prompt with images; leave it out",
                 field="truncate_prompt_tokens",
             )
-        token_ids, media = self._images.expand(token_ids, given.get("image", []))
+        token_ids, media = self._images.expand(token_ids, given)
         longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
         if longest > self._most_together:
             raise InvalidRequest(
@@ -107,7 +107,8 @@ class MediaReader:
                 "give it, or send a sound to /v1/audio/transcriptions",
                 field="multi_modal_data",
             )
-        reads = "text alone" if self._images is None else "text and images"
+        kinds_read = ["text", *sorted(f"{kind}s" for kind in (self._images.kinds if self._images else ()))]
+        reads = " and ".join(kinds_read) if self._images else "text alone"
         raise InvalidRequest(
             f"multi_modal_data has {found}, and this model reads {reads}; leave it out", field="multi_modal_data"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from octavo.config.schema import SchedulerConfig
@@ -173,12 +174,18 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable) ->
         bad_words_token_ids=group.request.bad_words_token_ids,
         adapter=group.adapter,
         media=_media(group, sequence, table) if media else (),
-        grids=tuple([(each.spans[0][0], *each.grid) for each in media if each.grid is not None]) if media else (),
+        grids=_grids(media) if media else (),
         whole_spans=tuple([span for each in media if each.is_whole for span in each.spans]) if media else (),
         pooled=group.request.pooled,
         parent_id=parent.seq_id if parent is not None else None,
         num_shared_tokens=num_shared,
     )
+
+
+def _grids(media: Iterable[MediaInput]) -> tuple[tuple[int, ...], ...]:
+    """Return offset, rows, columns and times of the spans by which tokens turn."""
+    with_grids = [(each, each.grid) for each in media if each.grid is not None]
+    return tuple([(offset, *grid, *each.times) for each, grid in with_grids for offset, _ in each.spans])
 
 
 def _media(group: SequenceGroup, sequence: Sequence, table: BlockTable) -> tuple[MediaInput, ...]:

@@ -1,7 +1,7 @@
 """Positions of prompts with images for models that turn by rows and columns of them (M-RoPE).
 
-An image stands at one position in time, and its vectors at that position plus their rows and columns; what follows it
-goes on behind the larger of the two. Source: https://arxiv.org/abs/2409.12191.
+An image stands at one position in time, and its vectors at that position plus their rows and columns; frames of a video
+that are one span stand at several positions in time. What follows goes on behind the largest of all. Source: https://arxiv.org/abs/2409.12191.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ def rope_positions(rows: Sequence[BatchRow]) -> Turned:
     return Turned(np.concatenate([each.positions for each in parts], 1), any(each.has_images for each in parts))
 
 
-def _of_row(grids: Sequence[tuple[int, int, int]], start: int, num_tokens: int) -> Turned:
+def _of_row(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Turned:
     end, saved, has_images = start + num_tokens, 0, False
     positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 3, 0)
-    for offset, height, width in grids:
-        stop = offset + height * width
+    for offset, height, width, *times in grids:
+        size = height * width
+        stop = offset + size * max(1, len(times))
         if offset >= end:
             break
         begin = offset - saved
-        saved += height * width - max(height, width)
+        saved += stop - offset - max(height, width, *(time + 1 for time in times))
         positions[:, max(0, stop - start) :] = np.arange(max(start, stop), end) - saved
         inside = np.arange(max(offset, start), min(stop, end)) - offset
         if len(inside):
             has_images = True
             places = slice(max(offset, start) - start, min(stop, end) - start)
-            positions[:, places] = begin + np.stack([0 * inside, inside // width, inside % width])
+            in_time = np.array(times or (0,), dtype=np.int64)[inside // size]
+            positions[:, places] = begin + np.stack([in_time, inside % size // width, inside % width])
     return Turned(positions, has_images)

@@ -37,8 +37,8 @@ class SequenceState:
     """Index of its adapter; 0 for none."""
     media: tuple[MediaInput, ...] = ()
     """What is encoded for its next rows."""
-    grids: tuple[tuple[int, int, int], ...] = ()
-    """(offset, rows, columns) of images by which its tokens turn."""
+    grids: tuple[tuple[int, ...], ...] = ()
+    """(offset, rows, columns) of images by which its tokens turn, and times of the frames of a video."""
     whole_spans: tuple[tuple[int, int], ...] = ()
     """(offset, length) of tokens that attend to each other."""
     pooled: PooledPrompt | None = None

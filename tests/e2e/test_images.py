@@ -74,7 +74,7 @@ def test_log_probabilities_are_those_of_transformers(
     checkpoint_of_it = Checkpoint.open(path)
     settings = image_settings(checkpoint_of_it)
     assert settings is not None
-    processor = ImagePrompts(checkpoint_of_it, settings, lambda _: [], 16)
+    processor = ImagePrompts(checkpoint_of_it, settings, lambda _: [], {"image": 16})
     for prompt, output in zip(PROMPTS[:3], expected, strict=False):
         given = prompt["multi_modal_data"]["image"]
         arrays = processor.arrays(*(given if isinstance(given, list) else [given]))

@@ -25,11 +25,11 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> ImagePrompts:
     checkpoint = Checkpoint.open(make_vision_checkpoint("gemma3", tmp_path_factory.mktemp("gemma3")))
     settings = image_settings(checkpoint)
     assert settings is not None
-    return ImagePrompts(checkpoint, settings, encode, 16)
+    return ImagePrompts(checkpoint, settings, encode, {"image": 16})
 
 
 def written(prompts: ImagePrompts, *token_ids: int, images: int = 1) -> tuple[list[int], Any]:
-    tokens, media = prompts.expand(list(token_ids), [image(0, 56, 56)] * images)
+    tokens, media = prompts.expand(list(token_ids), {"image": [image(0, 56, 56)] * images})
     assert all(set(tokens[offset : offset + length]) == {START} for each in media for offset, length in each.spans)
     return [each for each in tokens if each != START], media
 
@@ -46,6 +46,6 @@ def test_line_breaks_around_an_image_become_one_token_with_those_beside_it(promp
 
 
 def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, tmp_path: Path) -> None:
-    _, (media,) = prompts.expand([50, IMAGE], image(0))
+    _, (media,) = prompts.expand([50, IMAGE], {"image": image(0)})
     assert [length for _, length in media.spans] == [16, 16, 16]
     assert media.num_embeddings == 48

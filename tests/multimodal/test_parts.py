@@ -10,10 +10,11 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.errors import InvalidRequest
 from octavo.multimodal.media_urls import MediaUrls
-from octavo.multimodal.parts import without_images
+from octavo.multimodal.parts import without_media
 
 URL = "data:image/png;base64," + base64.b64encode(b"abc").decode()
 URLS = MediaUrls(EngineArgs())
+THREE = EngineArgs(limit_mm_per_prompt={"video": 3})
 
 
 def user(*parts: Any) -> list[dict[str, Any]]:
@@ -23,19 +24,19 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 def test_templates_see_that_there_are_images_and_where() -> None:
     text = {"type": "text", "text": "what is this?"}
     given = object()
-    found, images = without_images(
+    found, media = without_media(
         user({"type": "image_url", "image_url": {"url": URL}}, text, {"type": "image", "image": given})
         + user({"type": "image_pil", "image_pil": given}, {"type": "image_url", "image_url": URL}),
         URLS,
     )
     mark = {"type": "image"}
     assert [message["content"] for message in found] == [[mark, text, mark], [mark, mark]]
-    assert images == [b"abc", given, given, b"abc"]
+    assert media == {"image": [b"abc", given, given, b"abc"]}
 
 
 @pytest.mark.parametrize("messages", [user("a", {"type": "text", "text": "b"}), [{"role": "user", "content": "a"}], 3])
-def test_messages_without_images_stay_as_they_are(messages: Any) -> None:
-    assert without_images(messages, URLS) == (messages, [])
+def test_messages_without_media_stay_as_they_are(messages: Any) -> None:
+    assert without_media(messages, URLS) == (messages, {})
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,24 @@ def test_messages_without_images_stay_as_they_are(messages: Any) -> None:
 )
 def test_a_url_that_is_not_read_is_named_by_its_place(url: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
-        without_images(user("a", {"type": "image_url", "image_url": url}), URLS)
+        without_media(user("a", {"type": "image_url", "image_url": url}), URLS)
     assert str(caught.value.field).startswith("messages[0].content[1]")
 
 
 def test_more_images_than_a_prompt_may_have_are_not_read() -> None:
     parts = [{"type": "image_url", "image_url": "not read"}] * 3
     with pytest.raises(InvalidRequest, match=r"have 3 images, must have at most 2 \(limit_mm_per_prompt\)"):
-        without_images(user(*parts), MediaUrls(EngineArgs(limit_mm_per_prompt={"image": 2})))
+        without_media(user(*parts), MediaUrls(EngineArgs(limit_mm_per_prompt={"image": 2})))
+
+
+def test_a_video_is_its_frames() -> None:
+    frame = base64.b64encode(b"abc").decode()
+    url = f"data:video/jpeg;base64,{frame},{frame}"
+    parts = {"type": "video_url", "video_url": {"url": url, "fps": 2}}, {"type": "video", "video": [1]}
+    (found,), media = without_media(user({"type": "video_url", "video_url": url}, *parts), MediaUrls(THREE))
+    assert found["content"] == [{"type": "video"}] * 3
+    assert media == {"video": [[b"abc", b"abc"], ([b"abc", b"abc"], {"fps": 2}), [1]]}
+    with pytest.raises(InvalidRequest, match="have 3 videos, must have at most 2"):
+        without_media(user(*parts, parts[1]), URLS)
+    with pytest.raises(InvalidRequest, match="send 1 to 128 frames as data:video/jpeg"):
+        without_media(user({"type": "video_url", "video_url": "https://x/y.mp4"}), URLS)

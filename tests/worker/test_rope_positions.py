@@ -25,3 +25,11 @@ def test_a_part_of_a_prompt_has_the_same_positions() -> None:
             found = _of_row(GRIDS, start, end - start)
             assert (found.positions == np.array(EXPECTED)[:, start:end]).all()
             assert found.has_images == any(start < stop and first < end for first, stop in ((2, 8), (9, 12)))
+
+
+def test_frames_of_one_span_stand_at_their_times_and_text_goes_on_behind_the_last() -> None:
+    expected = [[0, 1, 1, 4, 4, 7, 7, 8], [0, 1, 1, 1, 1, 1, 1, 8], [0, 1, 2, 1, 2, 1, 2, 8]]
+    grid = (1, 1, 2, 0, 3, 6)
+    assert _of_row((grid,), 0, 8).positions.tolist() == expected
+    for start in range(8):
+        assert _of_row((grid,), start, 8 - start).positions.tolist() == [each[start:] for each in expected]

@@ -52,6 +52,25 @@ class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields
         return {"type": "image_url", "image_url": {"url": url}}
 
 
+class VideoUrl(Struct, forbid_unknown_fields=True):
+    """The frames of a video as data:video/jpeg;base64,FIRST,SECOND,…, and how many of them are of one second."""
+
+    url: str
+    fps: float | None = None
+
+
+class VideoPart(Struct, tag_field="type", tag="video_url", forbid_unknown_fields=True):
+    """A video in a message."""
+
+    video_url: VideoUrl | str
+    text: ClassVar[str] = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part in the one form that is read."""
+        given = VideoUrl(self.video_url) if isinstance(self.video_url, str) else self.video_url
+        return {"type": "video_url", "video_url": {"url": given.url, "fps": given.fps}}
+
+
 class _MediaPart(Struct, tag_field="type"):
     """Something that is not text."""
 
@@ -59,16 +78,15 @@ class _MediaPart(Struct, tag_field="type"):
 
 
 if TYPE_CHECKING:
-    ContentPart = TextPart | RefusalPart | ImagePart | _MediaPart
+    ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | _MediaPart
 else:
     _MEDIA_PARTS = {
         "AudioPart": "input_audio",
         "AudioUrlPart": "audio_url",
-        "VideoPart": "video_url",
         "FilePart": "file",
     }
     _media_parts = [defstruct(name, [], bases=(_MediaPart,), tag=tag) for name, tag in _MEDIA_PARTS.items()]
-    ContentPart = Union[(TextPart, RefusalPart, ImagePart, *_media_parts)]
+    ContentPart = Union[(TextPart, RefusalPart, ImagePart, VideoPart, *_media_parts)]
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -116,8 +134,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_images(self) -> bool:
-        """Whether some part of it is an image."""
-        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
+        """Whether some part of it is an image or a video."""
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart | VideoPart) for part in self.content)
 
     def _content(self, field: str) -> str | list[dict[str, Any]]:
         if isinstance(self.content, str):
@@ -139,7 +157,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.has_images:
             return "\n".join(part.text for part in self.content)
         return [
-            part.as_dict() if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            part.as_dict() if isinstance(part, ImagePart | VideoPart) else {"type": "text", "text": part.text}
             for part in self.content
         ]
 

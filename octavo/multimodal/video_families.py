@@ -1,0 +1,146 @@
+"""How each family of models that read videos writes one into a prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from octavo.multimodal.families import Arrays, Context
+from octavo.multimodal.videos import Video
+
+
+class WrittenVideo(NamedTuple):
+    """tokens: what stands in the prompt. arrays: what the encoder reads. grid: rows and columns of each span. times:
+    positions in time of the parts of a span, where positions follow from them. replaces: tokens on both sides of the
+    marker that are written too."""
+
+    tokens: list[int]
+    arrays: Arrays
+    grid: tuple[int, int] | None = None
+    times: tuple[int, ...] = ()
+    replaces: tuple[int, int] | None = None
+
+
+ImageArrays = Callable[..., Arrays]
+"""Makes arrays of images by the family's image processor, with its options."""
+
+
+class VideoFamily(NamedTuple):
+    """token: keys of config.json of the id that stands for a video in a prompt, and for its vectors. write: returns
+    what is written; settings are those of videos."""
+
+    token: tuple[str, ...]
+    write: Callable[[Context, int, Mapping[str, Any], ImageArrays, Video], WrittenVideo]
+
+
+class _Sizes(NamedTuple):
+    """Pixels of a patch's side, patches that become one vector in each direction, frames of a patch."""
+
+    patch: int
+    merge: int
+    together: int
+
+    @classmethod
+    def of(cls, context: Context) -> _Sizes:
+        vision = context.config.section("vision_config") or context.config
+        patch, merge = vision.positive("patch_size", 14), vision.positive("spatial_merge_size", 2)
+        return cls(patch, merge, vision.positive("temporal_patch_size", 2))
+
+    @property
+    def step(self) -> int:
+        """Pixels that height and width are multiples of."""
+        return self.patch * self.merge
+
+
+def _qwen_arrays(sizes: _Sizes, images: ImageArrays, video: Video, height: int, width: int) -> Arrays:
+    """Resize frames, and make patches of several frames each. The last frame is repeated to fill the last of them."""
+    frames = [each.resize((width, height), 3) for each in video.frames]  # bicubic
+    frames += frames[-1:] * (-len(frames) % sizes.together)
+    made = images(*frames, do_resize=False)
+    # [frames, patches, channels, frames of a patch, pixels]: each frame is in all places of its patches
+    pixels = made["pixel_values"].reshape(len(frames), -1, 3, sizes.together, sizes.patch**2)
+    groups = pixels.reshape(-1, sizes.together, *pixels.shape[1:])
+    merged = np.stack([groups[:, place, :, :, place] for place in range(sizes.together)], 3)
+    _, rows, columns = (int(each) for each in made["image_grid_thw"][0])
+    grid = np.array([[len(groups), rows, columns]], dtype=np.int64)
+    return {"pixel_values_videos": merged.reshape(-1, made["pixel_values"].shape[-1]), "video_grid_thw": grid}
+
+
+def _limits(settings: Mapping[str, Any], least: int, most: int) -> tuple[int, int]:
+    """Return the fewest and most pixels by the settings, which have them in a size or by themselves."""
+    size = settings.get("size") or {}
+    found = (
+        settings.get("min_pixels") or size.get("shortest_edge"),
+        settings.get("max_pixels") or size.get("longest_edge"),
+    )
+    return int(found[0] or least), int(found[1] or most)
+
+
+def _fitted(height: int, width: int, step: int, frames: tuple[int, int], limits: tuple[int, int]) -> tuple[int, int]:
+    """Return height and width, multiples of `step`, of frames that have so many pixels together.
+
+    frames: how many there are, and how many count where the sizes are rounded.
+    """
+    if min(height, width) < step:
+        scale = max(step / height, step / width)
+        height, width = int(height * scale), int(width * scale)
+    rounded = max(step, round(height / step) * step), max(step, round(width / step) * step)
+    pixels, (least, most) = frames[1] * rounded[0] * rounded[1], limits
+    if least <= pixels <= most:
+        return rounded
+    bound, cut = (most, math.floor) if pixels > most else (least, math.ceil)
+    ratio = math.sqrt(bound / (frames[0] * height * width))
+    return max(step, cut(height * ratio / step) * step), max(step, cut(width * ratio / step) * step)
+
+
+def _qwen2(
+    context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
+) -> WrittenVideo:
+    """All vectors in one span; their positions in time are seconds times a number of the config."""
+    sizes, frame = _Sizes.of(context), video.frames[0]
+    height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), _limits(settings, 128 * 784, 768 * 784))
+    arrays = _qwen_arrays(sizes, images, video, height, width)
+    count, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
+    grid = rows // sizes.merge, columns // sizes.merge
+    vision, interval = context.config.section("vision_config") or context.config, 1.0
+    if context.config.values.get("model_type") == "qwen2_5_vl":
+        interval = vision.positive("tokens_per_second", 4) * sizes.together / video.sampled_fps
+    times = tuple(int(np.float32(each) * np.float32(interval)) for each in range(count))
+    return WrittenVideo([token] * (count * grid[0] * grid[1]), arrays, grid, times)
+
+
+def _qwen3(
+    context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
+) -> WrittenVideo:
+    """A span for each two frames, behind their time in words."""
+    sizes, frame, count = _Sizes.of(context), video.frames[0], len(video.frames)
+    frames = count, max(1, round(count / sizes.together)) * sizes.together
+    limits = _limits(settings, 128 * 1024, 768 * 1024)
+    height, width = _fitted(frame.height, frame.width, sizes.step, frames, limits)
+    arrays = _qwen_arrays(sizes, images, video, height, width)
+    _, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
+    grid = rows // sizes.merge, columns // sizes.merge
+    begin, end = (context.config.positive(f"vision_{name}_token_id") for name in ("start", "end"))
+    vectors = [begin, *[token] * (grid[0] * grid[1]), end]
+    written: list[int] = []
+    for time in video.times(sizes.together):
+        written += [*context.encode(f"<{time:.1f} seconds>"), *vectors]
+    return WrittenVideo(written, arrays, grid, replaces=(begin, end))
+
+
+_VIDEO: Final = ("video_token_id", "video_token_index")
+_QWEN2: Final = VideoFamily(_VIDEO, _qwen2)
+_QWEN3: Final = VideoFamily(_VIDEO, _qwen3)
+
+VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
+    "Qwen3_5ForConditionalGeneration": _QWEN3,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3,
+}
+"""By architecture."""

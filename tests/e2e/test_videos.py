@@ -1,0 +1,130 @@
+"""Models that read videos: what transformers computes, with the same bits whatever runs beside a request."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
+from octavo.core.outputs import RequestOutput
+from octavo.errors import InvalidRequest
+from octavo.multimodal.image_prompts import ImagePrompts
+from tests.e2e.test_images import bits, generate
+from tests.fakes.vision import END, FAMILIES, IMAGE, START, VIDEO, image, load_vision_oracle, make_vision_checkpoint
+
+pytestmark = pytest.mark.slow
+
+FRAMES = [image(seed, 112, 56) for seed in range(5)]
+VIDEOS: list[Any] = [(FRAMES, {"fps": 8}), [*FRAMES[:2]]]
+"""Where a video is longer than its sides, transformers 5 goes on behind the sides, earlier releases behind the end."""
+PROMPTS: list[Any] = [
+    {"prompt": "w1 <start> <video> <end> w2 w3", "multi_modal_data": {"video": VIDEOS[0]}},
+    {
+        "prompt": "w1 <start> <image> <end> w2 <start> <video> <end> w4 <start> <video> <end> w7",
+        "multi_modal_data": {"image": image(9), "video": VIDEOS},
+    },
+    "w1 w2 w3",
+]
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.long)])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    return request.param, make_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: tuple[str, Path]) -> list[RequestOutput]:
+    return generate(checkpoint[1], PROMPTS, num_gpu_blocks_override=128)
+
+
+def prompts_of(path: Path) -> ImagePrompts:
+    opened = Checkpoint.open(path)
+    settings = image_settings(opened)
+    assert settings is not None
+    return ImagePrompts(opened, settings, lambda _: [], {"image": 16, "video": 2})
+
+
+def arrays_of(path: Path, prompt: Any) -> dict[str, torch.Tensor]:
+    """Return what the encoder reads, in one array for all images and all videos."""
+    given = prompt["multi_modal_data"]
+    videos = given["video"] if isinstance(given["video"], list) else [given["video"]]
+    markers = [IMAGE] * ("image" in given) + [VIDEO] * len(videos)
+    _, media = prompts_of(path).expand(markers, given)
+    found: dict[str, list[torch.Tensor]] = {}
+    for each in media:
+        for name, array in each.arrays.items():
+            values = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
+            found.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def test_log_probabilities_are_those_of_transformers(
+    checkpoint: tuple[str, Path], expected: list[RequestOutput]
+) -> None:
+    family, path = checkpoint
+    oracle = load_vision_oracle(path, FAMILIES[family][1])
+    for prompt, output in zip(PROMPTS[:2], expected, strict=False):
+        (completion,) = output.outputs
+        drawn = list(completion.token_ids)
+        ids = torch.tensor([[*output.prompt_token_ids, *drawn]])
+        kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+        kinds[:, len(output.prompt_token_ids) :] = 0
+        seconds = [2 / 8, 2 / 24] if family == "qwen2_5_vl" else None
+        more = {} if seconds is None else {"second_per_grid_ts": torch.tensor(seconds)}
+        with torch.inference_mode():
+            logits = oracle(input_ids=ids, mm_token_type_ids=kinds, **arrays_of(path, prompt), **more).logits[0]
+        wanted = logits[len(output.prompt_token_ids) - 1 : -1].log_softmax(-1)
+        assert wanted.argmax(-1).tolist() == drawn
+        for row, found in zip(wanted, completion.logprobs or [], strict=True):
+            for token_id, each in found.items():
+                assert abs(each.logprob - float(row[token_id])) <= 1e-5 * max(1.0, float(logits.abs().max()))
+
+
+def test_frames_are_patches_in_pairs(checkpoint: tuple[str, Path]) -> None:
+    """Of two frames each patch has the pixels of both, channel by channel, in the order of transformers."""
+    path = checkpoint[1]
+    whole = arrays_of(path, PROMPTS[0])
+    frames, rows, columns = whole["video_grid_thw"][0].tolist()
+    assert (frames, len(whole["pixel_values_videos"])) == (3, 3 * rows * columns)
+    patches = whole["pixel_values_videos"].view(3, rows * columns, 3, 2, -1)
+    assert torch.equal(patches[2, :, :, 0], patches[2, :, :, 1])  # the last frame is repeated
+    assert not torch.equal(patches[0, :, :, 0], patches[0, :, :, 1])
+
+
+def test_timestamps_stand_before_the_frames_of_a_video_where_the_family_writes_them(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("qwen3_vl", tmp_path)
+    seen: list[str] = []
+    prompts = prompts_of(path)
+    prompts._context = prompts._context._replace(encode=lambda text: seen.append(text) or [99])  # type: ignore[func-returns-value]
+    tokens, (video,) = prompts.expand([50, START, VIDEO, END, 51], {"video": VIDEOS[0]})
+    assert seen == ["<0.1 seconds>", "<0.3 seconds>", "<0.5 seconds>"]
+    assert [token for token, _ in groupby(tokens)] == [50, *[99, START, VIDEO, END] * 3, 51]
+    assert len(video.spans) == 3
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"max_num_batched_tokens": 5}, {"num_gpu_blocks_override": 12, "max_num_batched_tokens": 19}],
+    ids=str,
+)
+def test_the_same_bits_however_requests_are_computed(
+    checkpoint: tuple[str, Path], expected: list[RequestOutput], args: dict[str, Any]
+) -> None:
+    found = bits(generate(checkpoint[1], PROMPTS * 2, **{"num_gpu_blocks_override": 128, **args}))
+    assert found == bits(expected) * 2
+
+
+def test_more_videos_than_a_prompt_may_have_and_models_without_videos_are_refused(
+    checkpoint: tuple[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match="has 0 placeholders for videos, but 1 video came"):
+        prompts_of(checkpoint[1]).expand([1], {"video": VIDEOS[0]})
+    with pytest.raises(InvalidRequest, match="the prompt has 3 videos, must have at most 2"):
+        prompts_of(checkpoint[1]).expand([VIDEO] * 3, {"video": VIDEOS[:1] * 3})
+    assert prompts_of(make_vision_checkpoint("llava", tmp_path)).kinds == {"image"}
