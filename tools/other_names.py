@@ -84,7 +84,7 @@ VLLM_NOTES: Final = {
     "preemption_mode": "`auto` takes what costs less time",
     "num_lookahead_slots": "slots are reserved; speculation needs none",
     "scheduling_policy": "five policies",
-    "device": "the CPU; CUDA is not there yet",
+    "device": "a GPU of NVIDIA, or the CPU",
     "host": "127.0.0.1 by default, where vLLM listens on all addresses",
     "max_loras": "requests without an adapter pass those that wait for a slot, others do not",
     "api_key": "guards all endpoints but `/health` and those of the version; keys with rights are in a file",

@@ -21,11 +21,9 @@ class ComputeArgs:
     device: Annotated[
         str,
         Arg(
-            "Where the model runs: cpu has compiled kernels, reference is plain torch, auto is the best that can run "
-            "here.",
-            choices=("auto", *DEVICES, "cuda"),
-            only=("auto", *DEVICES),
-            otherwise=f"CUDA is not there yet; choose auto, {', '.join(DEVICES)}",
+            "Where the model runs: cuda is a GPU of NVIDIA, cpu has compiled kernels, reference is plain torch, auto "
+            "is the best that can run here.",
+            choices=("auto", *DEVICES),
         ),
     ] = "auto"
     threads: Annotated[
@@ -45,6 +43,13 @@ class ComputeArgs:
             choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"),
         ),
     ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        Arg(
+            "On CUDA: results never depend on what else is computed beside a request, which costs speed. The compiled "
+            "kernels of the cpu always compute so."
+        ),
+    ] = False
     enforce_eager: Annotated[
         bool, Arg("Run every step by Python. By default the kernel calls of small steps are recorded and made again.")
     ] = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 DEVICES: Final[dict[str, str]] = {
+    "cuda": "octavo.devices.cuda.device.CudaDevice",
     "cpu": "octavo.devices.cpu.device.CpuDevice",
     "reference": "octavo.devices.reference.device.ReferenceDevice",
 }

@@ -197,8 +197,8 @@ def open_device(config: DeviceConfig, platform: Platform) -> Device:
         device = _device_class(name)
         obstacle = device.obstacle(platform)
         if obstacle is None:
-            if obstacles and name == "reference" and config.instruction_set == "auto":
-                _log.warning("%s; PyTorch computes instead, several times slower", "; ".join(obstacles.values()))
+            if "cpu" in obstacles and name == "reference" and config.instruction_set == "auto":
+                _log.warning("%s; PyTorch computes instead, several times slower", obstacles["cpu"])
             reasons = [f"{other} cannot run: {reason}" for other, reason in obstacles.items()]
             chosen = "the best that can run here" if config.device == "auto" else "asked for"
             opened = device(config, platform, "; ".join(reasons) or chosen)

@@ -9,7 +9,6 @@ import pytest
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.fields import arguments, from_text, parse_bytes
 from octavo.config.server_args import ServerArgs
-from octavo.devices import DEVICES
 from octavo.errors import ConfigError
 
 
@@ -64,7 +63,6 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
     ("keywords", "reason"),
     [
         ({"trust_remote_code": True}, "never runs code from a checkpoint"),
-        ({"device": "cuda"}, f"choose auto, {', '.join(DEVICES)}"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_with_the_reason(keywords: dict[str, Any], reason: str) -> None:

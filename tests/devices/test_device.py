@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
+from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.device import open_device
 from octavo.devices.reference.device import ReferenceDevice
 from octavo.errors import ConfigError
@@ -37,9 +39,10 @@ class ToyDevice(ReferenceDevice):
 
 
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.skipif(CudaDevice.obstacle(PLATFORM) is None, reason="this machine has a GPU, which is better")
 def test_auto_takes_the_best_device_and_a_name_the_one_it_says() -> None:
     best, named = open_device(config(), PLATFORM), open_device(config(device="reference"), PLATFORM)
-    assert (best.name, best.because) == ("cpu", "the best that can run here")
+    assert (best.name, best.because) == ("cpu", f"cuda cannot run: {CudaDevice.obstacle(PLATFORM)}")
     assert (named.name, named.because) == ("reference", "asked for")
     assert best.kernel_clock is not None
     assert named.kernel_clock is None
@@ -71,13 +74,14 @@ class AbsentDevice(ReferenceDevice):
 def test_a_device_that_a_machine_does_not_have_is_no_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.devices.device.DEVICES", {"absent": f"{__name__}.AbsentDevice", **DEVICES})
+    others = {name: path for name, path in DEVICES.items() if name != "cuda"}
+    monkeypatch.setattr("octavo.devices.device.DEVICES", {"absent": f"{__name__}.AbsentDevice", **others})
     device = open_device(config(), PLATFORM)
     assert (device.name, device.because) == ("cpu", "absent cannot run: there is none")
     assert caplog.messages == []
     open_device(config(), BARE)
     (warning,) = caplog.messages
-    assert warning.startswith("there is none; the compiled library is absent")
+    assert warning.startswith("the compiled library is absent")
 
 
 @pytest.mark.parametrize(
@@ -92,11 +96,12 @@ def test_what_cannot_run_here_is_refused_with_the_reason(settings: dict[str, Any
         open_device(config(**settings), BARE)
 
 
-def test_cuda_is_refused_with_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is built with CUDA")
+def test_cuda_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=f"device='cuda' is refused: CUDA is not there yet; choose auto, {', '.join(DEVICES)}"
+        ConfigError, match=r"device is cuda, but this PyTorch \(.*\) is built without CUDA; leave it at auto"
     ):
-        LLM(str(tmp_path), device="cuda")
+        open_device(config(device="cuda"), BARE)
 
 
 def test_a_new_device_is_one_line_and_generates_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

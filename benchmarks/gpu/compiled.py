@@ -1,0 +1,135 @@
+"""Compile the kernels of the device cuda for a GPU that need not be there, and print what they take.
+
+python -m benchmarks.gpu.compiled [--capability 90]
+
+Prints one JSON line per kernel: registers of a thread, bytes of its stack (spilled registers), bytes of shared memory,
+and how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA) its machine code has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from octavo.devices.cuda.attention import PREFILL_ROWS, ROWS, Division
+from octavo.devices.cuda.kernels import attention, linear, rows
+from octavo.devices.cuda.ops.linear import TILE
+from octavo.devices.cuda.runtime import CudaRuntime, num_warps
+
+_TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_STRIDES = (
+    "token_stride",
+    "head_stride",
+    "row_stride",
+    "out_stride",
+    "block_stride",
+    "cache_head_stride",
+    "slot_stride",
+)
+_FLOATS = frozenset({"scale", "eps", "offset"})
+_INTEGERS = frozenset({"table_stride", "num_chunks", "dim", "M", "N", "K"})
+_POINTERS = {
+    **dict.fromkeys(("tables", "lengths", "work"), "*i32"),
+    **dict.fromkeys(("slots", "positions"), "*i64"),
+    **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "table", "add"), "*fp32"),
+}
+
+
+class Kernel(NamedTuple):
+    """A kernel with the constants of a model: heads of 128 that share keys in fours, as those of Qwen3-8B."""
+
+    name: str
+    function: Any
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+
+
+def kernels() -> Iterator[Kernel]:
+    """Yield every kernel."""
+    division = Division()
+    common = {"HEADS": 32, "VALUE": 128, "DV": 128, "CHUNK": division.chunk, "WINDOW": 0, "AHEAD": 0}
+    common["HAS_SINKS"] = False
+    shape = {"GROUP": 4, "DIM": 128, "D": 128, "TILE": division.tile, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
+    shape["TYPE"] = tl.bfloat16
+    for name, num_rows, is_split in (
+        ("attend one token", ROWS, False),
+        ("attend a chunk", ROWS, True),
+        ("attend a prompt", PREFILL_ROWS, False),
+    ):
+        constants = {**common, **shape, "M": num_rows, "SPLIT": is_split}
+        yield Kernel(name, attention.attend, constants, num_warps(num_rows))
+    yield Kernel("merge", attention.merge, common)
+    yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16})
+    for is_gated in (False, True):
+        flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": is_gated}
+        yield Kernel(f"linear{' gated' * is_gated}", linear.linear, {**flags, **TILE, "TYPE": tl.bfloat16})
+    yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
+    yield Kernel("silu_and_mul", rows.silu_and_mul, {"BLOCK": 1024})
+    turned = {"HEADS": 32, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
+    yield Kernel("rotary", rows.rotary, turned)
+
+
+def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
+    """Compile a kernel and return what it takes."""
+    names = kernel.function.arg_names
+    signature = {name: "constexpr" if name in kernel.constants else _type_of(name) for name in names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K")
+    }
+    constants = {(names.index(name),): value for name, value in kernel.constants.items()}
+    source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": kernel.num_warps, **CudaRuntime().options}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage, code = (_output(flag, file.name) for flag in ("-res-usage", "-sass"))
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    return {
+        "kernel": kernel.name,
+        "registers": int(found[1]),
+        "stack": int(found[2]),
+        "shared": made.metadata.shared,
+        "hmma": len(re.findall(r"\bHMMA", code)),
+        "hgmma": len(re.findall(r"\bHGMMA", code)),
+        "bytes": len(made.asm["cubin"]),
+    }
+
+
+def _type_of(name: str) -> str:
+    if name in _INTEGERS:
+        return "i32"
+    if name in _STRIDES:
+        return "i64" if name == "block_stride" else "i32"
+    return "fp32" if name in _FLOATS else _POINTERS.get(name, "*bf16")
+
+
+def _output(flag: str, file: str) -> str:
+    return subprocess.run([str(_TOOL), flag, file], capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    """Print the figures of every kernel."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, default=90)
+    capability = parser.parse_args().capability
+    for kernel in kernels():
+        print(json.dumps(figures(kernel, capability)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Build, check and time everything of the device cuda on a GPU: `python -m benchmarks.gpu.run_all`.
+
+Each part prints one JSON line and does not end the others when it fails: kernels beside the reference, bits in other
+cuts, shares of the bandwidth and of the matrix rate that this GPU reaches in the same run, and whole engines beside the
+device cpu. Times are medians of `RUNS`, by events of the GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from octavo import LLM, SamplingParams
+from octavo.attention.backend import Scores
+from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.registry import operators
+
+RUNS: Final = 7
+INVARIANT, FASTEST = CudaRuntime(is_invariant=True), CudaRuntime()
+HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
+"""Those of Qwen3-8B."""
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Return the median time of a call, after two others."""
+    for _ in range(2):
+        function()
+    found = []
+    for _ in range(RUNS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        function()
+        last.record()
+        torch.cuda.synchronize()
+        found.append(first.elapsed_time(last) / 1e3)
+    return statistics.median(found)
+
+
+def moved(value: Any) -> Any:
+    """Return a tensor on the GPU, anything else as it is."""
+    return value.cuda() if isinstance(value, Tensor) else value
+
+
+def ceilings() -> dict[str, float]:
+    """Return what copies and products of this GPU reach: bytes and operations per second."""
+    x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    y = torch.empty_like(x)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return {"bytes_per_s": 2 * x.nbytes / seconds(lambda: y.copy_(x)), "flops": 2 * 8192**3 / seconds(lambda: a @ b)}
+
+
+def check_operators() -> Iterator[dict[str, Any]]:
+    """Yield the largest difference of each kernel from the reference, as a share of what is allowed."""
+    ops = INVARIANT.bind()
+    for choice in ops.choices:
+        if choice.implementation != "triton":
+            continue
+        operator = operators()[choice.operator]
+        for dtype, allowed in operator.tolerance.items():
+            worst = 0.0
+            for arguments in operator.examples(dtype):
+                placed = [moved(each) for each in arguments]
+                found, expected = (
+                    (each,) if isinstance(each, Tensor) else each
+                    for each in (
+                        operator.trial(getattr(ops, operator.name), *placed),
+                        operator.trial(operator.reference, *placed),
+                    )
+                )
+                for one, other in zip(found, expected, strict=True):
+                    difference = (one.double() - other.double()).abs() / (1 + other.double().abs())
+                    worst = max(worst, float(difference.max()))
+            yield {"operator": operator.name, "dtype": str(dtype), "of_allowed": worst / allowed}
+
+
+def step(rows: int, queries: int, length: int) -> tuple[AttentionMetadata, Tensor, Tensor, Tensor, Tensor]:
+    """Return metadata, q, k, v and a cache of equal rows."""
+    blocks = -(-length // BLOCK)
+    tables = [list(range(1 + row * blocks, 1 + (row + 1) * blocks)) for row in range(rows)]
+    made = AttentionMetadata.build([queries] * rows, [length] * rows, tables, BLOCK)
+    names = ("query_starts", "sequence_lengths", "block_tables", "slot_mapping")
+    metadata = dataclasses.replace(made, **{name: getattr(made, name).cuda() for name in names})
+    q, k, v = (
+        torch.randn(rows * queries, heads, DIM, device="cuda", dtype=torch.bfloat16)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    cache = torch.randn(2, rows * blocks + 1, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16)
+    return metadata, q, k, v, cache
+
+
+def check_bits() -> Iterator[dict[str, Any]]:
+    """Yield whether a token's bits are those of a whole prompt when it is computed alone, and a row's of a product."""
+    torch.manual_seed(0)
+    backend, length = CudaBackend(INVARIANT, torch.bfloat16), 3000
+    metadata, q, k, v, cache = step(1, length, length)
+    whole = backend.run(q, k, v, cache, metadata, Scores(DIM**-0.5))
+    for position in (0, 17, 511, 512, 1500, length - 1):
+        table = metadata.block_tables[:, : -(-(position + 1) // BLOCK)].tolist()
+        made = AttentionMetadata.build([1], [position + 1], table, BLOCK)
+        names = ("query_starts", "sequence_lengths", "block_tables", "slot_mapping")
+        one = dataclasses.replace(made, **{name: getattr(made, name).cuda() for name in names})
+        here = slice(position, position + 1)
+        alone = backend.run(q[here], k[here], v[here], cache, one, Scores(DIM**-0.5))
+        yield {"bits": "attention", "position": position, "equal": bool(torch.equal(alone[0], whole[position]))}
+    x, weight = (torch.randn(size, 4096, device="cuda", dtype=torch.bfloat16) for size in (300, 1000))
+    for name, runtime in (("triton", INVARIANT), ("cublas", FASTEST)):
+        linear = runtime.bind().prepare_linear(weight)
+        together = linear(x)
+        equal = sum(bool(torch.equal(linear(x[row : row + 1])[0], together[row])) for row in range(0, 300, 30))
+        yield {"bits": f"linear by {name}", "equal_rows": equal, "of": 10}
+
+
+def time_kernels(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield shares of the ceilings."""
+    for rows, length in ((1, 4096), (1, 32_768), (64, 1024), (64, 4096)):
+        metadata, q, k, v, cache = step(rows, 1, length)
+        read = 2 * rows * length * KV_HEADS * DIM * 2
+        backend = CudaBackend(FASTEST, torch.bfloat16)
+        taken = seconds(lambda m=metadata, c=cache, q=q, k=k, v=v, b=backend: b.run(q, k, v, c, m, Scores(0.1)))
+        share = read / taken / limits["bytes_per_s"]
+        yield {"attention": "decode", "rows": rows, "length": length, "us": taken * 1e6, "of_bandwidth": share}
+    for length in (2048, 8192):
+        metadata, q, k, v, cache = step(1, length, length)
+        for name, runtime in (("fastest", FASTEST), ("invariant", INVARIANT)):
+            backend = CudaBackend(runtime, torch.bfloat16)
+            taken = seconds(lambda m=metadata, c=cache, q=q, k=k, v=v, b=backend: b.run(q, k, v, c, m, Scores(0.1)))
+            share = 2 * length**2 * HEADS * DIM / taken / limits["flops"]
+            yield {"attention": f"prompt, {name}", "length": length, "us": taken * 1e6, "of_matrix_rate": share}
+    weight = torch.randn(12_288, 4096, device="cuda", dtype=torch.bfloat16)
+    for tokens in (1, 16, 64, 512, 2048):
+        x = torch.randn(tokens, 4096, device="cuda", dtype=torch.bfloat16)
+        linears = {"cublas": FASTEST.bind().prepare_linear(weight), "triton": INVARIANT.bind().prepare_linear(weight)}
+        taken = {name: seconds(lambda linear=linear, x=x: linear(x)) for name, linear in linears.items()}
+        yield {
+            "linear": "4096 to 12288",
+            "tokens": tokens,
+            **{f"{name}_us": each * 1e6 for name, each in taken.items()},
+            "of_bandwidth": weight.nbytes / taken["triton"] / limits["bytes_per_s"],
+            "of_matrix_rate": 2 * tokens * weight.numel() / taken["triton"] / limits["flops"],
+        }
+
+
+def engines() -> Iterator[dict[str, Any]]:
+    """Yield tokens of the shipped model beside those of the device cpu, and tokens per second."""
+    prompts: Any = ["Once upon a time", "The little dog", "One day"] * 8
+    params = SamplingParams(max_tokens=64, temperature=0.8, seed=1, ignore_eos=True)
+    expected: list[Any] | None = None
+    for args in ({"device": "cpu"}, {"device": "cuda", "batch_invariant": True}, {"device": "cuda"}):
+        begun = time.monotonic()
+        with LLM("octavo-tiny", dtype="bfloat16", **args) as llm:
+            started = time.monotonic() - begun
+            llm.generate(prompts[:1], params, use_tqdm=False)
+            begun = time.monotonic()
+            tokens = [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
+            taken = time.monotonic() - begun
+            alone = [llm.generate([each], params, use_tqdm=False)[0].outputs[0].token_ids for each in prompts[:3]]
+        expected = expected or tokens
+        yield {
+            "engine": args,
+            "start_s": started,
+            "tokens_per_s": sum(map(len, tokens)) / taken,
+            "alone_equal": alone == tokens[:3],
+            "as_on_cpu": sum(one == other for one, other in zip(tokens, expected, strict=True)) / len(tokens),
+        }
+
+
+def main() -> int:
+    """Run every part; return 1 where one has failed."""
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
+    limits: dict[str, float] = {}
+    num_failed = 0
+
+    def measured() -> Iterator[dict[str, Any]]:
+        limits.update(ceilings())
+        yield dict(limits)
+
+    for part in (measured, check_operators, check_bits, lambda: time_kernels(limits), engines):
+        try:
+            for line in part():
+                print(json.dumps(line), flush=True)
+        except Exception:  # the other parts are still of use
+            num_failed += 1
+            traceback.print_exc()
+    return int(num_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Attention on CUDA: the paged cache of the reference, computed by Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import Parts, Scores
+from octavo.attention.cache_format import is_quantized
+from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, num_warps, power_of_2
+
+HEAD_DIMS: Final = (8, 576)
+"""Smallest and largest head; larger ones have no room beside their keys in an SM's memory."""
+
+ROWS: Final = 16
+"""Queries of a program at least: what a tensor core multiplies at once."""
+PREFILL_ROWS: Final = 128
+"""The same of prompts, where bits may differ from those of single tokens: Hopper multiplies so many by instructions of
+their own."""
+_PROGRAMS: Final = 264
+"""Two for each SM of an H100: with fewer, long sequences are divided among programs."""
+_CHUNK: Final = 512
+_TILE: Final = 64
+
+
+@dataclass(frozen=True)
+class Division:
+    """How keys are divided. It decides the order of sums, and so the bits: it is the same for all steps of an engine.
+
+    chunk: keys that are summed up before they are put together. tile: keys of one product, a part of a chunk.
+    programs: fewer than these are divided further, which changes no bit.
+    """
+
+    chunk: int = _CHUNK
+    tile: int = _TILE
+    programs: int = _PROGRAMS
+
+
+class CudaBackend:
+    """`AttentionBackend` in Triton. The cache is [planes, blocks, kv_heads, block_size, dim], keys and values."""
+
+    name = "triton"
+
+    def __init__(self, runtime: CudaRuntime, cache_dtype: torch.dtype, division: Division | None = None) -> None:
+        self._runtime = runtime
+        self.element_type = cache_dtype
+        self._division = division or Division()
+
+    @staticmethod
+    def obstacle(cache_dtype: torch.dtype, head_dims: Collection[int]) -> str | None:
+        """Return why the kernels cannot serve a model; None where they can."""
+        if is_quantized(cache_dtype):
+            return f"its kernels read no KV cache of {str(cache_dtype).removeprefix('torch.')}"
+        least, most = HEAD_DIMS
+        odd = [dim for dim in head_dims if not least <= dim <= most]
+        return f"its kernels have head sizes from {least} to {most}, not {odd[0]}" if odd else None
+
+    def cache_shape(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0
+    ) -> tuple[int, ...]:
+        return (1 if value_size else 2, num_blocks, kv_heads, block_size, head_dim)
+
+    def workspace_bytes(
+        self,
+        max_tokens: int,
+        max_length: int,
+        num_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        element_size: int,
+        value_size: int = 0,
+    ) -> int:
+        """Return the bytes of the parts of divided sequences, and of a work list."""
+        divided = min(max_tokens, self._division.programs)
+        chunks = -(-max_length // self._division.chunk)
+        return divided * num_heads * chunks * (head_dim + 2) * 4 + max_tokens * (16 + 2 * head_dim * element_size)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
+    ) -> Tensor:
+        if len(k):
+            self._store(k, cache[0], metadata)
+            self._store(v, cache[1], metadata)
+        return self._attend(q, cache, metadata, scores, q.shape[-1])
+
+    def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        self._store(torch.cat(latents, dim=-1)[:, None], cache[0], metadata)
+        return self._attend(torch.cat(q, dim=-1), cache, metadata, Scores(scale), q[0].shape[-1])
+
+    def _store(self, new: Tensor, plane: Tensor, metadata: AttentionMetadata) -> None:
+        from octavo.devices.cuda.kernels.attention import store
+
+        new = new if new.stride(-1) == 1 else new.contiguous()
+        tokens, heads, dim = new.shape
+        shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": plane.shape[2]}
+        strides = (*new.stride()[:2], *plane.stride()[:3])
+        store[(tokens, heads)](new, plane, metadata.slot_mapping, *strides, **shape, **self._runtime.options)
+
+    def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
+        from octavo.devices.cuda.kernels.attention import attend, merge
+
+        tokens, heads, dim = q.shape
+        kv_heads, division = cache.shape[2], self._division
+        group = heads // kv_heads
+        is_decode = max(metadata.query_lengths) == 1
+        least = ROWS if is_decode or self._runtime.is_invariant else PREFILL_ROWS
+        rows = power_of_2(max(least, group))
+        is_divided = _is_divided(metadata, kv_heads, division)
+        per_program = 1 if is_divided else rows // group
+        work = metadata.once(("work", per_program), lambda: _work(metadata, per_program, q.device))
+        num_chunks = -(-max(metadata.lengths) // division.chunk) if is_divided else 1
+        out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
+        parts = peaks = out
+        if is_divided:
+            parts = torch.empty((tokens, heads, num_chunks, value_size), dtype=torch.float32, device=q.device)
+            peaks = torch.empty((tokens, heads, num_chunks, 2), dtype=torch.float32, device=q.device)
+        slopes, sinks = (out if each is None else each for each in (scores.alibi, scores.sinks))
+        common: dict[str, Any] = {
+            "HEADS": heads,
+            "VALUE": value_size,
+            "DV": power_of_2(value_size),
+            "CHUNK": division.chunk,
+            "WINDOW": scores.sliding_window or 0,
+            "AHEAD": scores.ahead,
+            "HAS_SINKS": scores.sinks is not None,
+            **self._runtime.options,
+        }
+        attend[(len(work), kv_heads, num_chunks)](
+            *(q, cache[0], cache[-1], metadata.block_tables, metadata.sequence_lengths, work, slopes, sinks),
+            *(out, parts, peaks, *q.stride()[:2], *cache.stride()[1:4], metadata.block_tables.stride(0)),
+            *(scores.scale, num_chunks),
+            GROUP=group,
+            DIM=dim,
+            D=power_of_2(dim),
+            M=rows,
+            TILE=division.tile,
+            BLOCK=cache.shape[3],
+            CAP=scores.soft_cap or 0.0,
+            HAS_SLOPES=scores.alibi is not None,
+            SPLIT=is_divided,
+            TYPE=compute_type(q),
+            num_warps=num_warps(rows),
+            **common,
+        )
+        if is_divided:
+            merge[(len(work), heads)](parts, peaks, work, metadata.sequence_lengths, sinks, out, num_chunks, **common)
+        return out
+
+
+def _is_divided(metadata: AttentionMetadata, kv_heads: int, division: Division) -> bool:
+    """Return whether there are too few programs for the processors, and sequences that are long enough to divide."""
+    is_decode = max(metadata.query_lengths) == 1
+    few = len(metadata.lengths) * kv_heads < division.programs
+    return is_decode and few and max(metadata.lengths) > division.chunk
+
+
+def _work(metadata: AttentionMetadata, per_program: int, device: torch.device) -> Tensor:
+    """Return int32 [programs, 4]: row, first token among all of the step, tokens, position of the first one."""
+    starts = accumulate(metadata.query_lengths, initial=0)
+    items = [
+        (row, start + first, min(per_program, queries - first), length - queries + first)
+        for row, (start, queries, length) in enumerate(
+            zip(starts, metadata.query_lengths, metadata.lengths, strict=False)
+        )
+        for first in range(0, queries, per_program)
+    ]
+    return torch.tensor(items, dtype=torch.int32, device=device)

@@ -1,0 +1,86 @@
+"""The device CUDA: one GPU of NVIDIA."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+
+from octavo.config.schema import DeviceConfig
+from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.device import AttentionChoice, DeviceMemory, StepRun
+from octavo.devices.dry_run import DryAttention, peak_bytes
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.devices.reference.device import ReferenceDevice
+from octavo.errors import ConfigError
+from octavo.ops.pages import Pages
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+
+LEAST_CAPABILITY: Final = (8, 0)
+"""Ampere: the first with products of bfloat16."""
+
+
+class CudaDevice(ReferenceDevice):
+    """`Device` on a GPU. What it has no kernel for is computed by torch's operators, as the reference does it."""
+
+    name = "cuda"
+
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+        if config.instruction_set != "auto":
+            raise ConfigError(
+                f"instruction_set is {config.instruction_set}, but the device cuda has none ({because}); leave it at "
+                "auto"
+            )
+        super().__init__(config, platform, because)
+        self.torch_device = torch.device("cuda")
+        self.runtime = CudaRuntime(config.batch_invariant)
+        self.rows_are_exact = config.batch_invariant
+        self.ops = self.runtime.bind(config.op_overrides)
+
+    @staticmethod
+    def obstacle(platform: Platform) -> str | None:
+        if torch.version.cuda is None:
+            return f"this PyTorch ({torch.__version__}) is built without CUDA"
+        if not torch.cuda.is_available():
+            return f"there is no GPU, or its driver is older than CUDA {torch.version.cuda} needs"
+        capability = torch.cuda.get_device_capability()
+        if capability < LEAST_CAPABILITY:
+            found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
+            return f"{torch.cuda.get_device_name()} has compute capability {found}, and {least} is needed"
+        if find_spec("triton") is None:
+            return "Triton is not installed: pip install 'octavo[cuda]'"
+        return None
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.torch_device)
+
+    def memory(self) -> DeviceMemory:
+        available, total = torch.cuda.mem_get_info()
+        return DeviceMemory(total, available, "device", is_host=False, most_kv_bytes=None)
+
+    def attention(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
+    ) -> AttentionChoice:
+        reason = CudaBackend.obstacle(cache_dtype, head_dims)
+        if reason is not None:
+            return AttentionChoice(ReferenceBackend(cache_dtype), reason)
+        return AttentionChoice(CudaBackend(self.runtime, cache_dtype), "compiled by Triton")
+
+    def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
+        """Count what the reference's operators hold: kernels of this device hold no more."""
+        return peak_bytes(lambda: run(bind(), DryAttention(), num_tokens))
+
+    @contextmanager
+    def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:
+        """Give back pages of the host: weights go to the GPU."""
+        yield
+        if pages is not None:
+            pages.release_from(0)
+
+    def release_idle(self) -> None:
+        torch.cuda.empty_cache()

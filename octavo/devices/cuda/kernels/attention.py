@@ -1,0 +1,181 @@
+"""Attention over the paged cache, in Triton.
+
+Keys are taken in chunks at absolute positions, and chunks are put together in ascending order, whether one program
+computes all of them or each has a program of its own: so a query's bits depend neither on how a step is divided nor on
+what else is in it. Source of the sums: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; of the division:
+https://pytorch.org/blog/flash-decoding/.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def store(
+    new, cache, slots, token_stride, head_stride, block_stride, cache_head_stride, slot_stride,
+    DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one head of one token of `new` [tokens, heads, dim] to its slot in a plane of the cache."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, D)
+    slot = tl.load(slots + token)
+    source = new + token.to(tl.int64) * token_stride + head * head_stride
+    target = cache + (slot // BLOCK) * block_stride + head * cache_head_stride + (slot % BLOCK) * slot_stride
+    tl.store(target + d, tl.load(source + d, mask=d < DIM).to(cache.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit
+def _chunk(
+    q, pos, low, length, start, table, keys, values, block_stride, slot_stride, scale, slopes,
+    DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Return (largest score, sum of weights, weighted values) of the keys [start, start + CHUNK) for M queries."""
+    d, dv = tl.arange(0, D), tl.arange(0, DV)
+    m = tl.full([M], LOWEST, tl.float32)
+    total = tl.zeros([M], tl.float32)
+    out = tl.zeros([M, DV], tl.float32)
+    for first in range(start, tl.minimum(start + CHUNK, length), TILE):
+        t = first + tl.arange(0, TILE)
+        # keys that no query of the tile sees are not read: their block may be gone
+        read = (t < length) & (t >= low)
+        block = tl.load(table + t // BLOCK, mask=read, other=0).to(tl.int64)
+        row = block * block_stride + (t % BLOCK) * slot_stride
+        k_read = read[None, :] if DIM == D else read[None, :] & (d < DIM)[:, None]
+        k = tl.load(keys + row[None, :] + d[:, None], mask=k_read, other=0.0)
+        s = tl.dot(q, k.to(TYPE), input_precision="ieee") * scale
+        if CAP > 0:
+            s = CAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2_E / CAP)) + 1.0))
+        if HAS_SLOPES:
+            s += slopes[:, None] * (t[None, :] - pos[:, None]).to(tl.float32)
+        seen = (t[None, :] <= pos[:, None] + AHEAD) & (t < length)[None, :]
+        if WINDOW > 0:
+            seen = seen & (t[None, :] > pos[:, None] - WINDOW)
+        s = tl.where(seen, s, LOWEST)
+        higher = tl.maximum(m, tl.max(s, 1))
+        p = tl.where(seen, tl.exp2((s - higher[:, None]) * LOG2_E), 0.0)
+        kept = tl.exp2((m - higher) * LOG2_E)
+        v_read = read[:, None] if VALUE == DV else read[:, None] & (dv < VALUE)[None, :]
+        v = tl.load(values + row[:, None] + dv[None, :], mask=v_read, other=0.0)
+        total = total * kept + tl.sum(p, 1)
+        out = out * kept[:, None] + tl.dot(p.to(TYPE), v.to(TYPE), input_precision="ieee")
+        m = higher
+    return m, total, out
+
+
+@triton.jit
+def attend(
+    q, keys, values, tables, lengths, work, slopes, sinks, out, parts, peaks,
+    token_stride, head_stride, block_stride, cache_head_stride, slot_stride, table_stride, scale, num_chunks,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Attend with the queries of one head of keys: M rows, tokens of one sequence times the heads that share it.
+
+    work: int32 [programs, 4]: row of the step, first token among all, tokens here, position of the first one. SPLIT:
+    the program computes the chunk of its third index alone, for `merge`.
+    """
+    item, head = work + 4 * tl.program_id(0), tl.program_id(1)
+    row, first, count, position = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    length = tl.load(lengths + row)
+    rows = tl.arange(0, M)
+    token, head_of = rows // GROUP, head * GROUP + rows % GROUP
+    live = (token < count) & (rows < (M // GROUP) * GROUP)
+    d, dv = tl.arange(0, D), tl.arange(0, DV)
+    pos = position + token
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(0, position - WINDOW + 1)
+    end = tl.minimum(position + count + AHEAD, length)
+    at = (first + token).to(tl.int64)[:, None] * token_stride + head_of[:, None] * head_stride + d[None, :]
+    queries = tl.load(q + at, mask=live[:, None] & (d < DIM)[None, :], other=0.0).to(TYPE)
+    slope = tl.zeros([M], tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head_of, mask=live, other=0.0)
+    table = tables + row * table_stride
+    keys += head * cache_head_stride
+    values += head * cache_head_stride
+    place = (first + token) * HEADS + head_of
+    if SPLIT:
+        chunk = tl.program_id(2)
+        if (chunk * CHUNK >= end) | ((chunk + 1) * CHUNK <= low):
+            return
+        m, total, sums = _chunk(
+            queries, pos, low, end, chunk * CHUNK, table, keys, values, block_stride, slot_stride, scale, slope,
+            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE,
+        )  # fmt: skip
+        part = place * num_chunks + chunk
+        tl.store(parts + part[:, None] * VALUE + dv[None, :], sums, mask=live[:, None] & (dv < VALUE)[None, :])
+        tl.store(peaks + part * 2, m, mask=live)
+        tl.store(peaks + part * 2 + 1, total, mask=live)
+        return
+    m = tl.full([M], LOWEST, tl.float32)
+    total = tl.zeros([M], tl.float32)
+    sums = tl.zeros([M, DV], tl.float32)
+    for start in range(low // CHUNK * CHUNK, end, CHUNK):
+        peak, weight, part_sums = _chunk(
+            queries, pos, low, end, start, table, keys, values, block_stride, slot_stride, scale, slope,
+            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE,
+        )  # fmt: skip
+        higher = tl.maximum(m, peak)
+        kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
+        total = total * kept + weight * added
+        sums = sums * kept[:, None] + part_sums * added[:, None]
+        m = higher
+    if HAS_SINKS:
+        sink = tl.load(sinks + head_of, mask=live, other=0.0)
+        higher = tl.maximum(m, sink)
+        kept = tl.exp2((m - higher) * LOG2_E)
+        total = total * kept + tl.exp2((sink - higher) * LOG2_E)
+        sums = sums * kept[:, None]
+    result = sums / tl.where(live, total, 1.0)[:, None]
+    tl.store(
+        out + place[:, None] * VALUE + dv[None, :],
+        result.to(out.dtype.element_ty),
+        mask=live[:, None] & (dv < VALUE)[None, :],
+    )
+
+
+@triton.jit
+def merge(
+    parts, peaks, work, lengths, sinks, out, num_chunks,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    AHEAD: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Put the chunks of one head of one token together, as `attend` does without SPLIT; one token for each of work."""
+    item, head = work + 4 * tl.program_id(0), tl.program_id(1)
+    row, token, position = tl.load(item), tl.load(item + 1), tl.load(item + 3)
+    end = tl.minimum(position + 1 + AHEAD, tl.load(lengths + row))
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(0, position - WINDOW + 1)
+    dv = tl.arange(0, DV)
+    place = token * HEADS + head + tl.arange(0, 1)
+    m = tl.full([1], LOWEST, tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([1, DV], tl.float32)
+    for chunk in range(low // CHUNK, tl.cdiv(end, CHUNK)):
+        part = place * num_chunks + chunk
+        peak, weight = tl.load(peaks + part * 2), tl.load(peaks + part * 2 + 1)
+        part_sums = tl.load(parts + part[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0)
+        higher = tl.maximum(m, peak)
+        kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
+        total = total * kept + weight * added
+        sums = sums * kept[:, None] + part_sums * added[:, None]
+        m = higher
+    if HAS_SINKS:
+        sink = tl.load(sinks + head)
+        higher = tl.maximum(m, sink)
+        kept = tl.exp2((m - higher) * LOG2_E)
+        total = total * kept + tl.exp2((sink - higher) * LOG2_E)
+        sums = sums * kept[:, None]
+    result = sums / total[:, None]
+    tl.store(out + place[:, None] * VALUE + dv[None, :], result.to(out.dtype.element_ty), mask=(dv < VALUE)[None, :])

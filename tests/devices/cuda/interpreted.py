@@ -1,0 +1,31 @@
+"""The device CUDA with its kernels interpreted."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.config.schema import DeviceConfig
+from octavo.devices.cuda.device import CudaDevice
+from octavo.devices.device import DeviceMemory
+from octavo.platform import Platform
+
+NAME = "tests.devices.cuda.interpreted.InterpretedCuda"
+"""For `DEVICES`."""
+
+
+class InterpretedCuda(CudaDevice):
+    """Everything of the device but the GPU: tensors are on the CPU, Triton interprets."""
+
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+        super().__init__(config, platform, because)
+        self.torch_device = torch.device("cpu")
+
+    @staticmethod
+    def obstacle(platform: Platform) -> str | None:
+        return None
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory.of_host(self._memory)
+
+    def release_idle(self) -> None:
+        """Do nothing: torch keeps no memory of the CPU."""

@@ -1,0 +1,27 @@
+"""What the kernels become for Hopper, compiled where there may be no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+
+def test_no_register_is_spilled_and_tensor_cores_multiply() -> None:
+    # in a process of its own: here kernels are interpreted
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.gpu.compiled"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {each["kernel"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert {name: each["stack"] for name, each in found.items()} == dict.fromkeys(found, 0)
+    assert found["attend a prompt"]["hgmma"] > 0
+    for name in ("attend one token", "attend a chunk", "linear", "linear gated"):
+        # by the same instructions for any number of rows
+        assert (found[name]["hmma"] > 0, found[name]["hgmma"]) == (True, 0), name
+    assert sum(each["bytes"] for each in found.values()) < 1 << 20

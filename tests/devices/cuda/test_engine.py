@@ -1,0 +1,54 @@
+"""The whole engine on the device cuda with its kernels interpreted: the text of the reference, and its own bits in any
+schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo import LLM, SamplingParams
+from octavo.devices import DEVICES
+from tests.devices.cuda.interpreted import NAME
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+
+PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18)]
+PARAMS = SamplingParams(max_tokens=3, temperature=0.9, seed=1, logprobs=2, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300))
+
+
+def generate(path: Path, **args: Any) -> list[tuple[Any, Any]]:
+    sizes = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
+    with LLM(str(path), **{**sizes, **args}) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
+
+
+def test_the_text_is_that_of_the_reference_and_its_bits_those_of_any_schedule(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    expected = [tokens for tokens, _ in generate(path, device="reference")]
+    assert [tokens for tokens, _ in generate(path, device="cuda")] == expected
+    found = generate(path, device="cuda", batch_invariant=True)
+    assert [tokens for tokens, _ in found] == expected
+    assert generate(path, device="cuda", batch_invariant=True, max_num_seqs=1) == found
+    assert generate(path, device="cuda", batch_invariant=True, max_num_batched_tokens=5) == found
+    assert generate(path, device="cuda", batch_invariant=True, num_gpu_blocks_override=4) == found
+
+
+def test_guesses_need_bits_that_do_not_depend_on_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    speculates: Any = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(Exception, match="speculative_config is set, but .* device cuda"):
+        generate(path, device="cuda", speculative_config=speculates)
+    plain = generate(path, device="cuda", batch_invariant=True)
+    assert generate(path, device="cuda", batch_invariant=True, speculative_config=speculates) == plain

@@ -1,0 +1,94 @@
+"""Kernels of the device cuda, interpreted: right by the reference, and the same bits in any cut and mixture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo.devices.cuda.attention import CudaBackend, Division
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.registry import operators
+from tests.conformance.paged import Heads, Sequences
+from tests.conformance.test_attention import TOLERANCE, one_by_one, side_by_side
+
+RUNTIME = CudaRuntime(is_invariant=True)
+OPS = RUNTIME.bind()
+COMPILED = [choice.operator for choice in OPS.choices if choice.implementation == "triton"]
+WHOLE, DIVIDED = Division(32, 16, programs=0), Division(32, 16, programs=1 << 30)
+"""Keys of a sequence in one program, and each chunk of them in one of its own where single tokens are computed."""
+
+SHAPES = {
+    "dim 8": Heads(dim=8, scale=0.4),
+    "dim 24, slopes": Heads(dim=24, alibi=True),
+    "dim 128, cap": Heads(heads=4, kv_heads=2, dim=128, soft_cap=3.0),
+    "latents of 24 and 8": Heads(heads=3, kv_heads=1, dim=32, value_size=24),
+    "everything, blocks of 32": Heads(
+        heads=6, kv_heads=3, dim=72, window=20, soft_cap=2.0, alibi=True, block_size=32, has_sinks=True
+    ),
+    "dim 80, three share": pytest.param(Heads(heads=6, kv_heads=2, dim=80), marks=pytest.mark.long),
+    "dim 96, window": pytest.param(Heads(dim=96, window=37), marks=pytest.mark.long),
+    "dim 256, all share": pytest.param(Heads(heads=5, kv_heads=1, dim=256, scale=0.06), marks=pytest.mark.long),
+    "dim 64, sinks": pytest.param(Heads(heads=8, kv_heads=1, has_sinks=True, window=30), marks=pytest.mark.long),
+    "both ways": Heads(heads=2, kv_heads=1, dim=16, ahead=1 << 20),
+}
+LENGTHS = [1, 17, 40]
+
+
+def test_triton_has_the_operators_of_a_plain_decoder() -> None:
+    assert sorted(COMPILED) == ["add_rms_norm", "prepare_linear", "rms_norm", "rotary", "silu_and_mul"]
+    plain = {choice.operator: choice.because for choice in CudaRuntime().bind().choices}
+    assert plain["prepare_linear"] == "triton: cuBLAS is faster, and batch_invariant is not set"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_kernel_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    operator = operators()[name]
+    for arguments in operator.examples(dtype):
+        found, expected = (
+            _tensors(operator.trial(each, *arguments)) for each in (getattr(OPS, name), operator.reference)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            difference = (one.double() - other.double()).abs() / (1 + other.double().abs())
+            assert difference.max() <= operator.tolerance[dtype]
+
+
+def _tensors(found: Any) -> tuple[Tensor, ...]:
+    return (found,) if isinstance(found, Tensor) else found
+
+
+def test_a_row_of_a_product_has_the_same_bits_alone_and_among_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, 96, generator=generator) for size in (40, 70))
+    linear = OPS.prepare_linear(weight)
+    together = linear(x)
+    assert all(torch.equal(linear(x[row : row + 1])[0], together[row]) for row in range(40))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_attention_is_that_of_float64_with_one_result_for_any_cut(shape: Heads, dtype: torch.dtype) -> None:
+    sequences = Sequences.make(shape, LENGTHS, dtype)
+    whole = sequences.compute(CudaBackend(RUNTIME, dtype, WHOLE), sequences.whole())
+    for one, other in zip(whole, sequences.expected(dtype), strict=True):
+        assert one.dtype is dtype
+        assert (one.double() - other).abs().max() <= TOLERANCE[dtype]
+    if shape.ahead:
+        return  # what lies ahead has to be in the step
+    cut = sequences.compute(CudaBackend(RUNTIME, dtype, DIVIDED), one_by_one(sequences, [1, 7, 33]))
+    beside = sequences.compute(CudaBackend(RUNTIME, dtype, DIVIDED), side_by_side(sequences, [38, 1]), forgets=True)
+    for one, other, third in zip(whole, cut, beside, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+def test_tiles_of_prompts_may_be_larger_where_bits_may_differ() -> None:
+    sequences = Sequences.make(Heads(heads=2, kv_heads=1, dim=16), [150], torch.float32)
+    found = sequences.compute(CudaBackend(CudaRuntime(), torch.float32), sequences.whole())
+    assert (found[0].double() - sequences.expected(torch.float32)[0]).abs().max() <= TOLERANCE[torch.float32]
