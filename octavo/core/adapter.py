@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +15,30 @@ from octavo.errors import InvalidRequest
 MAX_NAME_CHARS: Final = 256
 _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff@]+")
 _MAX_ID: Final = 2**63 - 1
+
+
+FILES: Final = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 16 << 30}
+"""The files of an adapter, in the order in which they are digested, and the most bytes of each."""
+
+
+class UnfitFile(Exception):
+    """A file of an adapter cannot be read; says why, without its name."""
+
+
+def open_file(path: Path) -> int:
+    """Return a descriptor of a file of an adapter: a regular one, which is not too large. Raises UnfitFile."""
+    most_bytes = FILES[path.name]
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+    except OSError as error:
+        raise UnfitFile(f"cannot be read ({error.strerror})") from error
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes:
+        return fd
+    os.close(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise UnfitFile("is no regular file")
+    raise UnfitFile(f"has {status.st_size:,} bytes, must have at most {most_bytes:,}")
 
 
 def file_heading(name: str, size: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
@@ -12,11 +11,8 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.adapter import LoRARequest, file_heading
+from octavo.core.adapter import FILES, LoRARequest, UnfitFile, file_heading, open_file
 from octavo.errors import InvalidRequest
-
-FILES: Final = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 16 << 30}
-"""The files of an adapter, in the order in which they are digested, and the most bytes of each."""
 
 _CHUNK_BYTES: Final = 1 << 20
 _MOST_FOLDERS: Final = 4096
@@ -54,9 +50,9 @@ def digest_of(folder: str | Path) -> str:
     """Return the SHA-256 of an adapter's files in hexadecimal digits: of `file_heading` and content of each. Raises
     InvalidRequest."""
     digest = hashlib.sha256()
-    for name, most_bytes in FILES.items():
+    for name in FILES:
         path = Path(folder) / name
-        fd = _open(path, most_bytes)
+        fd = _open(path)
         with os.fdopen(fd, "rb") as file:
             size = os.fstat(fd).st_size
             digest.update(file_heading(name, size))
@@ -71,8 +67,8 @@ def digest_of(folder: str | Path) -> str:
 
 def _signature(folder: str) -> _Signature:
     found = []
-    for name, most_bytes in FILES.items():
-        fd = _open(Path(folder) / name, most_bytes)
+    for name in FILES:
+        fd = _open(Path(folder) / name)
         try:
             status = os.fstat(fd)
         finally:
@@ -81,19 +77,12 @@ def _signature(folder: str) -> _Signature:
     return tuple(found)
 
 
-def _open(path: Path, most_bytes: int) -> int:
-    """Return a descriptor of a regular file that is not too large. Raises InvalidRequest."""
+def _open(path: Path) -> int:
+    """Return a descriptor of a file. Raises InvalidRequest."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
-    except OSError as error:
-        raise _refusal(path, f"cannot be read ({error.strerror})") from error
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes:
-        return fd
-    os.close(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise _refusal(path, "is no regular file")
-    raise _refusal(path, f"has {status.st_size:,} bytes, must have at most {most_bytes:,}")
+        return open_file(path)
+    except UnfitFile as error:
+        raise _refusal(path, str(error)) from error
 
 
 def _refusal(path: Path, why: str) -> InvalidRequest:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.core.adapter import file_heading
+from octavo.core.adapter import FILES, UnfitFile, file_heading, open_file
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import LMHead
 from octavo.layers.experts import ExactLinear
@@ -99,9 +99,10 @@ def read_files(folder: Path, digest: str) -> tuple[AdapterConfig, Mapping[str, T
     found, contents = hashlib.sha256(), []
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         try:
-            contents.append((folder / name).read_bytes())
-        except OSError as error:
-            raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from error
+            with open(open_file(folder / name), "rb") as file:
+                contents.append(file.read(FILES[name]))
+        except UnfitFile as error:
+            raise CheckpointError(f"{folder / name}: {error}") from error
         found.update(file_heading(name, len(contents[-1])))
         found.update(contents[-1])
     if found.hexdigest() != digest:

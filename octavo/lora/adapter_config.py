@@ -34,6 +34,7 @@ _INITS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base model as it is."""
 
 _MOST_REPEATS: Final = 4
+_MOST_RANK: Final = 1 << 16
 _PLAIN: Final = re.compile(r"[\w.\-]+")
 
 
@@ -71,7 +72,7 @@ class AdapterConfig:
         allowed = f"true, false, gaussian, eva or orthogonal: {init} changes the base model; convert the adapter"
         _expect(path, values, "init_lora_weights", init in _INITS, allowed)
         rank, alpha = values.get("r", 8), values.get("lora_alpha", 8)
-        _expect(path, values, "r", _is_rank(rank), "a whole number above 0")
+        _expect(path, values, "r", _is_rank(rank), f"a whole number from 1 to {_MOST_RANK:,}")
         _expect(path, values, "lora_alpha", _is_alpha(alpha), "a number")
         patterns = {name: values.get(name) or {} for name in ("rank_pattern", "alpha_pattern")}
         for (name, pattern), is_value in zip(patterns.items(), (_is_rank, _is_alpha), strict=True):
@@ -127,7 +128,7 @@ def _is_cheap(key: Any) -> bool:
 
 
 def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_RANK
 
 
 def _is_alpha(value: Any) -> bool:

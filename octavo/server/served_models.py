@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.core.adapter import LoRARequest, checked_adapter_name
-from octavo.engine.adapter_files import FILES
+from octavo.core.adapter import FILES, LoRARequest, checked_adapter_name
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.server.errors import ApiError
 
@@ -91,10 +90,6 @@ class ServedModels:
         """Make an adapter known, whose folder is below the one that is allowed. in_place: it may replace one of its
         name. Raises InvalidRequest or ApiError."""
         checked_adapter_name(name, "lora_name")
-        if name in self._loaded and not in_place:
-            raise InvalidRequest(
-                f"the adapter {name} is loaded already; unload it, or send load_inplace", field="lora_name"
-            )
         if self._folder is None:
             raise InvalidRequest(
                 "no folder is allowed; start the server with --lora-resolver-cache-dir and the one that has the "
@@ -108,14 +103,18 @@ class ServedModels:
                 "--lora-resolver-cache-dir",
                 field="lora_path",
             )
-        return await self._load(name, str(folder))
+        return await self._load(name, str(folder), in_place=in_place)
 
-    async def _load(self, name: str, path: str) -> LoRARequest:
+    async def _load(self, name: str, path: str, *, in_place: bool = False) -> LoRARequest:
         checked_adapter_name(name, "lora_name")
         if name in self.base:
             raise InvalidRequest(f"lora_name is {name}, a name of the model itself; give another", field="lora_name")
         if name in self._busy:
-            raise ApiError(409, f"the adapter {name} is being loaded", param="lora_name", code="adapter_busy")
+            raise _being_loaded(name)
+        if name in self._loaded and not in_place:
+            raise InvalidRequest(
+                f"the adapter {name} is loaded already; unload it, or send load_inplace", field="lora_name"
+            )
         if len(self._loaded) >= MOST_ADAPTERS and name not in self._loaded:
             raise InvalidRequest(f"{MOST_ADAPTERS:,} adapters are loaded; unload some", field="lora_name")
         asked = LoRARequest(name, next(self._numbers), path)
@@ -127,7 +126,9 @@ class ServedModels:
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; requests that use it go on. Raises ApiError 404."""
+        """Forget an adapter; requests that use it go on. Raises ApiError 404, and 409 while one of its name is read."""
+        if name in self._busy:
+            raise _being_loaded(name)
         if self._loaded.pop(name, None) is None and self._found.pop(name, None) is None:
             raise self._unknown(name)
 
@@ -161,6 +162,10 @@ class ServedModels:
             param="model",
             code="model_not_found",
         )
+
+
+def _being_loaded(name: str) -> ApiError:
+    return ApiError(409, f"the adapter {name} is being loaded", param="lora_name", code="adapter_busy")
 
 
 def _module(text: str) -> tuple[str, str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.core.adapter import open_file
+from octavo.errors import CheckpointError
+from octavo.lora import adapter
 from octavo.lora.adapter import read_files
 from octavo.ops.registry import bind
 from tests.distributed.threads import run_ranks
@@ -116,6 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "olora": ({"init_lora_weights": "olora"}, "changes the base model"),
     "another method": ({"peft_type": "IA3"}, "peft_type is 'IA3', expected LORA"),
     "a rank of zero": ({"r": 0}, "r is '0'"),
+    "an absurd rank": ({"r": 10**4000}, "r is '10{79}', expected a whole number from 1 to 65,536"),
     "no number": ({"lora_alpha": "x"}, "lora_alpha"),
     "a slow pattern": ({"alpha_pattern": {"(a+)+$": 1}}, "alpha_pattern"),
     "no pattern": ({"rank_pattern": {"(": 1}}, "rank_pattern"),
@@ -178,14 +183,23 @@ def test_files_that_change_while_they_are_read_are_used_as_they_were_digested(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_adapter(base, tmp_path / "adapter")
-    named, read_bytes = digest(folder), Path.read_bytes
+    named = digest(folder)
 
-    def read_then_change(path: Path) -> bytes:
-        content = read_bytes(path)
-        (folder / "adapter_config.json").write_text("{}")
-        return content
+    def change_then_open(path: Path) -> int:
+        if path.name != "adapter_config.json":
+            (folder / "adapter_config.json").write_text("{}")  # which has been read
+        return open_file(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_then_change)
+    monkeypatch.setattr(adapter, "open_file", change_then_open)
     config, tensors = read_files(folder, named)
     assert (config.rank, config.alpha) == (4, 6.0)
     assert tensors
+
+
+def test_a_pipe_that_has_taken_the_place_of_a_file_does_not_hold_the_reader(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter")
+    named = digest(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    os.mkfifo(folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="adapter_model.safetensors: is no regular file"):
+        read_files(folder, named)

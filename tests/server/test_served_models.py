@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -240,6 +241,28 @@ class TestLoading:
             await first
             models.unload("new")
             assert not models.adapters
+
+        adapter_folder(tmp_path / "a")
+        run(act, tmp_path)
+
+    def test_of_loads_that_begin_together_one_is_kept(self, tmp_path: Path) -> None:
+        async def act(models: ServedModels, llm: FakeAsyncLLM) -> None:
+            inside, waiting = served_models._inside, threading.Event()
+
+            def slowly(folder: Path, path: str) -> Path | None:
+                if path == "./a":
+                    waiting.wait(10)  # the other one ends meanwhile
+                return inside(folder, path)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(served_models, "_inside", slowly)
+                loads = asyncio.create_task(models.load("new", "./a", in_place=False))
+                await asyncio.sleep(0)
+                first = await models.load("new", "a", in_place=False)
+                waiting.set()
+                with pytest.raises(InvalidRequest, match="loaded already"):
+                    await loads
+            assert models.adapters == [first]
 
         adapter_folder(tmp_path / "a")
         run(act, tmp_path)
