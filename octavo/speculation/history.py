@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,18 @@ class Match(NamedTuple):
     length: int
 
 
+_MOST_INDEXED: Final = 1 << 15
+"""Tokens of a history whose pairs are kept, so that most searches end before they read it."""
+
+
 class History:
-    """Tokens that are searched. A search reads each of them once."""
+    """Tokens that are searched. A search reads each of them once, unless its last two never stood side by side."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens = array("i", tokens)
+        self._pairs: set[int] = set()
+        self._num_indexed = 0
+        """Tokens whose pair with the one before is in `_pairs`."""
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -37,6 +44,8 @@ class History:
     def drop_first(self, count: int) -> None:
         """Forget the oldest `count` tokens."""
         del self._tokens[:count]
+        if count:
+            self._pairs, self._num_indexed = set(), 0
 
     def last(self, count: int) -> Sequence[int]:
         """Return the last `count` tokens, or all if there are fewer."""
@@ -45,11 +54,11 @@ class History:
     def find(self, tail: Sequence[int], shortest: int, *, is_own: bool = False) -> Match | None:
         """Return where the longest end of `tail`, of at least `shortest` tokens, stands. is_own: `tail` is the end of
         these tokens, which is not meant."""
+        if len(tail) < shortest or (shortest > 1 and not self._may_have(tail, len(self._tokens) - is_own)):
+            return None
         past: NDArray[np.int32] = np.frombuffer(self._tokens, dtype=np.int32)
         if is_own:
             past = past[:-1]
-        if len(tail) < shortest:
-            return None
         ends = np.flatnonzero(past == tail[-1]) + 1
         found: Match | None = None
         for length in range(1, len(tail) + 1):
@@ -61,6 +70,16 @@ class History:
             if length >= shortest:
                 found = Match(int(ends[-1]), length)
         return found
+
+    def _may_have(self, tail: Sequence[int], end: int) -> bool:
+        """Return False where the last two tokens of `tail` never follow each other in the first `end` ones."""
+        if end > _MOST_INDEXED:
+            return True
+        tokens, pairs = self._tokens, self._pairs
+        for place in range(max(1, self._num_indexed), end):
+            pairs.add(tokens[place - 1] << 32 | tokens[place])
+        self._num_indexed = max(self._num_indexed, end)
+        return (tail[-2] << 32 | tail[-1]) in pairs
 
     def after(self, end: int, count: int) -> list[int]:
         """Return `count` tokens from number `end` on. Behind the last one the text goes on as it did from there: what

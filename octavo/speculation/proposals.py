@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, bucket
 
-_STEPS_BETWEEN_PROBES: Final = 128
+_STEPS_BETWEEN_PROBES, _MOST_BETWEEN_PROBES = 128, 4096
+"""Steps from one probe to the next: each that changes nothing doubles them."""
 _PROBED_TOKENS: Final = 2
 _STEPS_PER_CHOICE: Final = 8
 """Steps for which a choice stays, while as many sequences run."""
@@ -45,7 +46,7 @@ class ProposalLength:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._num_idle = 0
+        self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
         self._last = (0, 0)
         self._num_since = _STEPS_PER_CHOICE
 
@@ -85,12 +86,12 @@ class ProposalLength:
         best = int(rates.argmax())
         if rates[best] <= LEAST_GAIN * num_rows / costs[num_rows]:
             return self._probe(num_rows)
-        self._num_idle = 0
+        self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
         return best + 1, num_rows
 
     def _probe(self, num_rows: int) -> tuple[int, int]:
         self._num_idle += 1
-        if num_rows < 1 or self._num_idle < _STEPS_BETWEEN_PROBES:
+        if num_rows < 1 or self._num_idle < self._num_between:
             return 0, 0
-        self._num_idle = 0
+        self._num_idle, self._num_between = 0, min(2 * self._num_between, _MOST_BETWEEN_PROBES)
         return min(_PROBED_TOKENS, self._most), 1

@@ -10,6 +10,9 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.config.schema import SpeculativeConfig
 from octavo.core.cache_key import CacheKey
 from octavo.core.sequence import Sequence, SequenceGroup
@@ -63,6 +66,9 @@ class Speculation:
         self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
+        self._pays: dict[int, bool] = {}
+        """Whether guesses may pay beside so many rows, by the present curve."""
+        self._curve: NDArray[np.float64] | None = None
         self._draft_costs = DraftCosts()
         self._length = ProposalLength(config.num_speculative_tokens) if config.has_model else None
         self._shared: OrderedDict[CacheKey, History] = OrderedDict()
@@ -76,8 +82,13 @@ class Speculation:
         """Begin to plan a step of `num_rows` sequences that decode. Returns whether guesses may pay in it."""
         if num_rows >= MOST_TOKENS:
             return False
-        self._budget = StepBudget(self.costs.seconds(), num_rows)
-        return self._budget.may_pay
+        seconds = self.costs.seconds()
+        if seconds is not self._curve:
+            self._curve, self._pays = seconds, {}
+        self._budget = StepBudget(seconds, num_rows)
+        if num_rows not in self._pays:
+            self._pays[num_rows] = self._budget.may_pay
+        return self._pays[num_rows]
 
     def proposals(self, num_rows: int) -> Proposals:
         if self._length is None:

@@ -31,9 +31,12 @@ def test_before_it_is_measured_it_guesses() -> None:
 
 def test_under_load_it_is_asked_now_and_then_for_one_row() -> None:
     length = ProposalLength(8)
-    chosen = [length.choose(LINEAR, 100, 0.9, 0.001) for _ in range(256)]
-    assert chosen.count((2, 1)) == 2
-    assert chosen.count((0, 0)) == 254
+    chosen = [length.choose(LINEAR, 100, 0.9, 0.001) for _ in range(1000)]
+    assert [step for step, each in enumerate(chosen, start=1) if each == (2, 1)] == [128, 384, 896]
+    assert chosen.count((0, 0)) == 997
+    assert length.choose(FLAT, 1, 0.9, 0.001)[1] == 1
+    again = [length.choose(LINEAR, 100, 0.9, 0.001) for _ in range(128)]
+    assert again[-1] == (2, 1)
     assert ProposalLength(8).choose(LINEAR, 1000, 0.9, 0.001) == (0, 0)
     assert ProposalLength(8).choose(LINEAR, 0, 0.9, 0.001) == (0, 0)
 
