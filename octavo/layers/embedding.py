@@ -94,7 +94,9 @@ class TiedEmbedding(LMHead):
         """Return whether the finished layer was made of `table` [room, dim], this rank's rows."""
         (part,), shape = self._parts, self.prepared.shape
         if isinstance(part.method, Coded):
-            return torch.equal(self.prepared.rows(torch.arange(shape.outputs)), table.to(shape.dtype))
+            return torch.equal(
+                self.prepared.rows(torch.arange(shape.outputs, device=table.device)), table.to(shape.dtype)
+            )
         held, made = self.state(), part.method.pack(self.ops, shape, {"weight": table.to(shape.dtype)}, None).state()
         return all(torch.equal(held[name], made[name]) for name in held)
 

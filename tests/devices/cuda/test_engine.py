@@ -52,3 +52,16 @@ def test_guesses_need_bits_that_do_not_depend_on_rows(path: Path, monkeypatch: p
         generate(path, device="cuda", speculative_config=speculates)
     plain = generate(path, device="cuda", batch_invariant=True)
     assert generate(path, device="cuda", batch_invariant=True, speculative_config=speculates) == plain
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "family", ["gemma3", "gpt_oss", "deepseek_v3", "qwen3_moe", "qwen3_5", "falcon_h1", "lfm2", "opt"]
+)
+def test_other_families_have_the_text_of_the_reference(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
+    expected, found = ([tokens for tokens, _ in generate(model, device=name)] for name in ("reference", "cuda"))
+    assert found == expected
