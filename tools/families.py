@@ -18,10 +18,12 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
 from octavo.models.registry import ModelClass, known_architectures, resolve_model
+from octavo.multimodal.video_families import VIDEO_FAMILIES
 from octavo.ops.registry import bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
 from tests.fakes.checkpoints import ENCODERS, FAMILIES, WITH_ENCODERS, family_config
+from tests.fakes.vision import FAMILIES as VISION
 from tests.models.test_against_transformers import VARIANTS
 
 FILE = Path(__file__).parents[1] / "octavo" / "models" / "families.json"
@@ -30,20 +32,30 @@ _TWO = {
     "pipeline": Mesh.of_rank(0, pipeline=2),
     "experts": Mesh.of_rank(0, tensor=2, whole_experts=True),
 }
+_KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
+_READ = ("text", "images", "video", "sound")
+_ALSO = {
+    "Qwen3VLForConditionalGeneration": {"Qwen3VLMoeForConditionalGeneration"},
+    "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},
+    "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},
+}
+"""Architectures that are read like another one."""
 _KINDS = ("full", "window", "latent", "state", "cross")
 _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
 # Models
 
 `octavo models` prints this table. A family is a class in `octavo/models`; its architectures are the names in
-`config.json`. Caches: what layers keep of a sequence, the keys and values of all tokens (full) or of those in a window,
-latents, recurrent states, or the keys and values of an encoder's output (cross); families without caches (none) make
-vectors and scores of whole prompts ([vectors](../recipes/vectors.md)), which the others can do, too. Quantization is
-made while loading, by `--quantization`. Parallel: by `--tensor-parallel-size`, by `--pipeline-parallel-size`, and with
-experts by `--enable-expert-parallel` beside the first. No family has adapters (LoRA) yet.
+`config.json`. Reads: what prompts may bring ([images and video](../recipes/images.md), [sound](../recipes/sound.md)).
+LLaVA, InternVL and the like may have any text model of the table; here it is the most common one. Caches: what layers
+keep of a sequence, the keys and values of all tokens (full) or of those in a window, latents, recurrent states, or the
+keys and values of an encoder's output (cross); families without caches (none) make vectors and scores of whole prompts
+([vectors](../recipes/vectors.md)), which the others can do, too. Quantization is made while loading, by
+`--quantization`. Parallel: by `--tensor-parallel-size`, by `--pipeline-parallel-size`, and with experts by
+`--enable-expert-parallel` beside the first.
 
-| family | caches | quantization | parallel | architectures |
-|---|---|---|---|---|
+| family | reads | caches | quantization | parallel | architectures |
+|---|---|---|---|---|---|
 {rows}
 
 An architecture without a family runs by transformers' class for it (`pip install 'octavo[transformers]'`), where a
@@ -67,7 +79,8 @@ def families() -> dict[str, dict[str, list[str]]]:
         name = str(checkpoint.values["model_type"]).removesuffix("_text")
         if getattr(model, "__name__", "").lower().startswith(name.replace("_", "")) or model not in names:
             names[model] = name
-        row = found.setdefault(model, {key: set() for key in ("architectures", "caches", "quantization", "parallel")})
+        row = found.setdefault(model, {key: set() for key in _KEYS})
+        row["reads"] = {"sound" if family in WITH_ENCODERS else "text"}
         row["architectures"] = {each for each, its_class in classes.items() if its_class is model}
         opened = _open(checkpoint)
         assert opened is not None, f"{family} with {overrides} cannot be opened"
@@ -81,11 +94,32 @@ def families() -> dict[str, dict[str, list[str]]]:
             held = _open(checkpoint, method=method)
             if held is not None and held.model.state_specs(ops) != plain:
                 row["quantization"].add(method.name)
-    order = {name: place for place, name in enumerate((*_KINDS, *QUANTIZED, *_TWO))}
+    rows = {names[model]: row for model, row in found.items()}
+    for name, row in _with_images(rows).items():
+        for key, values in row.items():
+            rows.setdefault(name, {each: set() for each in _KEYS})[key] |= values
+    order = {name: place for place, name in enumerate((*_READ, *_KINDS, *QUANTIZED, *_TWO))}
     return {
-        names[model]: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}
-        for model, row in sorted(found.items(), key=lambda item: names[item[0]])
+        name: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}
+        for name, row in sorted(rows.items())
     }
+
+
+def _with_images(rows: dict[str, dict[str, set[str]]]) -> dict[str, dict[str, set[str]]]:
+    """Return what is to be added to the rows of families: those of models around a text model, which is a row."""
+    added: dict[str, dict[str, set[str]]] = {}
+    for make, architecture in VISION.values():
+        values = json.loads(make()[0].to_json_string(use_diff=False)) | {"architectures": [architecture]}
+        checkpoint = Checkpoint(Path(__file__).parent, values)
+        text = getattr(resolve_model(checkpoint), "__name__", "")
+        found = next(row for row in rows.values() if text in row["architectures"])
+        row = added.setdefault(str(checkpoint.stored["model_type"]), {key: set() for key in _KEYS})
+        assert _open(checkpoint) is not None, f"{architecture} cannot be opened"
+        row["architectures"] |= {architecture} | _ALSO.get(architecture, set())
+        row["reads"] |= {"text", "images"} | ({"video"} if architecture in VIDEO_FAMILIES else set())
+        for key in ("caches", "quantization", "parallel"):
+            row[key] |= found[key]
+    return added
 
 
 def _class_of(architecture: str) -> ModelClass:
@@ -119,12 +153,16 @@ def _kind(group: CacheGroup) -> str:
 
 def page() -> str:
     """Return the page as Markdown."""
+    keys = ("reads", "caches", "quantization", "parallel")
     rows = [
-        f"| {name} | {', '.join(row['caches'])} | {', '.join(row['quantization'])} | {', '.join(row['parallel'])} | "
-        f"{', '.join(f'`{each}`' for each in row['architectures'])} |"
+        " | ".join((f"| {name}", *(", ".join(row[key]) for key in keys), _codes(row["architectures"])))
         for name, row in families().items()
     ]
     return _PAGE.format(rows="\n".join(rows))
+
+
+def _codes(names: list[str]) -> str:
+    return ", ".join(f"`{each}`" for each in names) + " |"
 
 
 def text() -> str:

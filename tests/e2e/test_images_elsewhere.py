@@ -1,4 +1,4 @@
-"""Images beside guesses, over replicas, over prefill and decode cores, and with cores that are killed: the same bits."""
+"""Images beside guesses, over replicas, split over cores, and with cores that are killed: the same bits."""
 
 from __future__ import annotations
 
