@@ -149,8 +149,9 @@ class DecoderStack(nn.Module):
             x, residual = layer(x, residual, batch)
         if self.is_last:
             hidden = self.normalize(x, residual)
-            noted = tuple(streams[each] for each in self._noted_layers)
-            return NotedStates(hidden, noted) if noted else hidden
+            if not self._noted_layers:
+                return hidden
+            return NotedStates(hidden, tuple(streams[each] for each in self._noted_layers))
         assert (residual is not None) == self.carries_residual, "the next stage receives what carries_residual states"
         return IntermediateTensors(x, residual)
 

@@ -145,7 +145,8 @@ class RowPlanner:
         if num_tokens <= 0:
             return True
         end = start + num_tokens
-        num_proposals = self._num_proposals(group, sequence, plan, len(drafts)) if end == target else 0
+        has_room = end == target and plan.proposals.num_rows
+        num_proposals = self._num_proposals(group, sequence, plan, len(drafts)) if has_room else 0
         append_slots = self._block_manager.append_slots
         growth = append_slots(sequence, start, end + len(drafts) + num_proposals)
         while growth is None:
@@ -189,7 +190,7 @@ class RowPlanner:
 
     def _num_proposals(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan, num_drafts: int) -> int:
         """Return how many guesses a row that draws one token behind `num_drafts` drafts brings back for later rows."""
-        if not plan.proposals.num_rows or not group.is_forked or group.beams is not None or sequence.num_pending:
+        if not group.is_forked or group.beams is not None or sequence.num_pending:
             return 0
         # this row gives at least one token, and a later one draws at least one behind the guesses
         num_left = group.max_tokens - sequence.num_output_tokens - num_drafts - 2

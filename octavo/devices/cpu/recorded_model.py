@@ -63,8 +63,8 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
-        changing = (batch.embeddings, batch.spans, batch.token_types)
-        is_special = batch.encoded or any(each is not None for each in changing)
+        is_special = batch.encoded or batch.embeddings is not None or batch.spans is not None
+        is_special = is_special or batch.token_types is not None
         if not self._is_recordable or is_special or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
