@@ -23,6 +23,8 @@ from octavo.speculation.proposals import DraftCosts, ProposalLength
 
 _MOST_KEYS: Final = 64
 """Cache keys whose outputs are kept; the one that was not used for longest goes first."""
+_STEPS_BEFORE_REST, _STEPS_OF_REST = 32, 4
+"""After so many steps without a guess that paid, the text is searched in every fourth step alone."""
 _FORCED: Final = "forced"
 _PROPOSED: Final = "draft model"
 _MOST_SHARED_TOKENS: Final = 1 << 16
@@ -66,6 +68,8 @@ class Speculation:
         self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
+        self._num_idle = 0
+        """Steps since one has taken a guess, or was given one."""
         self._pays: dict[int, bool] = {}
         """Whether guesses may pay beside so many rows, by the present curve."""
         self._curve: NDArray[np.float64] | None = None
@@ -80,7 +84,9 @@ class Speculation:
 
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step of `num_rows` sequences that decode. Returns whether guesses may pay in it."""
-        if num_rows >= MOST_TOKENS:
+        self._num_idle += 1
+        is_resting = self._num_idle > _STEPS_BEFORE_REST and self._num_idle % _STEPS_OF_REST
+        if num_rows >= MOST_TOKENS or is_resting:
             return False
         seconds = self.costs.seconds()
         if seconds is not self._curve:
@@ -112,6 +118,7 @@ class Speculation:
     def _note_given(self, group: SequenceGroup, sequence: Sequence, guess: Guess) -> None:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
         state.given[str(guess.kind)] = guess
+        self._num_idle = 0
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"
@@ -121,7 +128,10 @@ class Speculation:
         if guess is None:
             return []
         most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
-        return guess.tokens[: self._budget.take(self.acceptance.probability(guess.kind, state.own), most)]
+        count = self._budget.take(self.acceptance.probability(guess.kind, state.own), most)
+        if count:
+            self._num_idle = 0
+        return guess.tokens[:count]
 
     def _begin(self, group: SequenceGroup, sequence: Sequence) -> Drafting:
         state = Drafting(History(group.request.prediction_token_ids), Tally())

@@ -89,3 +89,22 @@ def test_a_predicted_output_is_guessed_from_its_beginning_and_found_again_behind
         assert seen.token_ids["a"][0] == tokens
         assert isinstance(core.executor, HashExecutor)
         assert len(core.executor.steps) <= most_steps
+
+
+def test_where_nothing_is_found_text_is_searched_less_often() -> None:
+    proposer = speculation()
+    group = SequenceGroup(make_request("a", [5, 6, 7, 8, 9, 1]), 0, 0)
+    sequence = group.sequences[0]
+    may_draft = []
+    for token in range(100, 200):
+        sequence.token_ids.append(token)
+        may_draft.append(proposer.begin_step(1))
+        if may_draft[-1]:
+            assert proposer.propose(group, sequence, 4) == []
+    assert all(may_draft[:32])
+    assert may_draft[32:].count(True) == 17
+    sequence.token_ids += [5, 6]
+    while not proposer.begin_step(1):
+        pass
+    assert proposer.propose(group, sequence, 4) == [7, 8, 9, 1]
+    assert proposer.begin_step(1)
