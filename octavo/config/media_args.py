@@ -11,6 +11,8 @@ from octavo.errors import ConfigError
 
 MOST_IMAGES: Final = 16
 """Of one prompt, by default."""
+MOST_SOUNDS: Final = 4
+"""Of one prompt."""
 MOST_VIDEOS: Final = 2
 """Of one prompt, by default."""
 
@@ -41,7 +43,7 @@ class MediaArgs:
 
 
 def media_limits(args: MediaArgs) -> dict[str, int]:
-    """Return how many images and videos a prompt may have. Raises ConfigError."""
+    """Return how many images, videos and sounds a prompt may have. Raises ConfigError."""
     limits = args.limit_mm_per_prompt
     for kind, limit in limits.items():
         if kind not in ("image", "video") or not 0 <= limit <= 1024:
@@ -49,7 +51,7 @@ def media_limits(args: MediaArgs) -> dict[str, int]:
                 f"limit_mm_per_prompt has {kind}={limit}, expected image or video with a number from 0 to 1024: the "
                 "limits of other kinds are fixed"
             )
-    return {"image": limits.get("image", MOST_IMAGES), "video": limits.get("video", MOST_VIDEOS)}
+    return {"image": limits.get("image", MOST_IMAGES), "video": limits.get("video", MOST_VIDEOS), "audio": MOST_SOUNDS}
 
 
 def most_images(args: MediaArgs) -> int:

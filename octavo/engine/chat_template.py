@@ -249,7 +249,7 @@ def _parts(content: Any, field: str) -> list[dict[str, str]]:
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
             continue
-        if part in ({"type": "image"}, {"type": "video"}):
+        if part in ({"type": "image"}, {"type": "video"}, {"type": "audio"}):
             parts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
+from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig
@@ -21,7 +22,17 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("Cohere2Vision", "Gemma3", "Gemma4", "Idefics3", "InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "Llava"),
-        *("LlavaNext", "LlavaOnevision", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5"),
+        *(
+            "LlavaNext",
+            "LlavaOnevision",
+            "Mistral3",
+            "Qwen2Audio",
+            "Qwen2VL",
+            "Qwen2_5_VL",
+            "Qwen3VL",
+            "Qwen3VLMoe",
+            "Qwen3_5",
+        ),
         *("Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
 )
@@ -73,13 +84,17 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
     """Return the class for the checkpoint's architecture: a family's, else what runs a class of transformers.
 
     makes_text: False takes a family's class for its hidden states alone, whatever the architecture does with them.
-    reads_images: False leaves encoders of images out.
+    reads_images: False leaves encoders of images and sounds out.
     Raises UnsupportedModel, which names the families that are there.
     """
     found = _text_class(checkpoint, makes_text=makes_text)
-    if not reads_images or library_version() is None or image_settings(checkpoint) is None:
+    if not reads_images or library_version() is None:
         return found
-    made: ModelClass = import_module("octavo.models.vision").with_images(checkpoint.architecture, found)
+    made: ModelClass = found
+    if image_settings(checkpoint) is not None:
+        made = import_module("octavo.models.vision").with_images(checkpoint.architecture, found)
+    elif sound_section(checkpoint) is not None:
+        made = import_module("octavo.models.hearing").with_sound(checkpoint.architecture, found)
     return made
 
 

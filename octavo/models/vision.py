@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, ClassVar, Final
 
@@ -24,8 +24,6 @@ from octavo.models.fallback.swap import swap_encoder
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
-_OF_SOUND: Final = ("audio_tower", "embed_audio")
-"""Names of encoders that are not used."""
 _OLD_NAMES: Final = re.compile(r"^(?:model\.)?vision_tower\.vision_model\.")
 
 
@@ -34,6 +32,8 @@ class ImageReader(DecoderStack):
 
     ARCHITECTURE: ClassVar[str]
     IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids", r"(?:audio_tower|embed_audio)\..*")
+    UNUSED: ClassVar[tuple[str, ...]] = ("audio_tower", "embed_audio")
+    """Names of encoders that are left out."""
     replaces_tokens = True
 
     @classmethod
@@ -45,24 +45,31 @@ class ImageReader(DecoderStack):
         super().__init__(c, mesh, *arguments, **named)
         self._held: dict[str, Layer] = {}
         if self.is_first:
-            self.encoder = library_module(lambda: _without_text(self.ARCHITECTURE, c.library))
+            self.encoder = library_module(lambda: _without(self.ARCHITECTURE, c.library, (*_TEXT_MODELS, *self.UNUSED)))
             swap_encoder(self.encoder)
             self._held.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
-            if "deepstack_visual_indexes" in vars(c.library.vision_config) and not self.is_last:
+            if (
+                "deepstack_visual_indexes" in vars(getattr(c.library, "vision_config", None) or Any)
+                and not self.is_last
+            ):
                 raise ConfigError(
                     "pipeline_parallel_size: images are added to several layers of this model, which are to be on one "
                     "rank; use tensor_parallel_size"
                 )
+
+    def fill(self, device: torch.device) -> None:
+        """Compute the buffers of the encoder that no checkpoint has, the first time."""
+        if self._lacks_buffers:
+            fill_buffers(self.encoder, device)
+            self._lacks_buffers = False
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of one image, or with DeepStack [vectors, levels · hidden].
 
         arrays: as its processor in transformers names them.
         """
-        if self._lacks_buffers:
-            fill_buffers(self.encoder, next(iter(arrays.values())).device)
-            self._lacks_buffers = False
+        self.fill(next(iter(arrays.values())).device)
         dtype = next(self.encoder.parameters()).dtype
         given = {name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()}
         read: Any = self.encoder.get_video_features if kind == "video" else self.encoder.get_image_features
@@ -105,11 +112,11 @@ def with_images(architecture: str, text_model: type[DecoderStack]) -> type[Decod
     return type(architecture, (ImageReader, text_model), {"ARCHITECTURE": architecture})
 
 
-def _without_text(architecture: str, config: Any) -> Any:
+def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:
     import transformers
 
     model = getattr(transformers, architecture)._from_config(config, attn_implementation="sdpa").model
-    for name in (*_TEXT_MODELS, *_OF_SOUND):
+    for name in names:
         if hasattr(model, name):
             delattr(model, name)
     return model

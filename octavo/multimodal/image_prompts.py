@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,9 +12,10 @@ import numpy as np
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import CheckpointError, ConfigError, InvalidRequest
+from octavo.errors import CheckpointError, ConfigError
 from octavo.multimodal.families import FAMILIES, Context, first_positive
 from octavo.multimodal.images import decoded
+from octavo.multimodal.placeholders import matched, spans_of
 from octavo.multimodal.video_families import VIDEO_FAMILIES
 from octavo.multimodal.videos import decoded_video
 
@@ -63,7 +63,7 @@ class ImagePrompts:
 
         given: by kind, an image or video or a list of them. Raises InvalidRequest.
         """
-        waiting = {kind: iter(self._listed(kind, marker, token_ids, given)) for marker, kind in self._markers.items()}
+        waiting = {kind: self._listed(kind, marker, token_ids, given) for marker, kind in self._markers.items()}
         written: list[int] = []
         media: list[MediaInput] = []
         is_behind, left_out = False, None
@@ -79,26 +79,14 @@ class ImagePrompts:
             is_behind = kind is not None
         return written, tuple(media)
 
-    def _listed(self, kind: str, marker: int, token_ids: Sequence[int], given: Mapping[str, Any]) -> list[Any]:
+    def _listed(self, kind: str, marker: int, token_ids: Sequence[int], given: Mapping[str, Any]) -> Iterator[Any]:
         """Return what the markers of a kind stand for. Raises InvalidRequest for another number of them."""
         brought = given.get(kind, [])
         if kind == "video":
             brought = brought if _are_videos(brought) else [brought]
         else:
             brought = list(brought) if isinstance(brought, list | tuple) else [brought]
-        num_markers = sum(each == marker for each in token_ids)
-        if len(brought) != num_markers:
-            raise InvalidRequest(
-                f"the prompt has {_count(num_markers, 'placeholder')} for {kind}s, but {_count(len(brought), kind)} "
-                f"came with it; write one placeholder for each {kind}",
-                field="multi_modal_data",
-            )
-        if len(brought) > self._limits[kind]:
-            raise InvalidRequest(
-                f"the prompt has {len(brought)} {kind}s, must have at most {self._limits[kind]} (limit_mm_per_prompt)",
-                field="multi_modal_data",
-            )
-        return list(brought)
+        return matched(kind, marker, token_ids, brought, self._limits[kind])
 
     @cached_property
     def _lines(self) -> dict[int, int]:
@@ -128,7 +116,7 @@ class ImagePrompts:
         tokens = self._with_lines(written, self.family.tokens(self._context, self._token, made))
         offset = len(written)
         arrays = {name: _typed(made[name]) for name in self.family.reads if name in made}
-        spans = tuple(_spans(tokens, self._token, offset))
+        spans = tuple(spans_of(tokens, self._token, offset))
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of(arrays)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
@@ -146,7 +134,7 @@ class ImagePrompts:
             del written[-1:]
             left_out = made.replaces[1]
         arrays = {name: _typed(each) for name, each in made.arrays.items()}
-        spans = tuple(_spans(made.tokens, self._video_token, len(written)))
+        spans = tuple(spans_of(made.tokens, self._video_token, len(written)))
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of({**arrays, "times": _typed(np.array(made.times, dtype=np.int64))})
         video = MediaInput("video", digest, spans, num_embeddings, arrays, grid=made.grid, times=made.times)
@@ -174,15 +162,6 @@ class ImagePrompts:
         return {name: np.asarray(values) for name, values in made.items()}
 
 
-def _spans(tokens: Sequence[int], token: int, offset: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of the runs of `token`."""
-    for is_token, run in groupby(tokens, lambda each: each == token):
-        length = sum(1 for _ in run)
-        if is_token:
-            yield offset, length
-        offset += length
-
-
 def _are_videos(given: Any) -> bool:
     """Return whether something is a list of videos, and not the frames of one."""
     if not isinstance(given, list):
@@ -194,10 +173,6 @@ def _typed(array: NDArray[Any]) -> TypedArray:
     kinds: dict[str, Any] = {"f": "float32", "i": "int64", "u": "uint8", "b": "uint8"}
     dtype = kinds[array.dtype.kind]
     return TypedArray(dtype, tuple(array.shape), array.astype(dtype, copy=False).tobytes())
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + "s" * (number != 1)
 
 
 def _image_processor(path: Path, settings: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Images and videos in the messages of conversations, of which templates see only that they are there."""
+"""Images, videos and sounds in the messages of conversations, of which templates see only that they are there."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _KINDS: Final = {
     "image_pil": ("image", "image_pil"),
     "video_url": ("video", "video_url"),
     "video": ("video", "video"),
+    "input_audio": ("audio", "input_audio"),
+    "audio": ("audio", "audio"),
 }
-"""Types of parts that are images and videos, and where each has what it brings."""
+"""Types of parts that are images, videos and sounds, and where each has what it brings."""
 
 
 def without_media(messages: Any, urls: MediaUrls) -> tuple[Any, dict[str, list[Any]]]:
@@ -33,7 +35,7 @@ def without_media(messages: Any, urls: MediaUrls) -> tuple[Any, dict[str, list[A
     if not media:
         return messages, {}
     read: dict[str, list[Any]] = {}
-    for kind in ("image", "video"):
+    for kind in ("image", "video", "audio"):
         own = [(given, field) for each, given, field in media if each == kind]
         if len(own) > urls.limits[kind]:  # before any of them is fetched
             raise InvalidRequest(
@@ -54,7 +56,9 @@ def _message(message: Any, field: str, media: list[tuple[str, Any, str | None]])
         stated = part.get("type") if isinstance(part, Mapping) else None
         kind, name = _KINDS.get(stated, ("", "")) if isinstance(stated, str) else ("", "")
         if kind and part.get(name) is not None:
-            media.append((kind, part[name], f"{field}[{number}]" if name.endswith("_url") else None))
+            media.append(
+                (kind, part[name], f"{field}[{number}]" if name.endswith("_url") or name == "input_audio" else None)
+            )
             parts.append({"type": kind})
         else:
             parts.append(part)
@@ -62,6 +66,13 @@ def _message(message: Any, field: str, media: list[tuple[str, Any, str | None]])
 
 
 def _of_url(kind: str, given: Any, field: str, urls: MediaUrls) -> Any:
+    if kind == "audio":
+        data = given.get("data") if isinstance(given, Mapping) else None
+        if not isinstance(data, str):
+            raise InvalidRequest(
+                f'{field}.input_audio has no data; give {{"data": "BASE64", "format": "wav"}}', field=field
+            )
+        return urls.read(f"data:audio/wav;base64,{data}", f"{field}.input_audio.data")
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
         raise InvalidRequest(f'{field}.{kind}_url has no url; give {{"url": "data:image/png;base64,…"}}', field=field)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.schema import ModelConfig
+from octavo.config.sounds import sound_section
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
@@ -21,6 +22,10 @@ from octavo.multimodal.media_urls import MediaUrls
 if TYPE_CHECKING:
     from octavo.multimodal.image_prompts import ImagePrompts
     from octavo.multimodal.log_mel import LogMel
+    from octavo.multimodal.sound_prompts import SoundPrompts
+
+
+_PLURALS: Final = {"image": "images", "video": "videos", "audio": "sounds"}
 
 
 class MediaReader:
@@ -46,26 +51,31 @@ class MediaReader:
         return LogMel.of(path, Checkpoint.open(path).values)
 
     @cached_property
-    def _images(self) -> ImagePrompts | None:
-        """What writes images into prompts; None for a model that reads none. Raises CheckpointError."""
+    def _written(self) -> ImagePrompts | SoundPrompts | None:
+        """What writes images or sounds into prompts; None for a model that reads none. Raises CheckpointError."""
         from octavo.multimodal.image_prompts import ImagePrompts
+        from octavo.multimodal.sound_prompts import SoundPrompts
 
-        path = Path(self._model.path)
+        path, limits = Path(self._model.path), media_limits(self._model)
         checkpoint = Checkpoint.open(path) if (path / CONFIG).is_file() else None
-        settings, limits = None if checkpoint is None else image_settings(checkpoint), media_limits(self._model)
-        if checkpoint is None or settings is None or not limits["image"]:
+        if checkpoint is None or not limits["image"]:
+            return None
+        if (section := sound_section(checkpoint)) is not None:
+            return SoundPrompts(checkpoint, section, limits)
+        settings = image_settings(checkpoint)
+        if settings is None:
             return None
         return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits)
 
     @property
     def reads_images(self) -> bool:
         """Whether prompts may have images."""
-        return self._images is not None
+        return self._written is not None and "image" in self._written.kinds
 
     def warm_up(self) -> None:
         """Import what prepares images, where the model reads them, so that forks of this process have it."""
-        if self._images is not None:
-            self._images.open()
+        if self._written is not None:
+            self._written.open()
 
     def read(
         self, prompt: Prompt, token_ids: list[int], num_kept: int | None = None
@@ -75,16 +85,16 @@ class MediaReader:
         num_kept: tokens to which the prompt was cut; None for none. Raises InvalidRequest where the model takes others.
         """
         given = prompt.multi_modal_data or {}
-        if self._images is None or not given.keys() <= self._images.kinds:
+        if self._written is None or not given.keys() <= self._written.kinds:
             return token_ids, self.inputs(prompt)
         if prompt.media:
             return token_ids, prompt.media
         if given and num_kept is not None:
             raise InvalidRequest(
-                "truncate_prompt_tokens cannot shorten a prompt with images; leave it out",
+                "truncate_prompt_tokens cannot shorten a prompt with images or sounds; leave it out",
                 field="truncate_prompt_tokens",
             )
-        token_ids, media = self._images.expand(token_ids, given)
+        token_ids, media = self._written.expand(token_ids, given)
         longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
         if longest > self._most_together:
             raise InvalidRequest(
@@ -107,8 +117,8 @@ class MediaReader:
                 "give it, or send a sound to /v1/audio/transcriptions",
                 field="multi_modal_data",
             )
-        kinds_read = ["text", *sorted(f"{kind}s" for kind in (self._images.kinds if self._images else ()))]
-        reads = " and ".join(kinds_read) if self._images else "text alone"
+        kinds_read = ["text", *sorted(_PLURALS[kind] for kind in (self._written.kinds if self._written else ()))]
+        reads = " and ".join(kinds_read) if self._written else "text alone"
         raise InvalidRequest(
             f"multi_modal_data has {found}, and this model reads {reads}; leave it out", field="multi_modal_data"
         )

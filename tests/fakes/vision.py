@@ -216,11 +216,15 @@ FAMILIES = {
 
 def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
     """Write a random model of a family to `path` and return it."""
+    make, architecture = FAMILIES[family]
+    return write_random(path, *make(), architecture, seed)
+
+
+def write_random(path: Path, config: Any, processor: Any, architecture: str, seed: int = 0) -> Path:
+    """Write a random model, the settings of its processor and a tokenizer to `path` and return it."""
     import torch
     import transformers
 
-    make, architecture = FAMILIES[family]
-    config, processor = make()
     model = getattr(transformers, architecture)(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -71,6 +71,27 @@ class VideoPart(Struct, tag_field="type", tag="video_url", forbid_unknown_fields
         return {"type": "video_url", "video_url": {"url": given.url, "fps": given.fps}}
 
 
+class InputAudio(Struct, forbid_unknown_fields=True):
+    """A sound: base64 of a file. format: without effect, it is known from the file."""
+
+    data: str
+    format: str | None = None
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+    """A sound in a message."""
+
+    input_audio: InputAudio
+    text: ClassVar[str] = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part in the one form that is read."""
+        return {"type": "input_audio", "input_audio": {"data": self.input_audio.data}}
+
+
+_READ_PARTS = (ImagePart, VideoPart, AudioPart)
+
+
 class _MediaPart(Struct, tag_field="type"):
     """Something that is not text."""
 
@@ -78,15 +99,14 @@ class _MediaPart(Struct, tag_field="type"):
 
 
 if TYPE_CHECKING:
-    ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | _MediaPart
+    ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | _MediaPart
 else:
     _MEDIA_PARTS = {
-        "AudioPart": "input_audio",
         "AudioUrlPart": "audio_url",
         "FilePart": "file",
     }
     _media_parts = [defstruct(name, [], bases=(_MediaPart,), tag=tag) for name, tag in _MEDIA_PARTS.items()]
-    ContentPart = Union[(TextPart, RefusalPart, ImagePart, VideoPart, *_media_parts)]
+    ContentPart = Union[(TextPart, RefusalPart, ImagePart, VideoPart, AudioPart, *_media_parts)]
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -134,8 +154,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_images(self) -> bool:
-        """Whether some part of it is an image or a video."""
-        return isinstance(self.content, list) and any(isinstance(part, ImagePart | VideoPart) for part in self.content)
+        """Whether some part of it is an image, a video or a sound."""
+        return isinstance(self.content, list) and any(isinstance(part, _READ_PARTS) for part in self.content)
 
     def _content(self, field: str) -> str | list[dict[str, Any]]:
         if isinstance(self.content, str):
@@ -157,7 +177,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.has_images:
             return "\n".join(part.text for part in self.content)
         return [
-            part.as_dict() if isinstance(part, ImagePart | VideoPart) else {"type": "text", "text": part.text}
+            part.as_dict() if isinstance(part, _READ_PARTS) else {"type": "text", "text": part.text}
             for part in self.content
         ]
 

@@ -1,0 +1,21 @@
+"""Which checkpoints have sounds read in the place of tokens, and the part of the config that tells of their encoder."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
+
+READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
+"""Architectures whose sounds are read, with transformers."""
+
+
+def sound_section(checkpoint: Checkpoint) -> Section | None:
+    """Return what config.json says of the encoder of sounds; None for a checkpoint without one.
+
+    Raises CheckpointError for a damaged config.
+    """
+    if checkpoint.architecture not in READ_SOUND:
+        return None
+    return Section(checkpoint.stored, checkpoint.where).section("audio_config")

@@ -1,0 +1,39 @@
+"""The tokens of a prompt that stand for what came with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from octavo.errors import InvalidRequest
+
+
+def matched(kind: str, marker: int, token_ids: Sequence[int], brought: Sequence[Any], limit: int) -> Iterator[Any]:
+    """Return what the markers of a kind stand for. Raises InvalidRequest for another number of them."""
+    num_markers = sum(each == marker for each in token_ids)
+    if len(brought) != num_markers:
+        raise InvalidRequest(
+            f"the prompt has {_count(num_markers, 'placeholder')} for {kind}s, but {_count(len(brought), kind)} "
+            f"came with it; write one placeholder for each {kind}",
+            field="multi_modal_data",
+        )
+    if len(brought) > limit:
+        raise InvalidRequest(
+            f"the prompt has {len(brought)} {kind}s, must have at most {limit} (limit_mm_per_prompt)",
+            field="multi_modal_data",
+        )
+    return iter(brought)
+
+
+def spans_of(tokens: Sequence[int], token: int, offset: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of the runs of `token`."""
+    for is_token, run in groupby(tokens, lambda each: each == token):
+        length = sum(1 for _ in run)
+        if is_token:
+            yield offset, length
+        offset += length
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + "s" * (number != 1)
