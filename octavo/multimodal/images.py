@@ -14,6 +14,9 @@ MOST_PIXELS: Final = 1 << 25
 MOST_BYTES: Final = 20 << 20
 """Of one encoded image."""
 
+MOST_LENGTHS: Final = 200
+"""How often the shorter side of an image goes into the longer one at most: processors scale the shorter one up."""
+
 _MODES: Final = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 """Those with at most eight bits for a value."""
 
@@ -62,6 +65,11 @@ def _check(image: Any) -> None:
         raise _too_large(image.width, image.height)
     if image.width < 1 or image.height < 1:
         raise _refused("has no pixels")
+    if max(image.size) > MOST_LENGTHS * min(image.size):
+        raise _refused(
+            f"has {image.width:,} x {image.height:,} pixels, one side must have at most {MOST_LENGTHS} times those of "
+            "the other; cut it"
+        )
     if getattr(image, "n_frames", 1) > 1:
         raise _refused(f"is animated, it has {image.n_frames} frames; send the frames that count as images")
     if image.mode not in _MODES:
