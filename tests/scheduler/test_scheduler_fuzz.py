@@ -18,6 +18,7 @@ from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
+from octavo.core.step import NewSequence, SchedulerOutput
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
@@ -67,6 +68,11 @@ def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
     sound = bytes([request.prompt_token_ids[0]]) * 32
     request.placeholders = (Placeholder(0, 1, sound),)
     request.media = (MediaInput("audio", sound, (), NUM_ENCODED, {}),)
+    offset, length = draw(st.sampled_from([(0, 0), (1, 4), (3, 5), (2, 6)]))
+    if length and offset + length <= len(request.prompt_token_ids):
+        image, is_whole = bytes([draw(st.integers(0, 1))]) * 32, draw(st.booleans())
+        request.placeholders += (Placeholder(offset, length, image),)
+        request.media += (MediaInput("image", image, ((offset, length),), length, {}, is_whole),)
     request.cache_salt = draw(st.sampled_from([None, None, None, "a"]))
     request.adapter = draw(st.sampled_from([None, None, "x", "y", "z"]))
     request.priority = draw(st.integers(0, 4))
@@ -182,6 +188,7 @@ class Schedules(RuleBasedStateMachine):
         )  # fmt: skip
         self.options = options
         self.seen = Collected()
+        self.sent: dict[int, NewSequence] = {}
         self.cut: dict[str, set[int]] = {}
         self.alone: dict[str, dict[int, list[int]]] = {}
         self.companions: dict[str, list[EngineCoreRequest]] = {}
@@ -230,6 +237,8 @@ class Schedules(RuleBasedStateMachine):
             request.request_id = f"r{self.count}"
             request.arrival_time = self.clock.time
             self.expected[request.request_id] = request
+            if self.recording is not None:  # which holds no images either
+                request.media, request.placeholders = request.media[:1], request.placeholders[:1]
         for part in [batch] if together else [[request] for request in batch]:
             if self.source is not None and self.count % 2:
                 self.source.learn(part[0])
@@ -307,10 +316,23 @@ class Schedules(RuleBasedStateMachine):
         self._take(self.core.step().outputs)
         for made in self.executor.steps[num_before:]:
             assert not (made.block_ops.swap_outs and made.block_ops.swap_ins), "out and in by one step"
+            self._check_images(made)
         scheduler = self.core.scheduler
         assert sum(group.max_running_sequences for group in scheduler.running) <= self.options["max_num_seqs"]
         adapters = {group.request.adapter for group in scheduler.running} - {None}
         assert len(adapters) <= (self.options["max_loras"] or len(adapters))
+
+    def _check_images(self, made: SchedulerOutput) -> None:
+        """No row ends among tokens that see each other, and a step encodes few images, or one."""
+        self.sent.update((new.seq_id, new) for new in made.new_sequences)
+        costs: list[int] = []
+        for row in made.rows:
+            new, end = self.sent[row.seq_id], row.start + row.num_tokens
+            spans = [each.spans[0] for each in new.media if each.spans]
+            costs += [length for offset, length in spans if row.start <= offset < end]
+            whole = new.whole_spans
+            assert not any(offset < end < offset + length for offset, length in whole), "a row ends within an image"
+        assert len(costs) <= 1 or sum(costs) <= self.options["max_num_batched_tokens"]
 
     def _take(self, outputs: list[EngineCoreOutput]) -> None:
         repeated = [each for each in outputs if each.error is not None and each.error.field == "request_id"]
