@@ -29,8 +29,15 @@ MOST_REDIRECTS: Final = 3
 _CHUNK: Final = 64 << 10
 
 
-class MustFetchElsewhere(Exception):
-    """A URL has to be fetched, for which nothing that others wait for may be kept busy."""
+class MustReadElsewhere(Exception):
+    """A URL takes time, for which nothing that others wait for may be kept busy.
+
+    fetches: it has to be fetched; else only the image takes time.
+    """
+
+    def __init__(self, *, fetches: bool) -> None:
+        super().__init__()
+        self.fetches = fetches
 
 
 class MediaUrls:
@@ -40,11 +47,13 @@ class MediaUrls:
         self._hosts = frozenset(host.lower().rstrip(".") for host in args.allowed_media_domains)
         self._folder = Path(args.allowed_local_media_path).resolve() if args.allowed_local_media_path else None
         self.limits = media_limits(args)
-        self.waits_for_hosts = True
-        """False where a URL that has to be fetched raises MustFetchElsewhere."""
+        self.reads_images = self.waits_for_hosts = True
+        """False where a URL, or one that has to be fetched, raises MustReadElsewhere."""
 
     def read(self, url: str, field: str) -> bytes:
         """Return the bytes of a URL, at most `MOST_BYTES`. Raises InvalidRequest, which begins with `field`."""
+        if not self.reads_images:
+            raise MustReadElsewhere(fetches=False)
         scheme = url.partition(":")[0].lower()
         if scheme == "data":
             return _data(url, field)
@@ -53,7 +62,7 @@ class MediaUrls:
         if scheme in ("http", "https") and self._hosts:
             self._check_host(url, field)
             if not self.waits_for_hosts:
-                raise MustFetchElsewhere
+                raise MustReadElsewhere(fetches=True)
             return self._fetch(url, field)
         needed = {"file": "--allowed-local-media-path", "http": "--allowed-media-domains"}.get(scheme.rstrip("s"))
         remedy = f"; the operator may allow it with {needed}" if needed else ""

@@ -25,10 +25,10 @@ from octavo.server.text_process import (
     LONG_JOBS,
     SHORT_JOBS,
     Done,
+    Elsewhere,
     Ended,
     Failed,
     FromWorker,
-    NeedsFetching,
 )
 from octavo.server.texts import TextSetup
 
@@ -84,11 +84,11 @@ class TextPool:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
         lane = self._short if sum(map(len, pieces)) <= SHORT_JOB_BYTES else self._long
         message = await self._in_turn(lane, kind, pieces, sender)
-        if isinstance(message, NeedsFetching):
-            message = await self._in_turn(self._fetching, kind, pieces, sender)
+        while isinstance(message, Elsewhere):
+            lane = self._fetching if message.mark == FETCHES else self._long
+            message = await self._in_turn(lane, kind, pieces, sender)
         if isinstance(message, Done):
             return message.value
-        assert not isinstance(message, NeedsFetching)
         raise _error_of(message)
 
     async def _in_turn(self, lane: _Lane, kind: str, pieces: Sequence[bytes], sender: str) -> FromWorker:

@@ -25,7 +25,7 @@ import msgspec
 from octavo.core import frames
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
-from octavo.multimodal.media_urls import MustFetchElsewhere
+from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
 from octavo.server.sounds import HEAR, hear
@@ -66,11 +66,13 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
     signal: int
 
 
-class NeedsFetching(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The job waits for other hosts, which only workers of `FETCHES` do."""
+class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The job is one for workers of another mark."""
+
+    mark: bytes
 
 
-FromWorker = Done | Failed | Ended | NeedsFetching
+FromWorker = Done | Failed | Ended | Elsewhere
 
 
 def work(connection: socket.socket, do: Callable[[str, bytes], bytes]) -> None:
@@ -96,8 +98,8 @@ def _end_when_closed(connection: socket.socket, is_on: bool) -> None:
 def _answer(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWorker:
     try:
         return Done(do(kind, body))
-    except MustFetchElsewhere:
-        return NeedsFetching()
+    except MustReadElsewhere as error:
+        return Elsewhere(FETCHES if error.fetches else LONG_JOBS)
     except MemoryError:
         return Failed(400, "the request needs too much memory; send less", None, "request_too_large")
     except Exception as error:
@@ -111,7 +113,8 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     preparer = Preparer(tools, setup.policy)
-    tools.media.urls.waits_for_hosts = mark == FETCHES
+    # an image of a few kilobytes may take a second, which short jobs do not wait for
+    tools.media.urls.reads_images, tools.media.urls.waits_for_hosts = mark != SHORT_JOBS, mark == FETCHES
 
     def do(kind: str, body: bytes) -> bytes:
         if kind.startswith(HEAR):

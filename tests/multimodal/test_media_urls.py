@@ -14,7 +14,7 @@ from octavo.config.args import EngineArgs
 from octavo.errors import InvalidRequest
 from octavo.multimodal import media_urls
 from octavo.multimodal.images import MOST_BYTES
-from octavo.multimodal.media_urls import MediaUrls, MustFetchElsewhere
+from octavo.multimodal.media_urls import MediaUrls, MustReadElsewhere
 from tests.fakes.image_host import IMAGE, image_host
 
 URL = "data:image/png;base64," + base64.b64encode(b"abc").decode()
@@ -126,8 +126,15 @@ def test_a_process_that_others_wait_for_fetches_nothing() -> None:
     with image_host() as host:
         allowed = urls("127.0.0.1")
         allowed.waits_for_hosts = False
-        with pytest.raises(MustFetchElsewhere):
+        with pytest.raises(MustReadElsewhere) as caught:
             allowed.read(f"{host.url}/image", "the url")
+        assert caught.value.fetches
+        assert allowed.read(URL, "the url") == b"abc"
+        allowed.reads_images = False
+        with pytest.raises(MustReadElsewhere) as caught:
+            allowed.read(URL, "the url")
+        assert not caught.value.fetches
+        allowed.reads_images = True
         assert "which is none of" in refusal(allowed, "http://example.com/")
         assert host.paths == []
 
