@@ -91,6 +91,9 @@ class RankShare(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+_KEPT = "of images and sounds, kept for later prompts; what the encoder itself computes with is not counted"
+
+
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the memory of one worker is divided before a single block is allocated.
 
@@ -110,6 +113,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     activation_bytes: int
     """The peak of one step that fills `max_num_batched_tokens` and `max_num_seqs`, sampling included."""
+    encodings_bytes: int = 0
+    """What encoders made of images and sounds, kept for later prompts; 0 for a model that reads text alone."""
     cache: CacheLimits
     cache_groups: tuple[CacheGroup, ...] = ()
     """This rank's layers by what they keep, counted from its first one."""
@@ -150,8 +155,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planned_bytes(self) -> int:
-        """Everything that the plan hands out on the device: weights, activations, blocks."""
-        return self.weights_bytes + self.activation_bytes + self.kv_bytes
+        """Everything that the plan hands out on the device: weights, activations, kept encodings, blocks."""
+        return self.weights_bytes + self.activation_bytes + self.encodings_bytes + self.kv_bytes
 
     @property
     def max_concurrency(self) -> float:
@@ -222,6 +227,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             ("limit", render_bytes(self.limit), self.limit_because),
             ("weights", render_bytes(self.weights_bytes)),
             ("activations", render_bytes(self.activation_bytes), "peak of the fullest step"),
+            *([("encodings", render_bytes(self.encodings_bytes), _KEPT)] if self.encodings_bytes else []),
             (
                 "KV cache",
                 render_bytes(self.kv_bytes),

@@ -97,6 +97,11 @@ class DecoderStack(nn.Module):
         """Width of what each step receives beside tokens; None for nothing."""
         return None if self.is_first else self.config.hidden_size
 
+    @property
+    def encoding_size(self) -> int:
+        """Width of the vectors that `encode` makes."""
+        return self.config.hidden_size
+
     def note_layers(self, layers: Iterable[int]) -> None:
         """Return the stream before these layers too, from now on; called before the model is loaded.
 

@@ -58,6 +58,12 @@ class ImageReader(DecoderStack):
                     "rank; use tensor_parallel_size"
                 )
 
+    @property
+    def encoding_size(self) -> int:
+        """Width of the vectors that `encode` makes: of all levels, with DeepStack."""
+        vision = getattr(self.config.library, "vision_config", None)
+        return self.config.hidden_size * (1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()))
+
     def fill(self, device: torch.device) -> None:
         """Compute the buffers of the encoder that no checkpoint has, the first time."""
         if self._lacks_buffers:

@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 from octavo.models.loader import LoadedModel
 from octavo.worker.activations import Activations
 from octavo.worker.cache_plan import CacheDivision
+from octavo.worker.prompt_encodings import kept_encodings_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class ModelSizes:
     """Bytes of a block in one layer, for each cache group."""
     activation_bytes: Callable[[int], int]
     """Returns the most bytes of a step beside weights and KV cache, for sequences of at most so many tokens."""
+    encodings_bytes: int = 0
+    """Bytes of kept encodings of images and sounds."""
 
     @classmethod
     def of(
@@ -47,6 +50,7 @@ class ModelSizes:
             opened.position_bytes(),
             tuple(cache_layout(attention, each.keeps, 1, block_size).num_bytes for each in shape.cache_groups),
             lambda max_model_len: activations.num_bytes(max_model_len, block_size),
+            kept_encodings_bytes(opened.model, scheduler.max_num_batched_tokens, opened.dtype.itemsize),
         )
 
     def with_tables(self, num_positions: int) -> ModelSizes:
@@ -88,7 +92,7 @@ def divide_memory(
         division = CacheDivision(shape.cache_groups, layer_block_bytes, cache, scheduler)
     sizes = sizes.with_tables(longest_sequence(scheduler.max_model_len, scheduler))
     activations = sizes.activation_bytes(scheduler.max_model_len)
-    left = limit - sizes.weights_bytes - activations
+    left = limit - sizes.weights_bytes - activations - sizes.encodings_bytes
     most = division.most_blocks(left)
     if most < 1:
         raise ConfigError(
@@ -112,6 +116,7 @@ def divide_memory(
         limit_because=limit_because,
         weights_bytes=sizes.weights_bytes,
         activation_bytes=activations,
+        encodings_bytes=sizes.encodings_bytes,
         cache=division.limits(num_blocks, host_blocks),
         cache_groups=shape.cache_groups,
         num_blocks_because=because,

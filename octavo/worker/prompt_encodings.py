@@ -35,6 +35,13 @@ def encodings_of(
     return CrossEncodings.of(encode, groups, device.torch_device)
 
 
+def kept_encodings_bytes(model: DecoderStack, max_embeddings: int, element_size: int) -> int:
+    """Return the most bytes of encodings that are kept for later prompts."""
+    if not (model.replaces_tokens and model.is_first):
+        return 0
+    return max_embeddings * model.encoding_size * element_size
+
+
 class PromptEncodings:
     """Encodes one input at a time, so that the bits of none depend on others, and keeps results by digest.
 

@@ -12,7 +12,10 @@ from octavo import LLM, SamplingParams
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.core.outputs import RequestOutput
+from octavo.distributed.mesh import Mesh
+from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
+from octavo.worker.prompt_encodings import kept_encodings_bytes
 from tests.fakes.vision import FAMILIES, IMAGE, START, image, load_vision_oracle, make_vision_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -168,3 +171,11 @@ def test_a_prompt_that_hits_the_cache_within_an_image_gives_the_same_bits(
     assert bits(first) == bits(again)
     args = {"max_num_batched_tokens": 19, "enable_prefix_caching": False}
     assert bits(generate(path, prompts, device=device, **args)) == bits(first)
+
+
+def test_the_memory_plan_counts_what_is_kept_of_images(whole: tuple[Path, list[Any]]) -> None:
+    opened = LoadedModel.open(Checkpoint.open(whole[0]), Mesh.single(), torch.float32)
+    levels = 3 if "qwen3_vl" in whole[0].name else 1
+    assert kept_encodings_bytes(opened.model, 200, 4) == 200 * 32 * levels * 4
+    text = LoadedModel.open(Checkpoint.open(whole[0]), Mesh.single(), torch.float32, reads_images=False)
+    assert kept_encodings_bytes(text.model, 200, 4) == 0

@@ -39,6 +39,7 @@ def make_plan(
     weights_bytes: int = 1_192_000_000,
     windows: list[int | None] | None = None,
     kept_bytes: int = 0,
+    encodings_bytes: int = 0,
     **cache: Any,
 ) -> MemoryPlan:
     return divide_memory(
@@ -50,6 +51,7 @@ def make_plan(
             position_bytes=512,
             layer_block_bytes=(BLOCK_BYTES // 28,) * len(set(windows or [None])),
             activation_bytes=lambda max_model_len: ACTIVATION_BYTES,
+            encodings_bytes=encodings_bytes,
         ),
         DeviceMemory(total=64 * GIB, available=available, source="cgroup"),
         device="cpu",
@@ -66,6 +68,16 @@ def test_memory_that_keeps_blocks_outside_the_cache_is_not_planned_twice() -> No
     plan, less = make_plan(), make_plan(kept_bytes=3 * GIB)
     assert plan.limit - less.limit == 3 * GIB
     assert "less 3.00 GiB of kv_host_size" in less.limit_because
+
+
+def test_kept_encodings_are_planned_and_shown() -> None:
+    plan, less = (make_plan(gpu_memory_utilization=0.06, encodings_bytes=size) for size in (0, GIB))
+    assert GIB - BLOCK_BYTES <= plan.kv_bytes - less.kv_bytes <= GIB + BLOCK_BYTES
+    assert less.planned_bytes <= less.limit
+    assert "encodings" not in plan.render()
+    (line,) = [each for each in less.render().splitlines() if "encodings" in each]
+    assert "1.00 GiB" in line
+    assert "kept for later prompts" in line
 
 
 def test_a_cpu_gets_at_most_four_gib_of_cache() -> None:
