@@ -133,7 +133,8 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(whole: tuple[Path, list
 
 def test_several_outputs_of_one_image_are_those_of_it_alone(whole: tuple[Path, list[Any]]) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=9, logprobs=1, ignore_eos=True)
-    together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=16)
+    few = 48 if "qwen3_5" in whole[0].name else 16  # whose states take blocks of their own
+    together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=few)
     alone = [generate(whole[0], [prompt], params)[0] for prompt in PROMPTS]
     assert bits(together) == bits(alone)
 
@@ -148,7 +149,7 @@ def test_the_same_image_hits_the_prefix_cache_and_another_does_not(whole: tuple[
         first, again, other = (llm.generate([prompt(seed)], PARAMS)[0] for seed in (0, 0, 1))
     finally:
         llm.close()
-    assert again.num_cached_tokens > 40
+    assert again.num_cached_tokens >= (32 if "qwen3_5" in whole[0].name else 41)  # states are kept at some places
     assert other.num_cached_tokens < 16
     assert bits([again]) == bits([first]) != bits([other])
 
