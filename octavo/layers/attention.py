@@ -51,7 +51,7 @@ class PagedAttention(CachedLayer):
 
 
 class SpanAttention(PagedAttention):
-    """The same where tokens of an image see all of it: the others are causal.
+    """Attends where tokens of an image see all of it: the others are causal.
 
     Attention over such tokens is computed a second time, with what the first left in the cache. A window hides earlier
     keys from them as from other tokens.
@@ -81,7 +81,7 @@ class CrossAttention(PagedAttention):
 
 
 class SinkAttention(PagedAttention):
-    """The same where each head has a stored score, `sinks`, that takes part in the softmax and has no value."""
+    """Attends where each head has a stored score, `sinks`, that takes part in the softmax and has no value."""
 
     def __init__(
         self, heads: Heads, mesh: Mesh, *, scale: float | None = None, sliding_window: int | None = None
