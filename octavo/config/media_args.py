@@ -10,11 +10,10 @@ from octavo.config.fields import Arg
 from octavo.errors import ConfigError
 
 MOST_IMAGES: Final = 16
-"""Of one prompt, by default."""
 MOST_SOUNDS: Final = 4
-"""Of one prompt."""
 MOST_VIDEOS: Final = 2
 """Of one prompt, by default."""
+_DEFAULTS: Final = {"image": MOST_IMAGES, "video": MOST_VIDEOS, "audio": MOST_SOUNDS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,9 @@ class MediaArgs:
     limit_mm_per_prompt: Annotated[
         dict[str, int],
         Arg(
-            f'Most images and videos in one prompt, as image=4 or {{"image": 4, "video": 1}}; {MOST_IMAGES} and '
-            f"{MOST_VIDEOS} by default. With image=0 a model that reads images reads text alone, without its encoder."
+            f'Most images, videos and sounds in one prompt, as image=4 or {{"image": 4, "video": 1}}; {MOST_IMAGES}, '
+            f"{MOST_VIDEOS} and {MOST_SOUNDS} by default. With image=0 a model that reads images, and with audio=0 one "
+            "that hears sounds, reads text alone, without its encoder."
         ),
     ] = dataclasses.field(default_factory=dict)
     allowed_media_domains: Annotated[
@@ -46,14 +46,8 @@ def media_limits(args: MediaArgs) -> dict[str, int]:
     """Return how many images, videos and sounds a prompt may have. Raises ConfigError."""
     limits = args.limit_mm_per_prompt
     for kind, limit in limits.items():
-        if kind not in ("image", "video") or not 0 <= limit <= 1024:
+        if kind not in _DEFAULTS or not 0 <= limit <= 1024:
             raise ConfigError(
-                f"limit_mm_per_prompt has {kind}={limit}, expected image or video with a number from 0 to 1024: the "
-                "limits of other kinds are fixed"
+                f"limit_mm_per_prompt has {kind}={limit}, expected {', '.join(_DEFAULTS)} with a number from 0 to 1024"
             )
-    return {"image": limits.get("image", MOST_IMAGES), "video": limits.get("video", MOST_VIDEOS), "audio": MOST_SOUNDS}
-
-
-def most_images(args: MediaArgs) -> int:
-    """Return how many images a prompt may have. Raises ConfigError."""
-    return media_limits(args)["image"]
+    return _DEFAULTS | limits

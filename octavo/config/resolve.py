@@ -14,7 +14,7 @@ from octavo.config.device_args import DeviceArgs
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
 from octavo.config.lora_args import LoRAArgs
-from octavo.config.media_args import most_images
+from octavo.config.media_args import media_limits
 from octavo.config.pooling_config import PoolingConfig, pooling_config
 from octavo.config.schema import (
     CacheConfig,
@@ -92,7 +92,7 @@ def resolve(
     """
     pooling = pooling_config(args, checkpoint)
     args = _for_whole_prompts(args, pooling)
-    most_images(args)
+    media_limits(args)
     max_model_len = _max_model_len(args, checkpoint, pooling)
     most_threads = _most_threads(args, platform)
     _check_ranks(args)

@@ -58,12 +58,12 @@ class MediaReader:
 
         path, limits = Path(self._model.path), media_limits(self._model)
         checkpoint = Checkpoint.open(path) if (path / CONFIG).is_file() else None
-        if checkpoint is None or not limits["image"]:
+        if checkpoint is None:
             return None
         if (section := sound_section(checkpoint)) is not None:
-            return SoundPrompts(checkpoint, section, limits)
+            return SoundPrompts(checkpoint, section, limits) if limits["audio"] else None
         settings = image_settings(checkpoint)
-        if settings is None:
+        if settings is None or not limits["image"]:
             return None
         return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits)
 

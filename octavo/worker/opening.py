@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_args import most_images
+from octavo.config.media_args import media_limits
+from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.quantization.registry import method_named
@@ -33,7 +34,9 @@ def open_model(config: EngineConfig, mesh: Mesh) -> LoadedModel:
     """Open a rank's part of the model. Raises CheckpointError or ConfigError."""
     model, bits, checkpoint = config.model, config.model.activation_bits, Checkpoint.open(Path(config.model.path))
     method = method_named(model.quantization, bits)
-    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, most_images(model) > 0)
+    kind = "image" if sound_section(checkpoint) is None else "audio"
+    has_encoder = media_limits(model)[kind] > 0
+    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, has_encoder)
 
 
 def kept_bytes(transfer: TransferConfig, num_ranks: int) -> int:

@@ -113,3 +113,12 @@ def test_a_sound_of_a_message_is_the_sound_of_the_prompt(path: Path) -> None:
             assert message in str(refused.error), refused.error
     finally:
         llm.close()
+
+
+def test_limits_of_sounds_are_their_own(path: Path, expected: list[RequestOutput]) -> None:
+    assert bits(generate(path, PROMPTS, limit_mm_per_prompt={"image": 0, "audio": 2})) == bits(expected)
+    (refused,) = generate(path, PROMPTS[1:2], limit_mm_per_prompt={"audio": 1})
+    assert "has 2 sounds, must have at most 1" in str(refused.error)
+    refused, text = generate(path, PROMPTS[::2], limit_mm_per_prompt={"audio": 0})
+    assert "this model reads text alone" in str(refused.error)
+    assert bits([text]) == bits(expected[2:])
