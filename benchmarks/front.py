@@ -5,8 +5,10 @@
 A server with a small model answers many streams at once. Its front process is the one that is weighed, by processor
 seconds of the system (user and system): µs for each streamed token, µs for each short request that is not streamed,
 processor share at rest, and how its resident memory grows over `--requests` requests. The engine's own process and this
-one, which reads the streams, do not count. Fronts can be compared: `--serve ARGUMENTS` may be given several times, and
-the servers take turns.
+one, which reads the streams, do not count; `--instant` takes an engine that answers at once (`benchmarks.instant_core`)
+whose memory traffic does not count either. The time of a streamed token is that of whole streams less that of as many
+with one token, so that what a request itself costs is not in it. Fronts can be compared: `--serve ARGUMENTS` may be
+given several times, and the servers take turns.
 """
 
 from __future__ import annotations
@@ -92,13 +94,16 @@ async def _short_requests(front: Front, count: int) -> None:
 
 async def streamed(front: Front, num_streams: int, num_tokens: int) -> dict[str, float]:
     """Return what many streams at once cost the front."""
-    cpu, began = front.cpu_s(), time.perf_counter()
+    cpu = front.cpu_s()
+    num_begun = sum(await asyncio.gather(*(_stream(front, 1) for _ in range(num_streams))))
+    cpu, beginning_s, began = front.cpu_s(), front.cpu_s() - cpu, time.perf_counter()
     events = await asyncio.gather(*(_stream(front, num_tokens) for _ in range(num_streams)))
     seconds, cpu = time.perf_counter() - began, front.cpu_s() - cpu
     total = num_streams * num_tokens
     return {
-        "us_per_streamed_token": 1e6 * cpu / total,
-        "us_per_event": 1e6 * cpu / sum(events),
+        "us_per_streamed_token": 1e6 * (cpu - beginning_s) / (total - num_streams),
+        "us_per_event": 1e6 * (cpu - beginning_s) / (sum(events) - num_begun),
+        "us_with_requests": 1e6 * cpu / total,
         "tokens_per_event": total / sum(events),
         "streamed_tokens_per_s": total / seconds,
         "front_share_of_a_core": cpu / seconds,
@@ -130,18 +135,20 @@ def rest(front: Front) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", action="append", default=[], help="arguments of octavo serve")
+    parser.add_argument("--instant", action="store_true", help="engines that answer at once")
     parser.add_argument("--streams", type=int, default=256, help="streams at once")
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each stream")
     parser.add_argument("--requests", type=int, default=2000, help="short requests, over which memory may grow")
     parser.add_argument("--repetitions", type=int, default=3)
     args = parser.parse_args()
+    module = "benchmarks.instant_core" if args.instant else "octavo"
     servers = args.serve or [f"octavo-tiny --max-num-seqs {args.streams}"]
     runs: dict[str, list[dict[str, float]]] = {words: [] for words in servers}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="octavo-front-")))
         fronts = {}
         for place, words in enumerate(servers):
-            server = stack.enter_context(served(words, folder / f"{place}.log"))
+            server = stack.enter_context(served(words, folder / f"{place}.log", module))
             address = urlsplit(server.url)
             fronts[words] = Front(str(address.hostname), address.port or 80, server.pid)
         for _ in range(args.repetitions):

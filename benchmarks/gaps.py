@@ -171,12 +171,13 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(arguments: str, log: Path) -> Iterator[Served]:
-    """`octavo serve` with these arguments, which ends with the block. Raises EngineDeadError."""
+def served(arguments: str, log: Path, module: str = "octavo") -> Iterator[Served]:
+    """`octavo serve` with these arguments, which ends with the block. module: another that serves. Raises
+    EngineDeadError."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "octavo", "serve", "--port", str(port), *shlex.split(arguments)]
+    words = [sys.executable, "-m", module, "serve", "--port", str(port), *shlex.split(arguments)]
     with log.open("wb") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output)
     try:

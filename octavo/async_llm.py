@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -28,6 +28,7 @@ from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turns
+from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -186,10 +187,12 @@ class AsyncLLM:
         sampling_params: SamplingParams | PoolingParams | None = None,
         request_ids: Sequence[str] | None = None,
         options: RequestOptions | None = None,
+        direct: DirectReader | None = None,
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Yield the outputs of several requests with the same options, each with the index of its prompt.
 
-        The core accepts all of them, or refuses all. Each has its own last output, as in `generate`.
+        The core accepts all of them, or refuses all. Each has its own last output, as in `generate`. direct: takes
+        outputs instead of the loop, all but the last ones, while the loop waits for them.
         """
         if request_ids is None:
             request_ids = [f"request-{uuid4().hex}" for _ in prompts]
@@ -211,35 +214,25 @@ class AsyncLLM:
             requests += await self._process_turn(process, start, read)
         num_listed = requests[0].params.prompt_logprobs if requests else None
         check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
-        changed: dict[int, None] = {}
-        has_changed = asyncio.Event()
-
-        def note_change(index: int) -> None:
-            changed[index] = None
-            has_changed.set()
-
-        opened = dict(enumerate(await self._open(requests, read, note_change)))
+        reader = Reader(direct)
         in_use = ExitStack()
+        await self._open(requests, read, reader)
         if options is not None and options.lora_request is not None:
             in_use.enter_context(self.metrics.adapter_in_use(options.lora_request.lora_name, len(requests)))
         try:
-            while opened:
-                await has_changed.wait()
-                has_changed.clear()
-                for number, index in enumerate(_taken(changed), 1):
-                    output = opened[index].output() if index in opened else None
+            while reader.open:
+                await reader.wait()
+                for number, (index, output) in enumerate(reader.changed(), 1):
                     if output is not None:
-                        if output.finished:
-                            del opened[index]
                         yield index, output
                     if number % _PROMPTS_OF_TURN == 0:
                         await asyncio.sleep(0)
-                if opened and self._dead.done():
+                if reader.open and self._dead.done():
                     raise self._dead.result()
         finally:
             in_use.close()
             # the id of one that is finished may be another request's by now
-            await self.abort([request_ids[index] for index in opened])
+            await self.abort([request_ids[index] for index in reader.open])
 
     async def _process_turn(
         self, process: Callable[[int], list[EngineCoreRequest]], start: int, prompts: Sequence[Prompt]
@@ -331,26 +324,23 @@ class AsyncLLM:
             return await asyncio.to_thread(self._input.process_prefix, read, cache_salt, adapter)
         return self._input.process_prefix(read, cache_salt, adapter)
 
-    async def _open(
-        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], note_change: Callable[[int], None]
-    ) -> list[OpenRequest]:
+    async def _open(self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], reader: Reader) -> None:
         if self._dead.done():
             raise self._dead.result()
         opened: list[OpenRequest] = []
         try:
-            for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
+            for request, prompt in zip(requests, prompts, strict=True):
                 opened.append(self._output.add(request, prompt.text))
-                opened[-1].on_change = partial(note_change, index)
                 if len(opened) % _PROMPTS_OF_TURN == 0:
                     await asyncio.sleep(0)
             if self._dead.done():
                 raise self._dead.result()
+            reader.watch(opened)
             self._client.send(AddRequests(list(requests)))
         except (EngineDeadError, EngineRestartingError, InvalidRequest, asyncio.CancelledError):
             for each in opened:
                 self._output.abort(each.request_id)
             raise
-        return opened
 
     async def _receive(self) -> None:
         """Process outputs of the cores until the last one is given up."""
@@ -376,14 +366,6 @@ class AsyncLLM:
         if not self._dead.done():
             self._dead.set_result(error)
         self._output.fail()
-
-
-def _taken(changed: dict[int, None]) -> Iterator[int]:
-    """Remove and yield the keys, the oldest first, also those that are added meanwhile."""
-    while changed:
-        index = next(iter(changed))
-        del changed[index]
-        yield index
 
 
 def _open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:

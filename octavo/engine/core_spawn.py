@@ -17,8 +17,9 @@ class SpawnedCore:
     The end of a `with` block ends the process unless `is_used` was set, as the client of the core does.
     """
 
-    def __init__(self) -> None:
-        self.connection, self.process = processes.spawn("octavo.engine.core_process")
+    def __init__(self, module: str = "octavo.engine.core_process") -> None:
+        """module: what runs in the process."""
+        self.connection, self.process = processes.spawn(module)
         self.is_used = False
 
     def end(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _POSITIONS_OF_TURN: Final = 128
 """Positions of prompts whose log-probabilities are processed before the event loop does other work."""
 
+_OUTPUTS_OF_TURN: Final = 128
+"""Outputs that are, each of which may be written to its stream at once."""
+
 
 class Processed(NamedTuple):
     """The requests that a step has changed, and the sequences whose text met a stop string, which the core must end."""
@@ -81,6 +84,7 @@ class OutputProcessor:
                 self._observe_tokens(request, output.deltas, now)
             if request.finished:
                 self._end(request)
+            request.notify()
         return processed
 
     def abort(self, request_id: str) -> OpenRequest | None:
@@ -125,11 +129,14 @@ class OutputProcessor:
     def _observe_tokens(self, request: OpenRequest, deltas: list[SequenceDelta], now: float) -> None:
         last = request.note_tokens(now)
         if self._metrics is not None and last is not None:
-            self._metrics.observe_inter_token_latency(now - last, sum(1 for delta in deltas if delta.token_ids))
+            self._metrics.observe_inter_token_latency(now - last, len([1 for delta in deltas if delta.token_ids]))
 
 
 class OpenRequest:
-    """What one request has produced, and how much of it its caller has read. `on_change` is called after changes."""
+    """What one request has produced, and how much of it its caller has read. `on_change` is called after changes.
+
+    finished: whether it produces nothing more.
+    """
 
     def __init__(
         self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer, stream_interval: int = 1
@@ -161,12 +168,8 @@ class OpenRequest:
         self._sequences = [OpenSequence(index, request, tokenizer) for index in range(num_sequences)]
         for each in request.resumed:
             self._sequences[each.index].resume(each, {*request.end_token_ids, *params.stop_token_ids})
+        self.finished = all(sequence.finished for sequence in self._sequences)
         self._is_changed = False
-
-    @property
-    def finished(self) -> bool:
-        # a list, which is quicker than a generator: this is read for every token
-        return self._error is not None or None not in [sequence.finish_reason for sequence in self._sequences]
 
     @property
     def num_generated_tokens(self) -> list[int]:
@@ -220,7 +223,7 @@ class OpenRequest:
                 # all beams come at once, and may be fewer than n
                 self._sequences = [sequence for sequence in self._sequences if sequence.finished]
             self.end("abort")
-        self._change()
+        self._mark()
         return stops
 
     def to_resume(self, now: float) -> EngineCoreRequest:
@@ -249,10 +252,16 @@ class OpenRequest:
         """End the sequences that have not ended."""
         for sequence in self._sequences:
             sequence.end(finish_reason)
-        self._change()
+        self._mark()
+        self.notify()
 
-    def _change(self) -> None:
+    def _mark(self) -> None:
         self._is_changed = True
+        # a list, which is quicker than a generator: this is done for every token
+        self.finished = self._error is not None or None not in [each.finish_reason for each in self._sequences]
+
+    def notify(self) -> None:
+        """Call `on_change` where its reader is to look, after `take`."""
         if self.on_change is not None and (self.finished or (self._is_streamed and not self._is_held_back())):
             self.on_change()
 
@@ -322,7 +331,7 @@ class OpenRequest:
 
 
 def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:
-    """Yield the outputs of a step in lists that have the log-probabilities of 128 prompt positions at most.
+    """Yield the outputs of a step in lists of 128 at most, with the log-probabilities of 128 prompt positions at most.
 
     Outputs without any come first. Of a prompt that is cut, the last part has everything else.
     """
@@ -330,7 +339,7 @@ def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]
     room = _POSITIONS_OF_TURN
     for output in sorted(outputs, key=_num_positions):
         for part in _parts(output):
-            if _num_positions(part) > room:
+            if _num_positions(part) > room or len(turn) == _OUTPUTS_OF_TURN:
                 yield turn
                 turn, room = [], _POSITIONS_OF_TURN
             turn.append(part)

@@ -21,6 +21,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.readers import DirectReader
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.checks import Fields
 from octavo.server.context import ServerContext
@@ -31,9 +32,11 @@ from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, P
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.schema.vectors import VectorRequest
-from octavo.server.sending import DONE, SLICE, EventStream, encode, error_event, event
+from octavo.server.sending import DONE, SLICE, DirectBody, EventStream, encode, error_event, event
 
 _UNIQUE_DIGITS: Final = 12
+_DIRECT_SEQUENCES: Final = 16
+"""Streams of more sequences are sent by their tasks, which take turns."""
 _ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
 
 
@@ -67,25 +70,37 @@ class UsageCounts:
         self._counts = [(0, 0, 0, 0)] * num_prompts
         self._sums = [0, 0, 0, 0]
         """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
+        self._unread: dict[int, RequestOutput] = {}
         self._speculates = speculates
         self._with_cache_info = bool(asked.return_cache_info)
         self._with_timings = bool(asked.return_timings)
 
-    def add(self, index: int, output: RequestOutput) -> int:
-        """Set the counts of prompt `index` from its latest output; return how many tokens are new."""
-        before = self._counts[index]
-        counts = (
-            *(len(output.prompt_token_ids), output.num_cached_tokens, output.num_fetched_tokens),
-            output.num_generated_tokens,
-        )
-        self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
-        self._last[index], self._counts[index] = output, counts
-        return counts[0] + counts[3] - before[0] - before[3]
+    def set(self, index: int, output: RequestOutput) -> None:
+        """Set the counts of prompt `index` from its latest output."""
+        self._unread[index] = output
+
+    def num_new(self) -> int:
+        """Return how many tokens are new since the last call."""
+        before = self._sums[0] + self._sums[3]
+        self._read()
+        return self._sums[0] + self._sums[3] - before
+
+    def _read(self) -> None:
+        for index, output in self._unread.items():
+            counts = (
+                *(len(output.prompt_token_ids), output.num_cached_tokens, output.num_fetched_tokens),
+                output.num_generated_tokens,
+            )
+            before = self._counts[index]
+            self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
+            self._last[index], self._counts[index] = output, counts
+        self._unread.clear()
 
     def draft_tokens(self) -> dict[str, int]:
         """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
         if not self._speculates:
             return {}
+        self._read()
         metrics = [output.metrics for output in self._last if output is not None and output.metrics is not None]
         num_accepted = sum(each.num_accepted_tokens for each in metrics)
         num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
@@ -93,6 +108,7 @@ class UsageCounts:
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
+        self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
         usage = Usage.of(
             num_tokens,
@@ -149,6 +165,7 @@ class Generation(ABC):
         self.field_names: dict[str, str] = {}
         self._counts = UsageCounts(len(prompts), asked, speculates=context.llm.config.speculative is not None)
         self._receive = request.receive
+        self._body: DirectBody | None = request.scope.get("extensions", {}).get(DirectBody.NAME)
         self._meter: Meter | None = request.scope["state"].get("meter")
         self._fields: Fields = request.scope["state"]["fields"]
         self.params = self.sampling_params()
@@ -222,7 +239,10 @@ class Generation(ABC):
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         encoder = msgspec.json.Encoder()
-        async with aclosing(self._outputs()) as outputs:
+        direct = None
+        if self._body is not None and self.params.width <= _DIRECT_SEQUENCES and self.params.prompt_logprobs is None:
+            direct = _DirectStream(self, encoder, self._body)
+        async with aclosing(self._outputs(direct)) as outputs:
             async for index, output in outputs:
                 chunks = self.chunks(index, output)
                 if len(output.prompt_logprobs or ()) > SLICE:
@@ -234,8 +254,9 @@ class Generation(ABC):
         if self.end_of_stream:
             yield self.end_of_stream
 
-    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Yield outputs of the engine with the index of their prompt. Closing it aborts what still runs.
+    async def _outputs(self, direct: DirectReader | None = None) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Yield outputs of the engine with the index of their prompt, but for those that `direct` takes. Closing it
+        aborts what still runs.
 
         Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
         """
@@ -247,6 +268,7 @@ class Generation(ABC):
             self.params,
             [engine_id(self.id, index, unique) for index in range(len(self.prompts))],
             RequestOptions.of_fields(self.asked, tenant=self.caller.tenant, lora_request=adapter),
+            direct,
         )
         async with aclosing(outputs):
             with named_by_the_client(self.field_names), without_details_of_others(self.caller):
@@ -257,10 +279,31 @@ class Generation(ABC):
                         raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
                     if output.finished and any(each.finish_reason == "abort" for each in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
-                    num_new = self._counts.add(index, output)
-                    if self._meter is not None:
-                        self._meter.spend(num_new)
+                    self.count(index, output)
                     yield index, output
+
+    def count(self, index: int, output: RequestOutput) -> None:
+        """Count the tokens of an output, for the usage and for the limits of the caller's key."""
+        self._counts.set(index, output)
+        if self._meter is not None:
+            self._meter.spend(self._counts.num_new())
+
+
+class _DirectStream:
+    """Writes the chunks of a stream where its outputs are made, once the response has begun."""
+
+    def __init__(self, generation: Generation, encoder: msgspec.json.Encoder, body: DirectBody) -> None:
+        self._generation = generation
+        self._encoder = encoder
+        self._body = body
+        self.can_take = body.can_write
+
+    def take(self, index: int, output: RequestOutput) -> None:
+        generation = self._generation
+        generation.count(index, output)
+        data = b"".join([generation.event(self._encoder, chunk) for chunk in generation.chunks(index, output)])
+        if data:
+            self._body.write(data)
 
 
 @contextmanager

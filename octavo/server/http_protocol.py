@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import ApiError, raw_response, shutting_down
+from octavo.server.sending import DirectBody
 from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
 
 _MOST_URL_BYTES: Final = 16 << 10
@@ -194,6 +195,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise refusal
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
+        self.cycle.scope["extensions"] = {DirectBody.NAME: DirectBody(self.cycle)}  # type: ignore[dict-item]
         self._phase = _Phase.BODY
         if self._over_limit is not None or self._open.is_draining:
             self.cycle.keep_alive = False

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _EVENTS_OF_TURN: Final = 16
 """Events that are sent before the loop serves others: a step of a request with n=256 makes as many at once."""
@@ -45,6 +48,26 @@ def error_event(error: ApiError) -> bytes:
 
 
 T = TypeVar("T")
+
+
+class DirectBody:
+    """Writes to the body of a response that is being sent, without `send`. Requests have it as an extension of their
+    scope where this server's own protocol reads them."""
+
+    NAME: Final = "octavo.body"
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def can_write(self) -> bool:
+        """Return whether the response has begun and has not ended, and its client reads."""
+        cycle = self._cycle
+        return cycle.response_started and not (cycle.response_complete or cycle.disconnected or cycle.flow.write_paused)
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the body."""
+        is_chunked = self._cycle.chunked_encoding
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
 
 class EventStream:

@@ -377,6 +377,13 @@ def test_many_requests_with_few_positions_each_are_cut_as_one_with_many() -> Non
     assert [len(turn) for turn in turns] == [2, 2, 2, 1]
 
 
+def test_many_outputs_are_processed_in_several_turns() -> None:
+    outputs = [EngineCoreOutput(request_id=str(index), deltas=[], finished=False) for index in range(300)]
+    turns = list(in_turns(outputs))
+    assert [len(turn) for turn in turns] == [128, 128, 44]
+    assert [output for turn in turns for output in turn] == outputs
+
+
 def delta(index: int, *token_ids: int) -> SequenceDelta:
     return SequenceDelta(index=index, token_ids=list(token_ids), logprobs=[])
 

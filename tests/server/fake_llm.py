@@ -37,6 +37,7 @@ from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions
 from octavo.engine.metrics import Metrics
 from octavo.engine.pairs import pair_of
+from octavo.engine.readers import DirectReader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.vector_input import VectorInput
@@ -244,13 +245,21 @@ class FakeAsyncLLM:
         return self._accept(prompt, SamplingParams())
 
     async def generate_together(
-        self, prompts: Sequence[Prompt], params: SamplingParams, request_ids: Sequence[str], options: RequestOptions
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        request_ids: Sequence[str],
+        options: RequestOptions,
+        direct: DirectReader | None = None,
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         each = zip(prompts, repeat(params), request_ids, strict=False)
         streams = [self.generate(*one, **msgspec.structs.asdict(options)) for one in each]
         async with aclosing(merge(streams)) as outputs:
             async for index, output in outputs:
-                yield index, output
+                if direct is not None and not output.finished and direct.can_take():
+                    direct.take(index, output)
+                else:
+                    yield index, output
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str = "request", **options: Any

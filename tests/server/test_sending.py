@@ -14,6 +14,7 @@ import pytest
 from octavo.server.open_requests import OpenRequests
 from octavo.server.sending import EventStream
 from tests.server.conftest import Served
+from tests.server.fake_llm import SENTENCE
 from tests.server.raw import connect, eventually
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
@@ -63,7 +64,15 @@ def test_reader_that_stops_holds_the_stream_back(server: Served) -> None:
         held_at = server.llm.num_outputs
         response = connection.getresponse()
         # what lay in the sockets is read, and the stream goes on
-        eventually(lambda: response.read(100_000) and server.llm.num_outputs > held_at)
+        read = b""
+        while server.llm.num_outputs <= held_at:
+            read += response.read(100_000)
+        for _ in range(3 * held_at):
+            read += response.readline()
+    events = [json.loads(line[6:]) for line in read.split(b"\n")[:-1] if line]
+    text = "".join(event["choices"][0]["text"] for event in events[:-1])
+    assert len(events) > held_at
+    assert text == (SENTENCE * (len(text) // len(SENTENCE) + 1))[: len(text)]
 
 
 def test_other_requests_are_answered_while_one_streams(client: openai.OpenAI, server: Served) -> None:

@@ -95,25 +95,16 @@ class _Completion(Generation):
     def _choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
         """Return a choice with what is new of it, after the prompt where that is echoed and was not sent."""
         choice = CompletionChoice(index=prompt_index * self.params.n + completion.index, text="")
-        sent = self._sent.setdefault(choice.index, _Sent())
-        token_ids: list[int] = []
-        positions: list[Position | None] = []
-        offsets: list[int] = []
+        sent = self._sent.get(choice.index) or self._sent.setdefault(choice.index, _Sent())
         is_first, sent.nothing = sent.nothing, False
-        if self.asked.echo and is_first:
-            choice.text = self._prompt_text(output)
-            sent.num_prompt_chars = len(choice.text)
-            token_ids += output.prompt_token_ids
-            if output.prompt_logprobs is not None:
-                positions += output.prompt_logprobs
-                offsets += text_offsets(self.context.llm.tokenizer, token_ids, choice.text)
+        echoed = self._prompt_text(output) if self.asked.echo and is_first else None
+        if echoed is not None:
+            choice.text, sent.num_prompt_chars = echoed, len(echoed)
+        if self.asked.logprobs is not None:
+            new = None if self.echoes_only else completion
+            choice.logprobs = self._logprobs(self.asked.logprobs, output, echoed, new, sent.num_prompt_chars)
         if not self.echoes_only:
             choice.text += completion.text
-            token_ids += completion.token_ids
-            positions += completion.logprobs or []
-            offsets += [sent.num_prompt_chars + offset for offset in completion.text_offsets or []]
-        if self.asked.logprobs is not None and token_ids:
-            choice.logprobs = self._logprobs(self.asked.logprobs, token_ids, positions, offsets)
         if self.asked.return_token_ids:
             choice.token_ids = [] if self.echoes_only else completion.token_ids
             if is_first:
@@ -121,8 +112,28 @@ class _Completion(Generation):
         return choice
 
     def _logprobs(
-        self, num_top: int, token_ids: list[int], positions: list[Position | None], offsets: list[int]
-    ) -> CompletionLogprobs:
+        self,
+        num_top: int,
+        output: RequestOutput,
+        echoed: str | None,
+        completion: CompletionOutput | None,
+        num_prompt_chars: int,
+    ) -> CompletionLogprobs | None:
+        """Return the log-probabilities of the echoed prompt and what is new of a completion; None without tokens."""
+        token_ids: list[int] = []
+        positions: list[Position | None] = []
+        offsets: list[int] = []
+        if echoed is not None:
+            token_ids += output.prompt_token_ids
+            if output.prompt_logprobs is not None:
+                positions += output.prompt_logprobs
+                offsets += text_offsets(self.context.llm.tokenizer, token_ids, echoed)
+        if completion is not None:
+            token_ids += completion.token_ids
+            positions += completion.logprobs or []
+            offsets += [num_prompt_chars + offset for offset in completion.text_offsets or []]
+        if not token_ids:
+            return None
         texts = [token_text(*pair) for pair in zip(token_ids, positions, strict=True)]
         if positions[0] is None:
             # the first token of a prompt has no predecessor, and so no entry that would hold its text
