@@ -192,6 +192,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one step.
 
     swap_s: seconds that moving blocks to and from the host took; 0 where it is not known.
+    has_guesses: whether a row has `forced` or `proposed` tokens.
     draft_s: seconds that the worker's draft model took, and num_draft_passes its forward passes.
     times: the time of each part of the step on the device, where the workers are asked for it.
     """
@@ -199,6 +200,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     rows: list[RowOutput]
     swap_s: float = 0.0
+    has_guesses: bool = False
     draft_s: float = 0.0
     num_draft_passes: int = 0
     times: dict[str, PartTime] | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ModelRunnerOutput, Proposals, SchedulerOutput
@@ -48,12 +50,15 @@ class Proposer(Protocol):
         ...
 
 
+_NO_DRAFTS: Final[Mapping[int, int]] = MappingProxyType({})
+
+
 class _DraftedStep(NamedTuple):
     """A step that was planned. num_tokens: 0 where it computes prompts. num_drafts: by sequence. num_proposing: rows
     for which the worker's draft model guesses."""
 
     num_tokens: int
-    num_drafts: dict[int, int]
+    num_drafts: Mapping[int, int]
     num_proposing: int
 
 
@@ -64,11 +69,14 @@ class DraftLog:
         self._proposer, self._registry = proposer, registry
         self._planned: deque[_DraftedStep] = deque()
 
-    def note_planned(self, step: SchedulerOutput, num_prompt_tokens: int) -> None:
-        """Count a step that is submitted now."""
-        drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
-        num_proposing = sum(row.num_proposals > 0 for row in step.rows)
-        self._planned.append(_DraftedStep(0 if num_prompt_tokens else step.num_tokens, drafts, num_proposing))
+    def note_planned(self, step: SchedulerOutput, num_prompt_tokens: int, *, is_plain: bool) -> None:
+        """Count a step that is submitted now. is_plain: its rows have no drafts, and bring no guesses back."""
+        drafts, num_proposing, num_tokens = _NO_DRAFTS, 0, len(step.rows)
+        if not is_plain:
+            drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
+            num_proposing = sum(row.num_proposals > 0 for row in step.rows)
+            num_tokens += sum(drafts.values())
+        self._planned.append(_DraftedStep(0 if num_prompt_tokens else num_tokens, drafts, num_proposing))
 
     def note_done(self, output: ModelRunnerOutput, seconds: float) -> None:
         """Count the results of the oldest step, which took `seconds`; before they are applied."""
@@ -77,7 +85,7 @@ class DraftLog:
             self._proposer.note_step(step.num_tokens, seconds - output.draft_s)
             if step.num_proposing and output.draft_s:
                 self._proposer.note_drafting(step.num_proposing, output.num_draft_passes, output.draft_s)
-        for row in output.rows:
+        for row in output.rows if step.num_drafts or output.has_guesses else ():
             num_drafts = step.num_drafts.get(row.seq_id, 0)
             if not row.tokens or not (num_drafts or row.forced or row.proposed):
                 continue

@@ -39,6 +39,7 @@ class StepPlan:
     connector: what KV transfers send to the ranks.
     may_draft: whether rows may carry guesses.
     proposals: what rows are to bring back from a draft model in the worker; its rows count down.
+    is_plain: no row has drafts or brings guesses back, and every sequence that decodes may have a row.
     adapter_waits: a group lacks a slot for its adapter, and later groups with adapters do not pass it.
     """
 
@@ -60,6 +61,7 @@ class StepPlan:
         self.num_turns_left = sys.maxsize
         self.may_draft = False
         self.proposals = NO_PROPOSALS
+        self.is_plain = False
 
     # ---- budgets ----
 

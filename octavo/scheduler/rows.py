@@ -45,9 +45,12 @@ class RowPlanner:
         if self.num_turns > 1:
             plan.num_turns_left = self._fair_share()
         if self._proposer is not None:
-            plan.proposals = self._proposer.proposals(self._registry.num_running_sequences)
-            if not any(group.is_computing_prompt for group in running):
-                plan.may_draft = self._proposer.begin_step(self._registry.num_running_sequences)
+            num_decoding = self._registry.num_running_sequences
+            plan.proposals = self._proposer.proposals(num_decoding)
+            plan.may_draft = self._proposer.begin_step(num_decoding) and not any(
+                group.is_computing_prompt for group in running
+            )
+        plan.is_plain = self.num_turns == 1 and not plan.may_draft and not plan.proposals.num_rows
         unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
@@ -113,7 +116,12 @@ class RowPlanner:
         for sequence in group.live:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
-            if waits:
+            if waits and plan.is_plain:
+                # a row whose results are on their way has sent all that is known
+                is_planned = tokens.remaining > 0 and self._plan_sent_token(group, sequence, plan)
+                if not is_planned and (sequence.num_pending or sequence.candidates is not None):
+                    continue
+            elif waits:
                 if sequence.num_pending or sequence.candidates is not None:
                     continue  # its results are on their way, or those of the beams that grow together with it
                 if self.num_turns > 1 and _is_decoding(sequence):

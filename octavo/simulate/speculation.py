@@ -25,7 +25,7 @@ class Guessing(msgspec.Struct, frozen=True):
 
 class _Given(Speculation):
     def __init__(self, config: SpeculativeConfig, acceptance: float, executor: SimulatedExecutor) -> None:
-        super().__init__(config)
+        super().__init__(config, clock=lambda: 0.0)  # the host takes no time in a simulation
         self._acceptance, self._executor = acceptance, executor
 
     def look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:

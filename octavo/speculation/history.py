@@ -17,8 +17,11 @@ class Match(NamedTuple):
     length: int
 
 
-_MOST_INDEXED: Final = 1 << 15
-"""Tokens of a history whose pairs are kept, so that most searches end before they read it."""
+_FLAGS_PER_TOKEN: Final = 4
+"""Flags for pairs of tokens per token of a history: so many that most pairs that do not occur have none set."""
+_FEWEST_FLAGS: Final = 1 << 10
+_MOST_IN_A_LOOP: Final = 32
+_FACTORS: Final = 0x9E3779B1, 0x85EBCA77
 
 
 class History:
@@ -26,9 +29,10 @@ class History:
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens = array("i", tokens)
-        self._pairs: set[int] = set()
-        self._num_indexed = 0
-        """Tokens whose pair with the one before is in `_pairs`."""
+        self._flags = bytearray()
+        """By the hash of two tokens: whether a pair with it occurs. Their number is a power of two."""
+        self._num_flagged = 0
+        """Tokens whose pair with the one before has its flag."""
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -45,7 +49,7 @@ class History:
         """Forget the oldest `count` tokens."""
         del self._tokens[:count]
         if count:
-            self._pairs, self._num_indexed = set(), 0
+            self._flags, self._num_flagged = bytearray(), 0
 
     def last(self, count: int) -> Sequence[int]:
         """Return the last `count` tokens, or all if there are fewer."""
@@ -73,13 +77,20 @@ class History:
 
     def _may_have(self, tail: Sequence[int], end: int) -> bool:
         """Return False where the last two tokens of `tail` never follow each other in the first `end` ones."""
-        if end > _MOST_INDEXED:
-            return True
-        tokens, pairs = self._tokens, self._pairs
-        for place in range(max(1, self._num_indexed), end):
-            pairs.add(tokens[place - 1] << 32 | tokens[place])
-        self._num_indexed = max(self._num_indexed, end)
-        return (tail[-2] << 32 | tail[-1]) in pairs
+        if end < 2:
+            return False
+        if _FLAGS_PER_TOKEN * end > 2 * len(self._flags):
+            self._flags = bytearray(max(_FEWEST_FLAGS, 1 << (_FLAGS_PER_TOKEN * end - 1).bit_length()))
+            self._num_flagged = 0
+        flags, mask, (one, other) = self._flags, len(self._flags) - 1, _FACTORS
+        if end - self._num_flagged > _MOST_IN_A_LOOP:
+            tokens = np.array(self._tokens[max(0, self._num_flagged - 1) : end], dtype=np.int64)
+            np.frombuffer(flags, dtype=np.uint8)[(tokens[:-1] * one + tokens[1:] * other) & mask] = 1
+        else:
+            for place in range(max(1, self._num_flagged), end):
+                flags[(self._tokens[place - 1] * one + self._tokens[place] * other) & mask] = 1
+        self._num_flagged = max(self._num_flagged, end)
+        return bool(flags[(tail[-2] * one + tail[-1] * other) & mask])
 
     def after(self, end: int, count: int) -> list[int]:
         """Return `count` tokens from number `end` on. Behind the last one the text goes on as it did from there: what

@@ -74,6 +74,8 @@ class StepCosts:
                 else:
                     self._seconds *= np.interp(self._counts, keys, known) / self._assumed[outer]
                     self._seconds[keys[0] : keys[-1]] = np.interp(self._counts[keys[0] : keys[-1]], keys, known)
+            # fewer tokens never take longer: first steps of a size do, which are not recorded yet
+            self._seconds = np.minimum.accumulate(self._seconds[::-1])[::-1]
         return self._seconds
 
 
@@ -119,12 +121,25 @@ class Acceptance:
 
 
 class StepBudget:
-    """The guesses of one step: as many as make its tokens per second most."""
+    """The guesses of one step: as many as make its tokens per second most.
 
-    def __init__(self, seconds: NDArray[np.float64], num_rows: int) -> None:
+    step_s: seconds of the step without guesses.
+    """
+
+    def __init__(self, seconds: NDArray[np.float64], num_rows: int, search_s: float = 0.0) -> None:
+        """seconds: of steps by their tokens. search_s: what looking for guesses takes on the host."""
         self._seconds = seconds
-        self._num_tokens = num_rows
+        self._num_rows = self._num_tokens = num_rows
         self._num_expected = float(num_rows)
+        self.step_s = float(seconds[num_rows])
+        self._least_gain = LEAST_GAIN + (search_s / self.step_s if num_rows else 0.0)
+
+    @property
+    def gain_s(self) -> float:
+        """Return the seconds that the guesses taken so far are expected to save."""
+        if self._num_tokens == self._num_rows:
+            return 0.0
+        return self._num_expected / self._num_rows * self.step_s - float(self._seconds[self._num_tokens])
 
     @property
     def may_pay(self) -> bool:
@@ -133,7 +148,7 @@ class StepBudget:
         if not len(following) or not self._num_tokens:
             return False
         rates = (self._num_expected + np.arange(1, len(following) + 1)) / following
-        return bool(rates.max() > LEAST_GAIN * self._num_expected / self._seconds[self._num_tokens])
+        return bool(rates.max() > self._least_gain * self._num_expected / self._seconds[self._num_tokens])
 
     def take(self, probability: float, most: int) -> int:
         """Return how many of `most` guesses for the next sequence pay, and count them."""
@@ -144,7 +159,7 @@ class StepBudget:
         expected = self._num_expected + np.cumsum(probability ** np.arange(1, len(following) + 1))
         rates = expected / following
         best = int(rates.argmax())
-        if rates[best] <= LEAST_GAIN * self._num_expected / self._seconds[now]:
+        if rates[best] <= self._least_gain * self._num_expected / self._seconds[now]:
             return 0
         self._num_tokens += best + 1
         self._num_expected = float(expected[best])

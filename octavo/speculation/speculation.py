@@ -6,8 +6,9 @@ known before any costs time.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,12 +20,11 @@ from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import NO_PROPOSALS, Proposals
 from octavo.speculation.history import History
 from octavo.speculation.length import MOST_TOKENS, Acceptance, StepBudget, StepCosts, Tally
+from octavo.speculation.pace import SearchPace
 from octavo.speculation.proposals import DraftCosts, ProposalLength
 
 _MOST_KEYS: Final = 64
 """Cache keys whose outputs are kept; the one that was not used for longest goes first."""
-_STEPS_BEFORE_REST, _STEPS_OF_REST = 32, 4
-"""After so many steps without a guess that paid, the text is searched in every fourth step alone."""
 _FORCED: Final = "forced"
 _PROPOSED: Final = "draft model"
 _MOST_SHARED_TOKENS: Final = 1 << 16
@@ -63,13 +63,16 @@ class Drafting:
 class Speculation:
     """Guesses by lookup: in a predicted output, in the request's own tokens, in outputs of others of its cache key."""
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: SpeculativeConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: seconds of the host, by which the time of searching is counted."""
         self._config = config
         self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
-        self._num_idle = 0
-        """Steps since one has taken a guess, or was given one."""
+        self._pace = SearchPace(clock)
+        self._is_searching = False
+        self._has_given = False
+        """Whether guesses came back with results since the last step that could take them."""
         self._pays: dict[int, bool] = {}
         """Whether guesses may pay beside so many rows, by the present curve."""
         self._curve: NDArray[np.float64] | None = None
@@ -80,20 +83,33 @@ class Speculation:
         """Sequences whose outputs others may look up once they have ended."""
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        self.costs.note(num_tokens, seconds)
+        pace = self._pace
+        if self._is_searching:
+            began = pace.clock()
+            self.costs.note(num_tokens, seconds - pace.spent_s)
+            pace.note_spent(began)
+        elif not pace.num_left:  # the last one before a search
+            self.costs.note(num_tokens, seconds)
 
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step of `num_rows` sequences that decode. Returns whether guesses may pay in it."""
-        self._num_idle += 1
-        is_resting = self._num_idle > _STEPS_BEFORE_REST and self._num_idle % _STEPS_OF_REST
-        if num_rows >= MOST_TOKENS or is_resting:
+        if num_rows >= MOST_TOKENS:
+            self._is_searching = False
             return False
+        if self._is_searching and self._budget is not None:
+            self._pace.note_searched(self._budget.gain_s, self._budget.step_s)
+        self._is_searching = self._pace.take_step() or self._has_given
+        if not self._is_searching:
+            return False
+        began = self._pace.clock()
+        self._has_given = False
         seconds = self.costs.seconds()
         if seconds is not self._curve:
             self._curve, self._pays = seconds, {}
-        self._budget = StepBudget(seconds, num_rows)
+        self._budget = StepBudget(seconds, num_rows, self._pace.search_s)
         if num_rows not in self._pays:
             self._pays[num_rows] = self._budget.may_pay
+        self._pace.note_spent(began)
         return self._pays[num_rows]
 
     def proposals(self, num_rows: int) -> Proposals:
@@ -118,20 +134,20 @@ class Speculation:
     def _note_given(self, group: SequenceGroup, sequence: Sequence, guess: Guess) -> None:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
         state.given[str(guess.kind)] = guess
-        self._num_idle = 0
+        self._has_given = True
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"
+        began = self._pace.clock()
         state = sequence.attached(Drafting) or self._begin(group, sequence)
         self._compare(state, sequence)
         guess = state.guess = self.look_up(group, sequence, state)
-        if guess is None:
-            return []
-        most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
-        count = self._budget.take(self.acceptance.probability(guess.kind, state.own), most)
-        if count:
-            self._num_idle = 0
-        return guess.tokens[:count]
+        count = 0
+        if guess is not None:
+            most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
+            count = self._budget.take(self.acceptance.probability(guess.kind, state.own), most)
+        self._pace.note_spent(began)
+        return [] if guess is None else guess.tokens[:count]
 
     def _begin(self, group: SequenceGroup, sequence: Sequence) -> Drafting:
         state = Drafting(History(group.request.prediction_token_ids), Tally())

@@ -95,12 +95,14 @@ class ModelRunner:
         result = self.model(batch)
         hidden, *states = (result.hidden, *result.streams) if isinstance(result, NotedStates) else (result, result)
         outputs: list[RowOutput] = []
+        has_guesses = False
         if self.drawing is not None:
             outputs = self.drawing.results(hidden, rows)
             self._append(rows, outputs)
             if self.suggests and self.grammars is not None and self.grammars.is_used:
                 outputs = [self._with_forced(row, output) for row, output in zip(rows, outputs, strict=True)]
-        done = ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)
+                has_guesses = any(output.forced for output in outputs)
+        done = ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s, has_guesses=has_guesses)
         return done if self.drafter is None else self._with_guesses(self.drafter, done, rows, states)
 
     def _with_guesses(
@@ -109,8 +111,13 @@ class ModelRunner:
         num_passes, began = drafter.num_passes, time.perf_counter()
         outputs = drafter.extend(rows, done.rows, states)
         num_passes = drafter.num_passes - num_passes
-        draft_s = time.perf_counter() - began if num_passes else 0.0
-        return msgspec.structs.replace(done, rows=outputs, draft_s=draft_s, num_draft_passes=num_passes)
+        if not num_passes:
+            return done
+        draft_s = time.perf_counter() - began
+        has_guesses = done.has_guesses or any(output.proposed for output in outputs)
+        return msgspec.structs.replace(
+            done, rows=outputs, has_guesses=has_guesses, draft_s=draft_s, num_draft_passes=num_passes
+        )
 
     def _with_forced(self, row: BatchRow, output: RowOutput) -> RowOutput:
         state = row.state

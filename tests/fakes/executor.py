@@ -130,9 +130,11 @@ class HashExecutor:
         if self.follower is not None:
             self.follower.execute(step)
             self._check_follower(self.follower, step.rows)
+        rows = [self._read(row, written) for row in step.rows]
         return ModelRunnerOutput(
             step_id=step.step_id,
-            rows=[self._read(row, written) for row in step.rows],
+            rows=rows,
+            has_guesses=any(row.proposed for row in rows),
             swap_s=self.swap_block_s * (len(step.block_ops.swap_outs) + len(step.block_ops.swap_ins)),
         )
 

@@ -38,3 +38,17 @@ def test_a_search_finds_what_a_plain_loop_finds(seed: int) -> None:
             ends = [end for end in range(length, len(tokens)) if tokens[end - length : end] == tail[-length:]]
             expected = Match(ends[-1], length) if ends else expected
         assert history.find(tail, 1, is_own=True) == expected
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100])
+def test_what_is_appended_is_found(piece: int) -> None:
+    tokens = [place * place % 1009 for place in range(2000)]
+    history = History()
+    history.extend(tokens[:2])
+    for first in range(2, len(tokens), piece):
+        history.extend(tokens[first : first + piece])
+        end = max(2, first // 2)
+        found = history.find(tokens[end - 2 : end], 2)
+        assert found is not None
+        assert tokens[found.end - 2 : found.end] == tokens[end - 2 : end]
+    assert history.find([2000, 2001], 2) is None

@@ -78,3 +78,22 @@ def test_a_curve_from_before_the_start_is_used_and_keeps_its_shape() -> None:
         costs.note(1, 0.02)
         costs.note(16, 0.08)
     assert abs(costs.seconds()[8] - 0.022) < 1e-3
+
+
+def test_fewer_tokens_never_seem_slower() -> None:
+    costs = costs_of({1: 0.05, 12: 0.06})
+    costs.note(4, 0.5)  # the first step of a size, which is recorded
+    assert costs.seconds()[4] <= costs.seconds()[12] < 0.07
+
+
+def test_the_time_of_looking_is_part_of_the_cost() -> None:
+    seconds = costs_of({1: 0.05, 8: 0.05, 64: 0.4}).seconds()
+    assert StepBudget(seconds, 1, search_s=0.001).take(0.1, 4)
+    assert not StepBudget(seconds, 1, search_s=0.01).take(0.1, 4)
+
+
+def test_what_guesses_save_is_told() -> None:
+    budget = StepBudget(costs_of({1: 0.05, 8: 0.05, 64: 0.4}).seconds(), 1)
+    assert budget.gain_s == 0
+    assert budget.take(1.0, 3) == 3
+    assert abs(budget.gain_s - 0.15) < 1e-3

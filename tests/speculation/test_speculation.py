@@ -8,6 +8,7 @@ import pytest
 from octavo.config.speculative_args import SpeculativeConfig
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
+from octavo.speculation.length import MOST_TOKENS
 from octavo.speculation.speculation import Speculation
 from tests.fakes.engine import make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -92,19 +93,42 @@ def test_a_predicted_output_is_guessed_from_its_beginning_and_found_again_behind
 
 
 def test_where_nothing_is_found_text_is_searched_less_often() -> None:
-    proposer = speculation()
+    now = iter(range(1_000_000))
+    proposer = Speculation(SpeculativeConfig(method="ngram"), clock=lambda: next(now) * 1e-4)
     group = SequenceGroup(make_request("a", [5, 6, 7, 8, 9, 1]), 0, 0)
     sequence = group.sequences[0]
     may_draft = []
-    for token in range(100, 200):
+    for token in range(100, 300):
         sequence.token_ids.append(token)
         may_draft.append(proposer.begin_step(1))
         if may_draft[-1]:
             assert proposer.propose(group, sequence, 4) == []
+        proposer.note_step(1, 0.01)
     assert all(may_draft[:32])
-    assert may_draft[32:].count(True) == 17
+    # to begin, to look, and to note a step take 0.1 ms each here: 3 % of a step
+    assert 160 // 8 <= may_draft[40:].count(True) <= 160 // 6
     sequence.token_ids += [5, 6]
     while not proposer.begin_step(1):
         pass
     assert proposer.propose(group, sequence, 4) == [7, 8, 9, 1]
     assert proposer.begin_step(1)
+
+
+def test_guesses_that_came_back_are_used_in_the_next_step() -> None:
+    proposer = speculation("grammar")
+    group = SequenceGroup(make_request("a", [5, 6]), 0, 0)
+    sequence = group.sequences[0]
+    for _ in range(200):
+        if proposer.begin_step(1):
+            proposer.propose(group, sequence, 4)
+        sequence.token_ids.append(7)
+        proposer.note_forced(group, sequence, (7, 7), len(sequence.token_ids))
+        assert proposer.begin_step(1)
+        assert proposer.propose(group, sequence, 4) == [7, 7]
+
+
+def test_beside_many_sequences_a_step_is_begun_without_any_work() -> None:
+    proposer = speculation()
+    proposer.costs.seconds = None  # type: ignore[assignment, method-assign]
+    assert not proposer.begin_step(MOST_TOKENS + 1)
+    proposer.note_step(MOST_TOKENS + 1, 0.1)
