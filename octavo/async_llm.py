@@ -20,12 +20,12 @@ from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCo
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike
-from octavo.core.request_limits import check_logprob_entries
+from octavo.core.request_limits import check_logprob_entries, checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turns
 from octavo.engine.readers import DirectReader, Reader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from math import prod
 from typing import Final, Literal
@@ -50,6 +50,17 @@ class MediaInput(msgspec.Struct, frozen=True):
     def end(self) -> int:
         """The place behind its last token; 0 without spans."""
         return max((offset + length for offset, length in self.spans), default=0)
+
+
+def num_positions_of(num_tokens: int, media: Iterable[MediaInput]) -> int:
+    """Return how many positions a prompt of so many tokens has, at least one for each: where a model turns by rows,
+    columns and times, what follows a video goes on behind the largest of its times."""
+    num_saved = 0
+    for each in media:
+        if each.grid is not None:
+            longest = max([*each.grid, *[time + 1 for time in each.times]])
+            num_saved += sum(length - longest for _, length in each.spans)
+    return num_tokens - min(0, num_saved)
 
 
 def digest_of(arrays: Mapping[str, TypedArray]) -> bytes:

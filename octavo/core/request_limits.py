@@ -36,6 +36,8 @@ MAX_REQUEST_CHARS: Final = 4 << 20
 MAX_REQUEST_TOKENS: Final = 1 << 20
 MAX_SEQUENCES: Final = 4096
 MAX_LOGPROB_ENTRIES: Final = 1 << 20
+MAX_TTL_S: Final = 365 * 86400
+"""Longest life of a pin."""
 MAX_DEPTH: Final = 16
 """Arrays and objects inside each other, in free-form JSON that has no limit of its own."""
 
@@ -226,3 +228,15 @@ def request_limits_in_short() -> str:
         "token ids",
     ]
     return f"Besides, a request has at most {', '.join(parts)} (docs/reference/request-limits.md lists all limits)."
+
+
+def checked_ttl_s(ttl_s: Any) -> float:
+    """Return the lifetime of a pin in seconds. Raises InvalidRequest."""
+    is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
+    if not is_number or not 0 < ttl_s <= MAX_TTL_S:
+        raise InvalidRequest(
+            f"ttl_s is {ttl_s!r}, must be a number of seconds above 0 and at most {MAX_TTL_S:,} (a year); unpin_prefix "
+            "ends a pin before its time",
+            field="ttl_s",
+        )
+    return float(ttl_s)

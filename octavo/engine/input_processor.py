@@ -8,13 +8,14 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo.config.schema import ModelConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import namespace_digest
+from octavo.core.media import num_positions_of
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike, checked_text, one_salt
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 PrefixLike = PromptLike | Sequence[Message]
 """What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""
-
-MAX_TTL_S: Final = 365 * 86400
-"""Longest life of a pin."""
 
 
 class InputSetup(msgspec.Struct, frozen=True):
@@ -148,13 +146,14 @@ class InputProcessor:
             params = self._with_all_logprobs(params)
             token_ids = self.tokenised(prompt, params.truncate_prompt_tokens, params.max_tokens or 1)
         token_ids, media = self.media.read(prompt, token_ids, params.truncate_prompt_tokens)
+        num_positions = num_positions_of(len(token_ids), media)
         if media:
-            self._check_length(token_ids, "prompt")
+            self._check_length(len(token_ids), "prompt", num_positions)
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)
         self._check_something_is_left(params, bad_words)
         if pooled is None:
-            max_tokens = self._max_tokens(len(token_ids), params)
+            max_tokens = self._max_tokens(num_positions, params)
             drawn = request_seed(self._seed, next(self._counters[namespace]))
             seed = drawn if params.seed is None else params.seed
             params = msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
@@ -246,15 +245,16 @@ class InputProcessor:
         limit = self.ready.max_model_len
         if num_kept is not None:
             token_ids = token_ids[-(num_kept if num_kept > 0 else max(1, limit - num_generated)) :]
-        self._check_length(token_ids, field)
+        self._check_length(len(token_ids), field)
         return token_ids
 
-    def _check_length(self, token_ids: Sequence[int], field: str) -> None:
+    def _check_length(self, num_tokens: int, field: str, num_positions: int = 0) -> None:
         limit = self.ready.max_model_len
-        if len(token_ids) >= limit:
+        if max(num_tokens, num_positions) >= limit:
+            beyond = f" and its videos last {num_positions} positions" if num_positions > num_tokens else ""
             raise ContextTooLong(
-                f"the prompt has {len(token_ids)} tokens, but the context holds {limit} and at least one of them is "
-                f"for the answer; shorten the prompt to {limit - 1} tokens{self._longer_context()}",
+                f"the prompt has {num_tokens} tokens{beyond}, but the context holds {limit} and at least one of them "
+                f"is for the answer; shorten the prompt to {limit - 1} tokens{self._longer_context()}",
                 field=field,
             )
 
@@ -375,18 +375,6 @@ def open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
     if template is None and model.path != model.tokenizer_path:
         template = ChatTemplate.find(model.path, tokenizer)
     return tokenizer, template
-
-
-def checked_ttl_s(ttl_s: Any) -> float:
-    """Return the lifetime of a pin in seconds. Raises InvalidRequest."""
-    is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
-    if not is_number or not 0 < ttl_s <= MAX_TTL_S:
-        raise InvalidRequest(
-            f"ttl_s is {ttl_s!r}, must be a number of seconds above 0 and at most {MAX_TTL_S:,} (a year); unpin_prefix "
-            "ends a pin before its time",
-            field="ttl_s",
-        )
-    return float(ttl_s)
 
 
 def _namespace(prompt: Prompt) -> str | None:

@@ -19,11 +19,12 @@ from octavo.core.messages import CoreReady, SchedulerStats, StepTimes
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
-from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import VectorInput

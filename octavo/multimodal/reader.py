@@ -124,19 +124,12 @@ class MediaReader:
         )
 
     def _sound(self, value: object) -> MediaInput:
-        from octavo.multimodal.sound import decoded, read_array
+        from octavo.multimodal.sound import read_sound
 
         field, settings = "multi_modal_data.audio", self.log_mel
         if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int | float):
             value = value[0]
-        rate = settings.sampling_rate
-        samples = decoded(value, rate, field) if isinstance(value, bytes) else read_array(value, rate, field)
-        if len(samples) > settings.num_frames * settings.hop_length:
-            raise InvalidRequest(
-                f"{field} lasts {len(samples) / rate:.1f} s, and the model hears {settings.seconds:g} s at once; cut "
-                "it, or send it to /v1/audio/transcriptions, which does",
-                field=field,
-            )
+        samples = read_sound(value, settings.sampling_rate, field, settings.seconds)
         return settings.window(settings.features(samples))
 
 

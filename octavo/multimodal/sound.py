@@ -27,10 +27,11 @@ _BETA: Final = 8.0
 """Of the Kaiser window: what is beyond the new Nyquist frequency is 80 dB lower."""
 
 
-def decoded(data: bytes, rate: int, field: str) -> Samples:
+def decoded(data: bytes, rate: int, field: str, most_s: float = MAX_SECONDS) -> Samples:
     """Return the mean of the channels of a sound file (wav, flac, ogg, mp3), resampled to `rate`.
 
-    Raises InvalidRequest about `field` for what is no sound or is beyond the limits, whatever its header says.
+    most_s: seconds that it may last. Raises InvalidRequest about `field` for what is no sound or is beyond the limits,
+    whatever its header says.
     """
     try:
         import soundfile
@@ -41,18 +42,18 @@ def decoded(data: bytes, rate: int, field: str) -> Samples:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             source = file.samplerate
             _check_form(source, file.channels, field)
-            most = MAX_SECONDS * source
+            most = most_s * source
             if file.frames > most and file.frames < 1 << 62:  # a stream of unknown length states the largest number
-                raise _too_long(file.frames / source, field)
+                raise _too_long(file.frames / source, field, most_s)
             num_frames, resampler = 0, Resampler(source, rate)
             for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
                 mono = _finite(block.mean(axis=1, dtype=np.float32), num_frames, field)
                 num_frames += len(mono)
                 if num_frames > most:
-                    raise _too_long(num_frames / source, field)
+                    raise _too_long(num_frames / source, field, most_s)
                 resampler.add(mono)
     except (soundfile.LibsndfileError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0][:200].removesuffix(".")
+        reason = str(error).rpartition(": ")[2].partition("\n")[0][:200].removesuffix(".")
         raise InvalidRequest(
             f"{field} is no sound that can be decoded ({reason}); send wav, flac, ogg or mp3", field=field
         ) from error
@@ -61,7 +62,13 @@ def decoded(data: bytes, rate: int, field: str) -> Samples:
     return resampler.end()
 
 
-def read_array(value: Any, rate: int, field: str) -> Samples:
+def read_sound(value: Any, rate: int, field: str, most_s: float) -> Samples:
+    """Return samples at `rate` of a file, or of what a caller in this process gives: samples, or samples and a rate.
+    Raises InvalidRequest about `field`, also for more than so many seconds."""
+    return decoded(value, rate, field, most_s) if isinstance(value, bytes) else read_array(value, rate, field, most_s)
+
+
+def read_array(value: Any, rate: int, field: str, most_s: float = MAX_SECONDS) -> Samples:
     """Return samples at `rate` of what a caller in this process gives: samples at that rate, or samples and a rate.
 
     Samples are [time], or [channels, time]. Raises InvalidRequest about `field`.
@@ -82,16 +89,16 @@ def read_array(value: Any, rate: int, field: str) -> Samples:
         samples = samples.mean(axis=0, dtype=np.float32)
     if samples.ndim != 1:
         raise InvalidRequest(f"{field} has {samples.ndim} dimensions, expected [time] or [channels, time]", field=field)
-    return checked(samples, int(source), rate, field)
+    return checked(samples, int(source), rate, field, most_s)
 
 
-def checked(samples: Samples, source: int, rate: int, field: str) -> Samples:
+def checked(samples: Samples, source: int, rate: int, field: str, most_s: float = MAX_SECONDS) -> Samples:
     """Return samples of one channel resampled from `source` to `rate`. Raises InvalidRequest."""
     _check_form(source, 1, field)
     if not len(samples):
         raise _empty(field)
-    if len(samples) > MAX_SECONDS * source:
-        raise _too_long(len(samples) / source, field)
+    if len(samples) > most_s * source:
+        raise _too_long(len(samples) / source, field, most_s)
     return resampled(_finite(samples, 0, field), source, rate)
 
 
@@ -184,9 +191,9 @@ def _check_form(source: int, channels: int, field: str) -> None:
         raise InvalidRequest(f"{field} has {channels} channels, expected at most {MAX_CHANNELS}", field=field)
 
 
-def _too_long(seconds: float, field: str) -> InvalidRequest:
+def _too_long(seconds: float, field: str, most_s: float) -> InvalidRequest:
     return InvalidRequest(
-        f"{field} lasts {seconds:,.0f} s or more, expected at most {MAX_SECONDS:,} s; send it in parts",
+        f"{field} lasts {seconds:,.1f} s or more, expected at most {most_s:,g} s; send it in parts",
         field=field,
         code="request_too_large",
     )

@@ -15,7 +15,7 @@ from octavo.errors import InvalidRequest
 from octavo.multimodal.families import first_positive
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import matched, spans_of
-from octavo.multimodal.sound import decoded, read_array
+from octavo.multimodal.sound import read_sound
 
 FIELD = "multi_modal_data.audio"
 
@@ -61,15 +61,11 @@ class SoundPrompts:
     def _sound(self, value: Any, offset: int) -> MediaInput:
         settings = self._log_mel
         rate = settings.sampling_rate
-        samples = decoded(value, rate, FIELD) if isinstance(value, bytes) else read_array(value, rate, FIELD)
+        samples = read_sound(value, rate, FIELD, settings.seconds)
         num_frames = -(-len(samples) // settings.hop_length)
         num_vectors = ((num_frames - 1) // 2 - 1) // 2 + 1
-        if num_frames > settings.num_frames or num_vectors < 1:
-            raise InvalidRequest(
-                f"{FIELD} lasts {len(samples) / rate:.2f} s, and the model hears 0.03 to {settings.seconds:g} s at "
-                "once; cut it into several",
-                field=FIELD,
-            )
+        if num_vectors < 1:
+            raise InvalidRequest(f"{FIELD} lasts {len(samples) / rate:.3f} s, expected at least 0.03 s", field=FIELD)
         window = settings.window(settings.features(samples))
         heard = TypedArray("int64", (1,), np.array([num_frames], np.int64).tobytes())
         arrays = {**window.arrays, "num_frames": heard}

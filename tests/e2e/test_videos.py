@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 FRAMES = [image(seed, 112, 56) for seed in range(5)]
 VIDEOS: list[Any] = [(FRAMES, {"fps": 8}), [*FRAMES[:2]]]
-"""Where a video is longer than its sides, transformers 5 goes on behind the sides, earlier releases behind the end."""
+"""Where a video is longer than its sides, transformers 5 goes on behind the sides; octavo behind the end, as releases
+before it and vLLM do, and as transformers itself does for the tokens that it generates."""
 PROMPTS: list[Any] = [
     {"prompt": "w1 <start> <video> <end> w2 w3", "multi_modal_data": {"video": VIDEOS[0]}},
     {
@@ -128,3 +129,21 @@ def test_more_videos_than_a_prompt_may_have_and_models_without_videos_are_refuse
     with pytest.raises(InvalidRequest, match="the prompt has 3 videos, must have at most 2"):
         prompts_of(checkpoint[1]).expand([VIDEO] * 3, {"video": VIDEOS[:1] * 3})
     assert prompts_of(make_vision_checkpoint("llava", tmp_path)).kinds == {"image"}
+
+
+def test_a_video_that_lasts_longer_than_the_context_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    """Its few tokens would stand at positions for which no turn is computed."""
+    path = make_vision_checkpoint("qwen2_5_vl", tmp_path)
+    prompts: list[Any] = [
+        {"prompt": "w1 <start> <video> <end> w2 w3", "multi_modal_data": {"video": (FRAMES, {"fps": fps})}}
+        for fps in (8, 0.001, 0.1)
+    ]
+    length = 400
+    found = generate(path, prompts, num_gpu_blocks_override=128, max_model_len=length)
+    assert [output.error is None for output in found] == [True, False, True]
+    error = found[1].error
+    assert error is not None
+    assert "the prompt has 29 tokens and its videos last" in error.message
+    assert "but the context holds 400" in error.message
+    (completion,) = found[2].outputs
+    assert len(completion.token_ids) == len(found[0].outputs[0].token_ids)

@@ -72,7 +72,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         r"file: sample 1 is nan, expected a number near \[-1, 1\]",
     ),
     "infinite": (wav(np.array([np.inf], np.float32), subtype="FLOAT"), "file: sample 0 is inf"),
-    "hours of silence": (wav(np.zeros(1000 * 3700, np.int16), 1000, "FLAC"), "file lasts 3,700 s or more, expected at"),
+    "hours of silence": (
+        wav(np.zeros(1000 * 3700, np.int16), 1000, "FLAC"),
+        "file lasts 3,700.0 s or more, expected at",
+    ),
 }
 
 
@@ -81,6 +84,21 @@ def test_hostile_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as error:
         decoded(data, RATE, "file")
     assert error.value.field == "file"
+
+
+def test_what_is_longer_than_a_model_hears_is_not_decoded_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = wav(np.zeros(RATE * 60, np.int16), RATE, "FLAC")
+    added: list[int] = []
+    monkeypatch.setattr(Resampler, "add", lambda _, samples: added.append(len(samples)))
+    with pytest.raises(InvalidRequest, match=r"file lasts 60.0 s or more, expected at most 2 s; send it in parts"):
+        decoded(file, RATE, "file", 2.0)
+    assert not added
+
+
+def test_the_reason_of_a_file_that_is_no_sound_names_no_object() -> None:
+    with pytest.raises(InvalidRequest) as error:
+        decoded(bytes(100), RATE, "file")
+    assert "0x" not in str(error.value)
 
 
 def test_a_length_that_is_not_there_takes_no_memory() -> None:
