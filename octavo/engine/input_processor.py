@@ -212,10 +212,10 @@ class InputProcessor:
         if not self._speculates or not prompt.prediction:
             return []
         given, limit = prompt.prediction, self.ready.max_model_len
-        if not isinstance(given, str):
-            return given
-        token_ids = self.tokenizer.encode(given[: self.tokenizer.longest_token_chars * limit], add_special_tokens=False)
-        return [each for each in token_ids[:limit] if each < self.ready.vocab_size]
+        if isinstance(given, str):
+            longest = self.tokenizer.longest_token_chars * limit
+            given = self.tokenizer.encode(given[:longest], add_special_tokens=False)
+        return [each for each in given[:limit] if 0 <= each < self.ready.vocab_size]
 
     def tokenised(self, prompt: Prompt, num_kept: int | None = None, num_generated: int = 1) -> list[int]:
         """Return the token ids of a prompt that fits the context. Raises InvalidRequest.

@@ -275,5 +275,5 @@ def test_a_prediction_is_tokenised_for_engines_that_speculate_and_cut_off_at_the
     setup = InputSetup(engine_config(str(tmp_path)).model, core_ready(max_model_len=7), max_num_seqs=4, speculates=True)
     inputs = InputProcessor(setup, tokenizer=byte_tokenizer(tmp_path))
     assert inputs.process("a", prompt, params).prediction_token_ids == [*b"cdecdec"]
-    tokenised = Prompt(text="ab", prediction=[1, 2])
+    tokenised = Prompt(text="ab", prediction=[1, -1, 1 << 40, 2])
     assert inputs.process("a", tokenised, params).prediction_token_ids == [1, 2]

@@ -25,45 +25,47 @@ class Head(NamedTuple):
     ids: Sequence[int] | None = None
 
 
-def write_head(path: Path, vocab_size: int, *, is_third: bool, draft_vocab: int | None = None, **config: Any) -> Path:
+def write_head(
+    path: Path, vocab_size: int, *, is_third: bool, draft_vocab: int | None = None, hidden: int = HIDDEN, **config: Any
+) -> Path:
     """Write the checkpoint of an EAGLE head, or of an EAGLE-3 head."""
     generator = torch.Generator().manual_seed(5)
 
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator) * (1.5 / columns**0.5)
 
-    layer, inputs = ("midlayer", 2 * HIDDEN) if is_third else ("layers.0", HIDDEN)
+    layer, inputs = ("midlayer", 2 * hidden) if is_third else ("layers.0", hidden)
     tensors = {
-        f"{layer}.self_attn.q_proj.weight": matrix(HIDDEN, inputs),
+        f"{layer}.self_attn.q_proj.weight": matrix(HEADS * DIM, inputs),
         f"{layer}.self_attn.k_proj.weight": matrix(KV_HEADS * DIM, inputs),
         f"{layer}.self_attn.v_proj.weight": matrix(KV_HEADS * DIM, inputs),
-        f"{layer}.self_attn.o_proj.weight": matrix(HIDDEN, HIDDEN),
-        f"{layer}.mlp.gate_proj.weight": matrix(WIDTH, HIDDEN),
-        f"{layer}.mlp.up_proj.weight": matrix(WIDTH, HIDDEN),
-        f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, WIDTH),
-        f"{layer}.post_attention_layernorm.weight": torch.rand(HIDDEN, generator=generator) + 0.5,
-        "fc.weight": matrix(HIDDEN, (3 if is_third else 2) * HIDDEN),
+        f"{layer}.self_attn.o_proj.weight": matrix(hidden, HEADS * DIM),
+        f"{layer}.mlp.gate_proj.weight": matrix(WIDTH, hidden),
+        f"{layer}.mlp.up_proj.weight": matrix(WIDTH, hidden),
+        f"{layer}.mlp.down_proj.weight": matrix(hidden, WIDTH),
+        f"{layer}.post_attention_layernorm.weight": torch.rand(hidden, generator=generator) + 0.5,
+        "fc.weight": matrix(hidden, (3 if is_third else 2) * hidden),
     }
     if is_third:
         assert draft_vocab is not None
         chosen = torch.randperm(vocab_size, generator=generator)[:draft_vocab].sort().values
         tensors |= {
-            f"{layer}.input_layernorm.weight": torch.rand(HIDDEN, generator=generator) + 0.5,
-            f"{layer}.hidden_norm.weight": torch.rand(HIDDEN, generator=generator) + 0.5,
-            "norm.weight": torch.rand(HIDDEN, generator=generator) + 0.5,
-            "lm_head.weight": matrix(draft_vocab, HIDDEN),
+            f"{layer}.input_layernorm.weight": torch.rand(hidden, generator=generator) + 0.5,
+            f"{layer}.hidden_norm.weight": torch.rand(hidden, generator=generator) + 0.5,
+            "norm.weight": torch.rand(hidden, generator=generator) + 0.5,
+            "lm_head.weight": matrix(draft_vocab, hidden),
             "d2t": chosen - torch.arange(draft_vocab),
             "t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, chosen, True),
         }
         config["draft_vocab_size"] = draft_vocab
     else:
         tensors |= {
-            "fc.bias": torch.randn(HIDDEN, generator=generator),
-            "embed_tokens.weight": matrix(vocab_size, HIDDEN),
+            "fc.bias": torch.randn(hidden, generator=generator),
+            "embed_tokens.weight": matrix(vocab_size, hidden),
         }
     sizes = {
         "architectures": ["LlamaForCausalLMEagle3" if is_third else "LlamaForCausalLM"], "model_type": "llama",
-        "vocab_size": vocab_size, "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_hidden_layers": 1,
+        "vocab_size": vocab_size, "hidden_size": hidden, "intermediate_size": WIDTH, "num_hidden_layers": 1,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM, "rms_norm_eps": EPS,
         "max_position_embeddings": 512, "rope_theta": 10000.0, "hidden_act": "silu",
     }  # fmt: skip

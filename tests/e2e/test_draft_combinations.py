@@ -1,0 +1,118 @@
+"""Guesses beside adapters, images, ranks and split engines: the same bits, or a refusal at start by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ConfigError
+from tests.conformance.runtimes import LEVELS
+from tests.e2e import test_adapters as adapters
+from tests.e2e import test_images as images
+from tests.e2e import test_split as split
+from tests.e2e.test_draft_models import stats, take_all
+from tests.e2e.test_drafts import VOCABULARY, answers
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.draft_heads import write_head
+from tests.fakes.vision import make_vision_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+
+METHODS = ("ngram", "suffix", "draft_model", "eagle")
+
+
+def guessing(method: str, model: Path, folder: Path) -> dict[str, Any]:
+    """Return the `speculative_config` of a method for a model; a draft model has one layer, and the model's tokens."""
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    values = json.loads((model / "config.json").read_text())
+    values = values.get("text_config", values)
+    if method == "draft_model":
+        make_checkpoint("llama", folder, vocab_size=values["vocab_size"], num_hidden_layers=1)
+        shutil.copy(model / "tokenizer.json", folder)
+        return config | {"model": str(folder)}
+    if method == "eagle":
+        head = write_head(folder, values["vocab_size"], is_third=False, hidden=values["hidden_size"])
+        return config | {"model": str(head)}
+    return config | {"prompt_lookup_min": 1}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    make_checkpoint("llama", base, vocab_size=VOCABULARY)
+    write_byte_tokenizer(base)
+    for seed, name in enumerate(adapters.NAMES, 1):
+        make_adapter(base, base / name, LINEAR, rank=4 * seed, seed=seed)
+    with adapters.opened(base) as llm:
+        expected = adapters.together(llm, base)
+    with adapters.opened(base, max_loras=2, speculative_config=guessing(method, base, tmp_path / "other")) as llm:
+        take_all(llm, seed=1)
+        for _ in range(2):  # the second time prompts are found in the prefix cache
+            assert adapters.together(llm, base) == expected
+        assert stats(llm).num_draft_tokens > 10
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str, tmp_path: Path) -> None:
+    path = make_vision_checkpoint(family, tmp_path / "model")
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24, logprobs=2, ignore_eos=True),
+        SamplingParams(seed=1, n=2, max_tokens=24, logprobs=2, ignore_eos=True),
+    ]
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
+    with LLM(str(path), **options) as llm:
+        expected = [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params]
+    with LLM(str(path), speculative_config=guessing(method, path, tmp_path / "other"), **options) as llm:
+        take_all(llm)
+        for _ in range(2):
+            assert [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params] == expected
+        assert stats(llm).num_draft_tokens > 10
+
+
+@pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_over_ranks_change_nothing_or_are_refused(method: str, ranks: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    make_checkpoint("llama", path, vocab_size=VOCABULARY)
+    write_byte_tokenizer(path)
+    options: dict[str, Any] = {"dtype": "bfloat16", "num_gpu_blocks_override": 64, "max_model_len": 128, "threads": 1}
+    guess = guessing(method, path, tmp_path / "other")
+    if method in ("draft_model", "eagle"):
+        with pytest.raises(ConfigError, match=rf"method is {method}, and {ranks} is 2: .* take the method ngram"):
+            LLM(str(path), speculative_config=guess, **options, **{ranks: 2})
+        return
+    with LLM(str(path), **options) as llm:
+        expected = answers(llm)
+    with LLM(str(path), speculative_config=guess, **options, **{ranks: 2}) as llm:
+        take_all(llm)
+        for _ in range(2):
+            assert answers(llm) == expected
+        assert stats(llm).num_draft_tokens > 10
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_split_engine_with_a_draft_model_gives_what_one_without_gives() -> None:
+    # steps that take equally long whatever they verify, for a beginning
+    guess = {"method": "draft_model", "model": "octavo-tiny", "num_speculative_tokens": 3, "step_ms": [[1, 1], [64, 1]]}
+    async with split.started() as llm:
+        expected = await split.read_all(llm)
+    async with split.started(prefill=1, decode=1, split_min_tokens=8, speculative_config=guess) as llm:
+        # its part of the prompt comes with the handover: behind that it guesses as the model does
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        async for _ in llm.generate(split.prompt_of(40), params):
+            pass
+        assert llm.stats.num_handovers == 1
+        assert llm.stats.num_accepted_tokens == llm.stats.num_draft_tokens > 0
+        for _ in range(2):  # the second time prompts are found again
+            assert await split.read_all(llm) == expected
+        assert llm.stats.num_handovers > 10
+        assert llm.stats.num_handover_mismatches == 0
