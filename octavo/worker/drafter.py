@@ -40,6 +40,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def note_ended(self, state: SequenceState) -> None:
+        """Note that a sequence leaves its blocks, which others may find."""
+        ...
+
 
 class Span(NamedTuple):
     """Tokens [first, end) of a sequence, which the draft model has to compute before it makes `num_guesses`.
@@ -109,7 +113,7 @@ class ModelDrafter:
 
     Its keys and values lie in blocks beside the model's, so that what shares, moves or keeps those does it with them.
     Prompts are computed in the step that computes them. What is drawn while no guesses are wanted is caught up when
-    they are wanted again, but by a head: that has no states for it.
+    they are wanted again, also behind a prefix hit, but by a head: that has no states for it.
     """
 
     def __init__(
@@ -135,6 +139,28 @@ class ModelDrafter:
         self._max_positions = max_positions
         self._vocab_size = vocab_size
         self._is_head = is_head
+        self._lacking: set[int] = set()
+        """Blocks that sequences have left, and that lack some of what this model keeps of their tokens."""
+
+    def note_ended(self, state: SequenceState) -> None:
+        """Note the blocks of a sequence that were computed while no guesses were wanted."""
+        if state.num_drafted is not None and not self._is_head:
+            self._lacking.update(self._blocks_of(state, state.num_drafted, state.num_tokens))
+
+    def _blocks_of(self, state: SequenceState, first: int, end: int) -> list[int]:
+        """Return the blocks that hold tokens [first, end) of a sequence, but a last one that is not full."""
+        size = self._builder.block_size
+        blocks = self._builder.leading_blocks(state.line, end // size)[first // size :]
+        return [each for each in blocks if each]
+
+    def _num_held(self, state: SequenceState, start: int) -> int:
+        """Return how many of the first `start` tokens, which were found, this model has computed too."""
+        if not self._lacking or self._is_head:
+            return start
+        size = self._builder.block_size
+        blocks = self._builder.leading_blocks(state.line, -(-start // size))
+        place = next((place for place, block in enumerate(blocks) if block in self._lacking), None)
+        return start if place is None else place * size
 
     def extend(
         self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], states: Sequence[Tensor]
@@ -157,7 +183,7 @@ class ModelDrafter:
         num_known_in_row = scheduled.num_tokens - len(scheduled.drafts)
         count = scheduled.num_proposals if output.tokens else 0
         if state.num_drafted is None:
-            state.num_drafted = scheduled.start
+            state.num_drafted = self._num_held(state, scheduled.start)
         if self._is_head:
             # the last position needs the token behind it
             first, end = scheduled.start, min(row.end, state.num_tokens - 1)
@@ -193,6 +219,8 @@ class ModelDrafter:
             found.append(hidden[torch.tensor(last, dtype=torch.int64, device=hidden.device)])
         for span in spans:
             span.state.num_drafted = span.end
+            if self._lacking:
+                self._lacking.difference_update(self._blocks_of(span.state, span.first, span.end))
         return torch.cat(found)
 
     def _pieces(self, spans: Sequence[Span]) -> Iterator[list[_Piece]]:

@@ -95,7 +95,7 @@ class InputBatchBuilder:
         if num_encoded:
             self._cross = CrossRows(tables.pop(), num_encoded, block_size, max_num_tokens, device)
         self._tables = tables
-        self._block_size = block_size
+        self.block_size = block_size
         self._device = device
         self._max_num_tokens = max_num_tokens
         self._buffers = _Buffers(
@@ -112,6 +112,12 @@ class InputBatchBuilder:
             for each in tables
         ]
         self._decode_views: dict[int, _Views] = {}
+
+    def leading_blocks(self, line: int, count: int) -> list[int]:
+        """Return the first `count` blocks of a line in the first cache group; 0 for those that it does not have."""
+        table = self._tables[0]
+        found: list[int] = table.leading(np.array([line]), min(count, table.width))[0].tolist()
+        return found
 
     def build(
         self,
@@ -144,7 +150,7 @@ class InputBatchBuilder:
             np.subtract(np.arange(num_tokens), np.repeat(shifts, query_lengths), out=views.positions)
             line_of_token = np.repeat(lines, query_lengths)
         self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
-        entries, offsets = np.divmod(views.positions, self._block_size)
+        entries, offsets = np.divmod(views.positions, self.block_size)
         rope = None
         if self._sequences.num_with_grids:  # tokens and slots are found already
             views.positions[:], rope = self._turned(rows)
@@ -152,7 +158,7 @@ class InputBatchBuilder:
             tensors = _Buffers(*(each.to(self._device) for each in tensors))
         attention = []
         for tables, (arrays, group) in zip(self._tables, groups, strict=True):
-            np.multiply(tables.blocks_at(line_of_token, entries), self._block_size, out=arrays.slots)
+            np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
             tables.gather(lines, out=arrays.block_tables)
             if self._device.type != "cpu":
@@ -163,7 +169,7 @@ class InputBatchBuilder:
                     sequence_lengths=tensors.sequence_lengths,
                     block_tables=group.block_tables,
                     slot_mapping=group.slots,
-                    block_size=self._block_size,
+                    block_size=self.block_size,
                     query_lengths=query_lengths,
                     lengths=lengths,
                 )

@@ -149,6 +149,10 @@ class ModelRunner:
         self.cache.release(empty_blocks)
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
+        if self.drafter is not None:
+            for seq_id in step.finished_ids:
+                if seq_id in self.sequences:
+                    self.drafter.note_ended(self.sequences[seq_id])
         for new in step.new_sequences:
             self.sequences.add(new)
             if new.params.structured_outputs is not None and self.grammars is not None:

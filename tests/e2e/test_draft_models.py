@@ -114,6 +114,23 @@ def test_prefix_hits_and_swaps_bring_the_draft_models_part(paths: dict[str, str]
         assert stats(llm).num_accepted_tokens == stats(llm).num_draft_tokens
 
 
+def test_what_was_drawn_while_no_guesses_were_wanted_is_caught_up_behind_a_prefix_hit(paths: dict[str, str]) -> None:
+    with load(paths, "model", max_model_len=192) as llm:
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        eager = core.scheduler._rows._proposer
+        assert isinstance(eager, proposer.EagerSpeculation)
+        eager._most = 0
+        params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+        first = llm.generate([PROMPTS[3]], params, use_tqdm=False)[0]
+        assert stats(llm).num_draft_tokens == 0
+        eager._most = 4
+        prompt = [*PROMPTS[3], *first.outputs[0].token_ids]
+        second = llm.generate([prompt], GREEDY[:1], use_tqdm=False)[0]
+        assert second.num_cached_tokens >= len(prompt) - 16
+        assert stats(llm).num_accepted_tokens == stats(llm).num_draft_tokens > 20
+
+
 def test_a_draft_model_is_in_the_memory_plan(paths: dict[str, str]) -> None:
     plans = []
     for draft in (None, "other"):
