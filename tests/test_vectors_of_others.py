@@ -28,7 +28,7 @@ def check(path: str, texts: list[str], **arguments: Any) -> None:
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Qwen3"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Gte", "Qwen3"])
 @pytest.mark.parametrize("modes", ["cls", "mean", "max", "weightedmean", "mean_sqrt_len_tokens", "lasttoken"])
 def test_vectors_in_either_layout_of_the_files(tmp_path: Path, family: str, modes: str) -> None:
     own = {"local_attention": 16} if family == "ModernBert" else DECODER if family == "Qwen3" else {}
@@ -43,12 +43,13 @@ def test_vectors_in_either_layout_of_the_files(tmp_path: Path, family: str, mode
     check(str(tmp_path), TEXTS, prompt_name="query")
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "ModernBert"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "ModernBert", "Gte"])
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_cross_encoders(tmp_path: Path, family: str, num_labels: int) -> None:
     from sentence_transformers import CrossEncoder
 
-    own = {"local_attention": 16, "classifier_pooling": "mean"} if family == "ModernBert" else {}
+    owns = {"ModernBert": {"local_attention": 16, "classifier_pooling": "mean"}, "Gte": {"type_vocab_size": 2}}
+    own: dict[str, Any] = owns.get(family, {})
     save(tmp_path, f"{family}ForSequenceClassification", **own, num_labels=num_labels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

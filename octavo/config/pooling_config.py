@@ -19,7 +19,7 @@ from octavo.config.section import Section, shown
 from octavo.core.pooling import CLASSIFY, EMBED
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 
-ENCODERS: Final = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert"})
+ENCODERS: Final = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new"})
 """`model_type` of the models whose tokens see those behind them too."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")
 _OLD_MODES: Final[Mapping[str, str]] = {

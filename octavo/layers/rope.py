@@ -37,6 +37,19 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class NtkScaling:
+    """The base is multiplied by `factor`, and all frequencies are divided such that the slowest is plain / `factor`.
+    Source: https://kexue.fm/archives/9706."""
+
+    factor: float
+    attention_factor: float = 1.0
+
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
+        pairs = torch.arange(1, len(frequencies) + 1, dtype=torch.float32, device=frequencies.device)
+        return frequencies / self.factor ** (pairs / len(frequencies))
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Slow frequencies are divided by `factor`, fast ones kept, those between blended. Source: Llama 3.1's release."""
 

@@ -23,6 +23,7 @@ from octavo.layers.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    NtkScaling,
     ProportionalScaling,
     Rope,
     Scaling,
@@ -282,6 +283,8 @@ def _read_scaling(c: Checkpoint, rope: Section, turned: int) -> Scaling | None:
         return None
     if kind == "linear":
         return LinearScaling(rope.positive_float("factor"))
+    if kind == "ntk" and rope.values.get("mixed_b") is None:
+        return NtkScaling(rope.positive_float("factor"))
     if kind == "llama3":
         low, high = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
         if low >= high:

@@ -1,4 +1,4 @@
-"""Encoders, whose tokens see those behind them too: BERT, RoBERTa, XLM-RoBERTa, NomicBERT and ModernBERT.
+"""Encoders, whose tokens see those behind them too: BERT, RoBERTa, XLM-RoBERTa, NomicBERT, GTE and ModernBERT.
 
 A prompt is computed whole in one step, and nothing of it is kept: all layers write their keys and values to one cache.
 """
@@ -23,7 +23,7 @@ from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import OPERATOR_OF, activation, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear
+from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.blocks import (
@@ -151,7 +151,7 @@ class BertModel(Encoder):
                 "vocab_size": c.positive("vocab_size"),
                 "max_positions": c.max_model_len(),
                 "position_offset": 0,
-                "num_types": c.positive("type_vocab_size", 2),
+                "num_types": own["num_types"] if "num_types" in own else c.positive("type_vocab_size", 2),
                 "norm": LayerNorm,
                 "norm_eps": c.positive_float("layer_norm_eps", 1e-12),
                 "tied": False,
@@ -220,6 +220,57 @@ class NomicBertModel(BertModel):
 
     def add_scores(self, num_labels: int, mesh: Mesh) -> None:
         raise UnsupportedModel("NomicBERT with a head for labels is not implemented; convert embed makes vectors")
+
+
+class UpGateLinear(GatedLinear):
+    """x [tokens, inputs] → gelu(gate(x)) * up(x), of a tensor that has `up` before the gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] → [tokens, share of width]."""
+        up, gate = self.prepared(x).chunk(2, dim=-1)
+        product: Tensor = self.ops.multiplied(self.ops.gelu(gate), up)
+        return product
+
+
+class UpGateMLP(nn.Module):
+    """`down(gelu(gate(x)) * up(x))`, of which `down` alone has a bias."""
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.up_gate_proj = UpGateLinear(c.hidden_size, c.intermediate_size, mesh, reads=(), activation="gelu")
+        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.up_gate_proj(x))
+        return out
+
+
+class GteModel(BertModel):
+    """GTE (`NewModel` in its published configs): BERT with rotations and gated MLPs. Source:
+    https://arxiv.org/abs/2407.19669."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^(new|gte)\.": "",
+        r"^embeddings\.word_embeddings": "embed_tokens",
+        r"^embeddings\.token_type_embeddings": "embed_types",
+        r"^embeddings\.LayerNorm": "embed_norm",
+        r"^encoder\.layer\.": "layers.",
+        r"\.attention\.": ".self_attn.",
+        r"\.attn_ln\.": ".input_layernorm.",
+        r"\.mlp_ln\.": ".post_attention_layernorm.",
+        r"^pooler\.dense": "score.dense",
+        r"^classifier\.": "score.classifier.",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        c.expect("layer_norm_type", "layer_norm")
+        c.expect("logn_attention_scale", False)
+        c.expect("pack_qkv", True)
+        own |= {"activation": c.expect("hidden_act", "gelu"), "qkv_reads": (), "mlp": UpGateMLP}
+        config = super().read(c, position_offset=None, num_types=c.int("type_vocab_size", 1), **own)
+        return replace(config, rope=read_rope(c, config.heads.dim))
 
 
 class PreNormLayer(GatedLayer):

@@ -37,10 +37,16 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
     )
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
-_FAMILY_OF_TYPE: Final = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+_FAMILY_OF_TYPE: Final = {
+    "new": "gte",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
-    "encoders": ("Bert", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+    "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),

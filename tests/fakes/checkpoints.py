@@ -310,7 +310,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     family.lower(): (f"{family}Config", f"{family}Model", {})
-    for family in ("Bert", "ModernBert", "NomicBert", "Roberta", "XLMRoberta")
+    for family in ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta")
 }
 """Families that make vectors, whose tokens see those behind them."""
 WITH_ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {

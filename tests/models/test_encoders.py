@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.errors import CheckpointError, ConfigError
 from octavo.llm import LLM
-from tests.fakes.checkpoints import edit_config, edit_tensors
+from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.fakes.vector_models import save, write_modules
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(100)), "w9 w8 w7 w6 w5 w4 w3 w2"]
@@ -39,7 +39,7 @@ POOLINGS = {
 
 
 @pytest.mark.parametrize("device", ["auto", "reference"])
-@pytest.mark.parametrize("family", [*ENCODERS, "NomicBert"])
+@pytest.mark.parametrize("family", [*ENCODERS, "Gte", "NomicBert"])
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, device: str) -> None:
     model = save(tmp_path, f"{family}Model", **ENCODERS.get(family, {}))
     write_modules(tmp_path, "mean")
@@ -51,6 +51,25 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, de
         alone = [llm.embed(text)[0].outputs for text in TEXTS]
         again = [llm.embed(text)[0].outputs for text in TEXTS]  # recorded by now
         assert [output.outputs for output in together] == alone == again
+
+
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_gte_as_it_is_published(tmp_path: Path, factor: float | None) -> None:
+    """Its files have other names than those that transformers writes, and rotations that transformers lacks."""
+    model = save(tmp_path, "GteModel", type_vocab_size=0)
+    rename_tensors(tmp_path, "", "new.")
+    stretched = {"rope_scaling": {"type": "ntk", "factor": factor}} if factor else {"rope_scaling": None}
+    published = {"architectures": ["NewModel"], "model_type": "new", "rope_theta": 160_000.0, "rope_parameters": None}
+    edit_config(tmp_path, auto_map={"AutoModel": "modeling.NewModel"}, **published, **stretched)
+    if factor:
+        theta, size = 160_000.0 * factor, 16
+        frequencies = [theta ** (-2 * pair / size) / factor ** (2 / size) for pair in range(size // 2)]
+        model.rotary_emb.inv_freq.copy_(torch.tensor(frequencies))
+    write_modules(tmp_path, "cls")
+    with LLM(str(tmp_path), max_num_batched_tokens=256) as llm:
+        for output in llm.embed(TEXTS):
+            want = hidden_of(model, output.prompt_token_ids)[0]
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["auto", "reference"])
