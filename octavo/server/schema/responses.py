@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, converted, refuse_unsupported
-from octavo.server.schema.chat import RefusalPart
+from octavo.server.schema.chat import AudioPart, RefusalPart
 from octavo.server.schema.common import MEDIA, Int
 from octavo.server.schema.shim import (
     PictureBlock,
@@ -47,11 +47,11 @@ class InputImage(PictureBlock, tag="input_image", kw_only=True, forbid_unknown_f
 
 
 if TYPE_CHECKING:
-    Part = TextBlock | RefusalPart | InputImage | Unreadable
+    Part = TextBlock | RefusalPart | InputImage | AudioPart | Unreadable
 else:
     _TEXTS = tagged(TextBlock, "input_text", "output_text", "reasoning_text", "summary_text")
-    _MEDIA = tagged(Unreadable, "input_file", "input_audio")
-    Part = Union[(TextBlock, RefusalPart, InputImage, *_TEXTS, *_MEDIA)]
+    _MEDIA = tagged(Unreadable, "input_file")
+    Part = Union[(TextBlock, RefusalPart, InputImage, AudioPart, *_TEXTS, *_MEDIA)]
 
 
 class _Item(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from msgspec import Struct, defstruct
 
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, converted, refused_fields
-from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.chat import AudioPart, ChatCompletionRequest
 from octavo.server.schema.common import MEDIA, GenerationRequest
 
 _ONE: Final = Refused("this API has one response; send several requests", harmless=(1,))
@@ -63,7 +63,7 @@ def texts_of(content: str | Sequence[Any], field: str) -> list[str]:
 
 
 def content_of(content: str | Sequence[Any], field: str) -> str | list[dict[str, Any]]:
-    """Return a content of a chat. Raises InvalidRequest for what is neither text nor an image."""
+    """Return a content of a chat. Raises InvalidRequest for what is neither text nor image nor sound."""
     if isinstance(content, str):
         return content
     return joined([part_of(part, f"{field}[{index}]") for index, part in enumerate(content)])
@@ -76,15 +76,17 @@ def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def part_of(part: Struct, field: str) -> dict[str, Any]:
-    """Return a part of a content of a chat. Raises InvalidRequest for what is neither text nor an image."""
+    """Return a part of a content of a chat. Raises InvalidRequest for what is neither text nor image nor sound."""
     if isinstance(part, PictureBlock):
         return {"type": "image_url", "image_url": {"url": part.url(field)}}
+    if isinstance(part, AudioPart):
+        return part.as_dict()
     return {"type": "text", "text": text_of(part, field)}
 
 
 def text_of(part: Struct, field: str) -> str:
     """Return the text of a part. Raises InvalidRequest for one that is not text."""
-    text: str | None = getattr(part, "text", None)
+    text: str | None = None if isinstance(part, AudioPart) else getattr(part, "text", None)
     if text is None:
         kind = part.__struct_config__.tag
         raise InvalidRequest(

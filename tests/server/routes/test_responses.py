@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from pydantic import BaseModel
 
 from octavo.core.outputs import RequestError
+from octavo.errors import InvalidRequest
 from octavo.server.formats.events import ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.routes.responses import _Output
+from octavo.server.schema.chat import TextPart
 from octavo.server.schema.responses import FunctionTool, ResponsesRequest
 from tests.server.conftest import Served
 from tests.server.raw import ask, events
@@ -95,6 +98,23 @@ def test_items_become_the_turns_of_a_conversation() -> None:
         ("input[8]", {"role": "tool", "tool_call_id": "c2", "content": "two"}),
     ]
     assert [message.role for message in request.as_chat().messages][3:] == ["assistant", "tool", "tool"]
+
+
+def test_images_and_sounds_are_parts_of_the_conversation() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    text = {"type": "input_text", "text": "what?"}
+    given = [{"role": "user", "content": [sound, image, text]}]
+    [message] = msgspec.convert({"input": given}, ResponsesRequest).as_chat().messages
+    assert isinstance(message.content, list)
+    assert [part.as_dict() for part in message.content if not isinstance(part, TextPart)] == [
+        {"type": "input_audio", "input_audio": {"data": "AAAA"}},
+        {"type": "image_url", "image_url": {"url": image["image_url"]}},
+    ]
+    assert message.content[2].text == "what?"
+    given = [{"type": "reasoning", "id": "rs_1", "summary": [], "content": [sound]}]
+    with pytest.raises(InvalidRequest, match="is of type input_audio, which is not read here"):
+        msgspec.convert({"input": given}, ResponsesRequest).as_chat()
 
 
 def test_tools_of_the_client_are_passed_on_and_those_of_the_server_are_skipped() -> None:
