@@ -17,6 +17,8 @@ OUTLIER: Final = 2.0
 """A step counts as at most this many times as long as expected."""
 _VALID_NOTES: Final = 1024
 """Steps after which a measurement is forgotten, so that what seemed not to pay is tried again."""
+_COLD_NOTES: Final = 2
+"""The first steps of a size take longer than later ones: buffers grow, and kernel calls are recorded."""
 _NOTES_PER_CURVE: Final = 8
 """The curve is computed again after so many steps, or after one of a size that was not measured yet."""
 LEAST_GAIN: Final = 1.03
@@ -43,11 +45,18 @@ class StepCosts:
         self._measured: dict[int, tuple[float, int]] = {}
         """By tokens: seconds, and the number of the note that measured them last."""
         self._num_notes = 0
+        self._num_cold: dict[int, int] = {}
+        """By tokens: how many first steps were left out."""
         self._seconds: NDArray[np.float64] | None = None
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Count a step. A single one that took very long says little."""
+        """Count a step, unless it is one of the first with so many tokens. A single one that took very long says
+        little."""
         if not 0 < num_tokens <= MOST_TOKENS or seconds <= 0:
+            return
+        num_cold = self._num_cold.get(num_tokens, 0)
+        if num_cold < _COLD_NOTES:
+            self._num_cold[num_tokens] = num_cold + 1
             return
         self._num_notes += 1
         if self._measured:

@@ -27,7 +27,9 @@ class DraftCosts:
         key, seconds = bucket(num_rows), seconds / num_passes
         known = self._measured.get(key)
         if known is not None:
-            seconds = MEMORY * known + (1 - MEMORY) * min(seconds, OUTLIER * known)
+            # the first passes take longer than those after them
+            weight = MEMORY if seconds > known else 1 - MEMORY
+            seconds = weight * known + (1 - weight) * min(seconds, OUTLIER * known)
         self._measured[key] = seconds
 
     def pass_s(self, num_rows: int) -> float | None:

@@ -82,7 +82,8 @@ def test_a_curve_from_before_the_start_is_used_and_keeps_its_shape() -> None:
 
 def test_fewer_tokens_never_seem_slower() -> None:
     costs = costs_of({1: 0.05, 12: 0.06})
-    costs.note(4, 0.5)  # the first step of a size, which is recorded
+    for _ in range(3):
+        costs.note(4, 0.5)
     assert costs.seconds()[4] <= costs.seconds()[12] < 0.07
 
 
@@ -97,3 +98,10 @@ def test_what_guesses_save_is_told() -> None:
     assert budget.gain_s == 0
     assert budget.take(1.0, 3) == 3
     assert abs(budget.gain_s - 0.15) < 1e-3
+
+
+def test_the_first_steps_of_a_size_are_no_measurement() -> None:
+    costs = costs_of({1: 0.05})
+    for seconds in (0.5, 0.5, 0.06):
+        costs.note(8, seconds)
+    assert 0.05 < costs.seconds()[8] < 0.061

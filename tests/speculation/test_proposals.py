@@ -53,6 +53,14 @@ def test_the_time_of_a_pass_is_measured_by_rows() -> None:
     assert (costs.pass_s(1) or 0) < 0.013
 
 
+def test_a_slow_first_pass_is_soon_forgotten() -> None:
+    costs = DraftCosts()
+    costs.note(1, 1, 1.0)
+    for _ in range(3):
+        costs.note(1, 1, 0.01)
+    assert (costs.pass_s(1) or 0) < 0.02
+
+
 def drafting(request: EngineCoreRequest, known: list[int], proposed: tuple[int, ...], drawn: list[int]) -> list[int]:
     proposer = Speculation(SpeculativeConfig(method="draft_model", model="a", num_speculative_tokens=4))
     for num_tokens in (1, 2, 64):

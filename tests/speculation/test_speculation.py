@@ -106,7 +106,7 @@ def test_where_nothing_is_found_text_is_searched_less_often() -> None:
         proposer.note_step(1, 0.01)
     assert all(may_draft[:32])
     # to begin, to look, and to note a step take 0.1 ms each here: 3 % of a step
-    assert 160 // 8 <= may_draft[40:].count(True) <= 160 // 6
+    assert 160 // 16 <= may_draft[50:].count(True) <= 160 // 10
     sequence.token_ids += [5, 6]
     while not proposer.begin_step(1):
         pass
