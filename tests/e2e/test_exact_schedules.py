@@ -25,6 +25,7 @@ from octavo.simulate.replay import Replay
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.draft_heads import write_head
 from tests.fakes.proposer import take_all
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
@@ -127,7 +128,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_steps_in_flight": draw(st.integers(1, 3)),
         "threads": draw(st.sampled_from([1, 2])),
         "enforce_eager": draw(st.booleans()),
-        "guesses": draw(st.sampled_from([None, None, "ngram", "suffix", "draft_model"])),
+        "guesses": draw(st.sampled_from([None, None, "ngram", "suffix", "draft_model", "eagle"])),
     }
 
 
@@ -143,6 +144,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths["draft"] = tmp_path_factory.mktemp("draft")
     make_checkpoint("qwen3", paths["draft"], vocab_size=VOCABULARY, num_hidden_layers=1)
     write_byte_tokenizer(paths["draft"])
+    paths["head"] = write_head(tmp_path_factory.mktemp("head"), VOCABULARY, is_third=False)
     return paths
 
 
@@ -189,7 +191,8 @@ def check_that_any_schedule_is_exact(
     keywords, run_alone = alone
     options = dict(options)
     if guesses := options.pop("guesses"):
-        named = {"model": str(checkpoints["draft"])} if guesses == "draft_model" else {"prompt_lookup_min": 1}
+        models = {"draft_model": "draft", "eagle": "head"}
+        named = {"model": str(checkpoints[models[guesses]])} if guesses in models else {"prompt_lookup_min": 1}
         options["speculative_config"] = {"method": guesses, "num_speculative_tokens": 5, **named}
     outputs: dict[str, RequestOutput] = {}
     with TemporaryDirectory() as folder, load(checkpoints, keywords, **options, record_trace=f"{folder}/run") as llm:

@@ -23,7 +23,7 @@ def run(acceptance: float | None, num_requests: int = 3) -> Outcome:
 
 def test_right_guesses_save_steps_and_wrong_ones_none() -> None:
     plain, never, half, always = (run(acceptance).totals for acceptance in (None, 0.0, 0.5, 1.0))
-    assert plain.num_steps == never.num_steps > 1.5 * half.num_steps > 2 * always.num_steps
+    assert plain.num_steps == never.num_steps > 1.4 * half.num_steps > 2 * always.num_steps
     assert plain.num_draft_tokens == 0 == never.num_accepted_tokens
     assert always.num_accepted_tokens == always.num_draft_tokens > 100
 
