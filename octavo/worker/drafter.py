@@ -277,7 +277,10 @@ class ModelDrafter:
         """Compute rows. read: for a head the state of each token, [tokens, width]."""
         self.num_passes += 1
         batch = self._builder.build(rows)
-        if self._is_head:
+        if not self._is_head:
+            # ids that no token has, as a model with more logits than tokens may draw them
+            batch.token_ids.clamp_(max=self._vocab_size - 1)
+        else:
             assert read is not None
             lines = np.array([row.state.line for row in rows for _ in range(row.scheduled.num_tokens)], dtype=np.int64)
             behind = [at + 1 for row in rows for at in range(row.scheduled.start, row.end)]

@@ -131,6 +131,16 @@ def test_what_was_drawn_while_no_guesses_were_wanted_is_caught_up_behind_a_prefi
         assert stats(llm).num_accepted_tokens == stats(llm).num_draft_tokens > 20
 
 
+def test_ids_that_only_the_model_has_logits_of_are_read_and_drawn(paths: dict[str, str]) -> None:
+    params = SamplingParams(seed=1, logit_bias={VOCABULARY - 1: 4.0}, max_tokens=40, ignore_eos=True)
+    prompt, found = [5, VOCABULARY - 1, 7], []
+    for draft in (None, "small vocabulary"):
+        with load(paths, draft) as llm:
+            found.append(llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert found[0] == found[1]
+    assert VOCABULARY - 1 in found[0]
+
+
 def test_a_draft_model_is_in_the_memory_plan(paths: dict[str, str]) -> None:
     plans = []
     for draft in (None, "other"):
