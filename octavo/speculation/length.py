@@ -21,7 +21,7 @@ _COLD_NOTES: Final = 2
 """The first steps of a size take longer than later ones: buffers grow, and kernel calls are recorded."""
 _NOTES_PER_CURVE: Final = 8
 """The curve is computed again after so many steps, or after one of a size that was not measured yet."""
-LEAST_GAIN: Final = 1.03
+LEAST_GAIN: Final = 1.05
 """How much faster a step has to be with guesses than without: within less, a measurement says nothing."""
 _FORGETTING: Final = 0.95
 _PRIOR_TRIED, _PRIOR_RIGHT = 2.0, 1.2
