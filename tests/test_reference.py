@@ -49,5 +49,5 @@ def test_a_default_in_bytes_is_shown_in_the_largest_unit_that_it_is_a_whole_numb
 
 def test_each_page_names_the_file_that_it_is_made_of() -> None:
     for page in pages().values():
-        (source,) = re.findall(r"edit the (?:fields|families) in (\S+) instead", page)
+        (source,) = re.findall(r"edit the (?:fields|families|devices) in (\S+) instead", page)
         assert (FOLDER.parents[1] / source).exists()

@@ -1,5 +1,5 @@
-"""The reference pages of arguments, sampling parameters, limits and models, made from the annotated fields, the table,
-and the families.
+"""The reference pages of arguments, sampling parameters, limits, models and devices, made from the annotated fields,
+the table, the families and the devices.
 
 python -m tools.reference docs/reference
 """
@@ -17,7 +17,7 @@ from octavo.config.fields import Argument, arguments, describe_default, shown
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_options
 from octavo.core.request_limits import MAX_DEPTH, MAX_LOGPROB_ENTRIES, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
-from tools import families
+from tools import devices, families
 
 _INTRODUCTION = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the fields in octavo/{source} instead. -->
@@ -68,6 +68,7 @@ def pages() -> dict[str, str]:
         "sampling-parameters.md": _sampling_page(),
         "request-limits.md": _limits_page(),
         "models.md": families.page(),
+        "devices.md": devices.page(),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -107,6 +107,8 @@ class Device(Protocol):
     """The operators, bound once."""
     rows_are_exact: bool
     """Whether the bits of a row never depend on how many rows are beside it, on any processor."""
+    lacks: Mapping[str, str]
+    """What of `support.FEATURES` it does not have, and why."""
     kernel_clock: KernelClock | None
     """Counts the time of the device's own kernels; None where torch computes."""
 

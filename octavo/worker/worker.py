@@ -21,7 +21,7 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.devices.device import open_device
+from octavo.devices.support import open_supporting
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
@@ -108,7 +108,7 @@ class Worker:
         self._config = config
         self._ahead = ahead or Ahead()
         self._notify = notify or (lambda _: None)
-        self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
+        self._device = open_supporting(config, Platform.detect().with_available(self._ahead.taken_bytes))
         place = place_of(config, rank)
         self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)
         dtype = DTYPES[config.model.dtype]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -44,6 +44,7 @@ class CpuDevice:
 
     name = "cpu"
     rows_are_exact = True
+    lacks: Mapping[str, str] = {}
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
         self.because = because

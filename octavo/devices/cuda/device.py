@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Final
@@ -29,6 +29,13 @@ class CudaDevice(ReferenceDevice):
     """`Device` on a GPU. What it has no kernel for is computed by torch's operators, as the reference does it."""
 
     name = "cuda"
+    lacks: Mapping[str, str] = {
+        "adapters": "they lie in the memory of the host",
+        "draft_models": "their tensors lie in the memory of the host",
+        "tensor_ranks": "ranks on GPUs cannot reach each other yet",
+        "stages": "ranks on GPUs cannot reach each other yet",
+        "transfers": "KV blocks are read from the memory of the host",
+    }
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
         if config.instruction_set != "auto":

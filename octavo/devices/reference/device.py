@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -34,6 +34,7 @@ class ReferenceDevice:
     name = "reference"
     kernel_clock = None
     rows_are_exact = False
+    lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
         if config.instruction_set not in ("auto", "reference"):

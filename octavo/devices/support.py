@@ -1,0 +1,51 @@
+"""What an engine may be asked for that not every device can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from octavo.config.schema import EngineConfig
+from octavo.devices.device import Device, open_device
+from octavo.errors import ConfigError
+from octavo.platform import Platform
+
+
+class Feature(NamedTuple):
+    """name: what the tables and messages call it. option: what asks for it. wanted: whether a configuration does."""
+
+    name: str
+    option: str
+    wanted: Callable[[EngineConfig], bool]
+
+
+FEATURES: Final[Mapping[str, Feature]] = {
+    "adapters": Feature("adapters (LoRA)", "enable_lora", lambda config: config.lora.enable_lora),
+    "draft_models": Feature("draft models and heads", "speculative_config", lambda config: config.draft is not None),
+    "tensor_ranks": Feature(
+        "tensor parallel", "tensor_parallel_size", lambda config: config.device.tensor_parallel_size > 1
+    ),
+    "stages": Feature(
+        "pipeline parallel", "pipeline_parallel_size", lambda config: config.device.pipeline_parallel_size > 1
+    ),
+    "transfers": Feature(
+        "prefill and decode apart, KV tiers",
+        "role, prefill, kv_host_size or kv_disk",
+        lambda config: config.transfer.moves_blocks,
+    ),
+}
+"""By the name that a device's `lacks` has."""
+
+
+def open_supporting(config: EngineConfig, platform: Platform) -> Device:
+    """Return the device of a configuration. Raises ConfigError for what is asked for and the device lacks, and as
+    `open_device` does."""
+    device = open_device(config.device, platform)
+    for name, reason in device.lacks.items():
+        feature = FEATURES[name]
+        if feature.wanted(config):
+            raise ConfigError(
+                f"{feature.option} asks for {feature.name}, which the device {device.name} does not have: {reason}; "
+                "leave it out, or choose another device"
+            )
+    return device
