@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.attention.metadata import ModelInput
+from octavo.devices.cpu.recorded_model import RecordedModel
+from octavo.engine.engine_core import EngineCore
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.proposer import take_all
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -52,3 +58,28 @@ def test_whole_outputs_are_equal_with_and_without_recordings(
         answers += [[output.outputs[0] for output in outputs] for outputs in twice]
     assert not [line for line in caplog.messages if "not recorded" in line]
     assert all(answer == answers[0] for answer in answers[1:])
+
+
+def test_steps_that_verify_guesses_are_repeated_from_recordings() -> None:
+    """A number of tokens and rows runs in Python once, and is recorded the second time."""
+    guess = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    with LLM("octavo-tiny", num_gpu_blocks_override=64, speculative_config=guess) as llm:
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        assert llm.config.speculative is not None
+        take_all(core, llm.config.speculative)
+        model = core.executor._runner.model  # type: ignore[attr-defined]
+        assert isinstance(model, RecordedModel)
+        called, plain = Counter[tuple[int, int]](), model._model
+
+        def counted(batch: ModelInput) -> Any:
+            called[len(batch.token_ids), len(batch.attention[0].query_starts) - 1] += 1
+            return plain(batch)
+
+        model._model = counted  # type: ignore[assignment]
+        params = [SamplingParams(seed=seed, max_tokens=120, ignore_eos=True) for seed in range(3)]
+        llm.generate(["Once upon a time", "A dog", "Two"], params, use_tqdm=False)
+        stats = core.scheduler.stats()
+        assert stats.num_drafts > 30
+        assert max(called.values()) <= 2
+        assert sum(called.values()) < stats.num_steps / 2
