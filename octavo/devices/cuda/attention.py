@@ -27,6 +27,8 @@ _PROGRAMS: Final = 264
 """Two for each SM of an H100: with fewer, long sequences are divided among programs."""
 _CHUNK: Final = 512
 _TILE: Final = 64
+_MOST_AHEAD: Final = 1 << 30
+"""Keys behind itself that a query sees: kernels add positions in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class CudaBackend:
             "DV": power_of_2(value_size),
             "CHUNK": division.chunk,
             "WINDOW": scores.sliding_window or 0,
-            "AHEAD": scores.ahead,
+            "AHEAD": min(scores.ahead, _MOST_AHEAD),
             "HAS_SINKS": scores.sinks is not None,
             **self._runtime.options,
         }

@@ -1,0 +1,133 @@
+"""The whole engine on the device cuda with its memory apart: nothing of it meets tensors of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+import triton.runtime.interpreter as interpreter
+
+from octavo import LLM, SamplingParams
+from octavo.devices import DEVICES
+from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
+from tests.devices.cuda.interpreted import InterpretedCuda
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.vector_models import save, write_modules
+from tests.fakes.vision import image, make_vision_checkpoint
+
+SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
+PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
+DRAWN: dict[str, Any] = {"max_tokens": 4, "temperature": 0.9, "seed": 1, "logprobs": 2, "ignore_eos": True}
+
+
+class ApartCuda(InterpretedCuda):
+    """Everything of the device but the GPU: its memory is apart, Triton interprets."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.torch_device = torch.device("apart", 0)
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    open_apart()
+    unwrap: Any = interpreter._unwrap_tensor
+    monkeypatch.setattr(
+        interpreter, "_unwrap_tensor", lambda each: each.inside if isinstance(each, ApartTensor) else unwrap(each)
+    )
+    monkeypatch.setitem(DEVICES, "cuda", f"{__name__}.ApartCuda")
+    yield
+    torch._C._set_only_lift_cpu_tensors(False)
+
+
+def outputs(path: Path, device: str, prompts: Any = PROMPTS, asked: Any = None, **args: Any) -> list[Any]:
+    params = SamplingParams(**{**DRAWN, **(asked or {})})
+    with LLM(str(path), device=device, **{**SIZES, **args}) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    assert not any(each.error for each in found), found
+    return [[(each.token_ids, each.text) for each in output.outputs] for output in found]
+
+
+def same_as_the_reference(path: Path, prompts: Any = PROMPTS, asked: Any = None, **args: Any) -> None:
+    expected = outputs(path, "reference", prompts, asked, **args)
+    with ApartMode():
+        assert outputs(path, "cuda", prompts, asked, **args) == expected
+
+
+def test_tensors_of_both_memories_do_not_mix() -> None:
+    with ApartMode():
+        ours = torch.ones(3, device="apart:0")
+        assert (ours + 1).tolist() == [2, 2, 2]
+        assert isinstance(ours.to("cpu") + torch.ones(3), torch.Tensor)
+        for mix in (lambda: ours + torch.ones(3), lambda: torch.cat([ours, torch.ones(2)]), ours.numpy):
+            with pytest.raises(MixedDevices):
+                mix()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300))
+
+
+ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "filters": ({"top_k": 20, "top_p": 0.9, "min_p": 0.01}, {}),
+    "processors": (
+        {
+            "presence_penalty": 0.5,
+            "repetition_penalty": 1.1,
+            "min_tokens": 3,
+            "stop_token_ids": [7],
+            "logit_bias": {5: 2},
+        },
+        {},
+    ),
+    "swaps": ({"max_tokens": 20}, {"num_gpu_blocks_override": 5, "preemption_mode": "swap", "swap_space": 1 << 20}),
+    "int8": ({}, {"quantization": "int8"}),
+    "log-probabilities of prompts": ({"prompt_logprobs": 3, "n": 2}, {"max_num_batched_tokens": 5}),
+    "a form": ({"structured_outputs": {"choice": ["hello", "bye"]}, "ignore_eos": False, "max_tokens": 9}, {}),
+    "beams": ({"use_beam_search": True, "best_of": 3, "temperature": 0, "logprobs": None, "seed": None}, {}),
+    "int4": pytest.param({}, {"quantization": "int4"}, marks=pytest.mark.long),  # type: ignore[dict-item]
+    "fp8 keys": pytest.param({}, {"kv_cache_dtype": "fp8"}, marks=pytest.mark.long),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize(("asked", "args"), ASKED.values(), ids=ASKED.keys())
+def test_what_is_asked_for_runs_on_the_device(path: Path, asked: dict[str, Any], args: dict[str, Any]) -> None:
+    same_as_the_reference(path, asked=asked, **args)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "family", ["gemma3", "gpt_oss", "deepseek_v3", "qwen3_moe", "qwen3_5", "falcon_h1", "lfm2", "opt", "granitemoe"]
+)
+def test_families_run_on_the_device(family: str, tmp_path: Path) -> None:
+    same_as_the_reference(write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300)))
+
+
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("llava", marks=pytest.mark.long)])
+def test_images_are_encoded_on_the_device(family: str, tmp_path: Path) -> None:
+    prompts = [{"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}, "w1 w2"]
+    sizes = {"max_model_len": 256, "num_gpu_blocks_override": 64, "max_num_batched_tokens": 512}
+    same_as_the_reference(make_vision_checkpoint(family, tmp_path), prompts, **sizes)
+
+
+def test_encoders_run_on_the_device(tmp_path: Path) -> None:
+    save(tmp_path, "BertModel")
+    write_modules(tmp_path, "mean")
+    texts = ["w1 w2", "w3 w4 w5"]
+
+    def vectors(device: str) -> torch.Tensor:
+        with LLM(str(tmp_path), device=device, dtype="float32") as llm:
+            return torch.tensor([each.outputs.embedding for each in llm.embed(texts)], device="cpu")
+
+    expected = vectors("reference")
+    with ApartMode():
+        found = vectors("cuda")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
