@@ -14,6 +14,8 @@ _STEPS_BETWEEN_PROBES, _MOST_BETWEEN_PROBES = 128, 4096
 _PROBED_TOKENS: Final = 2
 _STEPS_PER_CHOICE: Final = 8
 """Steps for which a choice stays, while as many sequences run."""
+_STEPS_WITHOUT: Final = 32
+"""Steps for which the choice to guess nothing stays."""
 
 
 class DraftCosts:
@@ -50,12 +52,13 @@ class ProposalLength:
         self._most = most
         self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
         self._last = (0, 0)
-        self._num_since = _STEPS_PER_CHOICE
+        self._num_since = _STEPS_WITHOUT
 
     def kept(self, num_rows: int) -> tuple[int, int] | None:
         """Return the last choice where it was made for as many rows a few steps ago; None to choose anew."""
         self._num_since += 1
-        if self._num_since >= _STEPS_PER_CHOICE or (self._last[1] and self._last[1] != num_rows):
+        num_steps = _STEPS_PER_CHOICE if self._last[1] else _STEPS_WITHOUT
+        if self._num_since >= num_steps or (self._last[1] and self._last[1] != num_rows):
             return None
         if not self._last[1]:
             self._num_idle += 1
