@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 import tracemalloc
 from typing import Any
 
@@ -43,6 +44,15 @@ def test_formats_hold_the_same_sound(form: str, most: float) -> None:
     sound = tone(0.5)
     found = decoded(wav(np.stack([sound, sound], axis=1), form=form), RATE, "file")
     assert np.abs(found[1000:7000] - sound[1000:7000]).max() < most
+
+
+@pytest.mark.parametrize("source", [383_999, 96_001])
+def test_a_rate_without_common_factors_takes_little_time(source: int) -> None:
+    """It has 16,000 filters of up to 769 taps, whose kernel is computed once."""
+    sound, start = np.sin(np.arange(source // 2) / source * 3000).astype(np.float32), time.thread_time()
+    found = resampled(sound, source, RATE)
+    assert time.thread_time() - start < 3
+    assert np.abs(found - np.sin(np.arange(RATE // 2) / RATE * 3000))[400:-400].max() < 2e-4
 
 
 def test_channels_are_averaged_and_arrays_have_a_rate() -> None:
