@@ -84,6 +84,7 @@ class ModelArgs(MediaArgs):
             choices=("int8", "int4", "int4-g128"),
         ),
     ] = None
+    allow_requantize: Annotated[bool, Arg("Let quantization take quantised checkpoints, which loses more.")] = False
     activation_bits: Annotated[
         int,
         Arg("What activations are rounded to beside quantised weights.", only=(8, 16), otherwise="bits are 8 or 16"),
@@ -112,9 +113,7 @@ class ModelArgs(MediaArgs):
             "anything else is a directory or file to read."
         ),
     ] = "auto"
-    chat_template: Annotated[
-        str | None, Arg("Chat template instead of the checkpoint's: a file, or the template itself.")
-    ] = None
+    chat_template: Annotated[str | None, Arg("Chat template instead of the checkpoint's: a file or its text.")] = None
     max_logprobs: Annotated[
         int, Arg("Most log-probabilities per position that a request may ask for; -1 is the whole vocabulary.", ge=-1)
     ] = 20

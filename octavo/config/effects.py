@@ -37,6 +37,10 @@ def without_effect(args: EngineArgs) -> dict[str, str]:
         if value and actual != needed:
             shown = ",".join(f"{key}={each:g}" for key, each in value.items()) if isinstance(value, dict) else value
             found[name] = f"{name} is {shown}, but has no effect where {other} is {actual}; {remedy}, or leave it out"
+    if args.allow_requantize and args.quantization is None:
+        found["allow_requantize"] = (
+            "allow_requantize is set, but has no effect without quantization; give quantization, or leave it out"
+        )
     if args.preemption_mode == "swap" and not args.swap_space:
         found["preemption_mode"] = (
             f"preemption_mode is swap, but has no effect where swap_space is {args.swap_space:g}; give swap space, or "

@@ -15,7 +15,7 @@ from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.schema import EngineConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import CacheGroup
-from octavo.gguf.reader import HELD_AS, PLAIN_TYPES, GGUFFile
+from octavo.gguf.reader import HELD_AS, GGUFFile
 from octavo.platform import Platform
 
 _ACTIVATION_ERRORS = {8: "0.8 %", 16: "0.003 %"}
@@ -299,7 +299,8 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     parameters = checkpoint.num_parameters() if has_weights else None
     stored = f" (the checkpoint: {checkpoint.dtype_name()})" if has_weights else ""
     stored_as = checkpoint.section(QUANTIZATION)
-    is_plain = checkpoint.gguf is not None and all(each.type in PLAIN_TYPES for each in checkpoint.gguf.tensors)
+    is_plain = checkpoint.gguf is not None and checkpoint.gguf.is_plain
+    kept = "quantised again" if model.quantization else "as it is stored"
     is_quantized = model.quantization or (stored_as is not None and not is_plain)
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():
@@ -313,7 +314,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         ("number format", f"{model.dtype}{stored}"),
         *([("quantization", f"{model.quantization}, made while loading")] if model.quantization else []),
         *([("guesses of tokens", f"{config.draft.method}: {config.draft.path}")] if config.draft is not None else []),
-        *([] if stored_as is None else [("quantization", f"{stored_as.values.get('quant_method')}, as it is stored")]),
+        *([] if stored_as is None else [("quantization", f"{stored_as.values.get('quant_method')}, {kept}")]),
         *([] if checkpoint.gguf is None else [("weights in the file", types_of_file(checkpoint.gguf))]),
         *([("activations", _activations(model.activation_bits))] if is_quantized else []),
         ("KV cache in", config.cache.dtype),

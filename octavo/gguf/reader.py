@@ -98,6 +98,11 @@ class GGUFFile:
         """All files, in their order."""
         return tuple(dict.fromkeys((self.path, *(tensor.file for tensor in self.tensors))))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no tensor is quantised."""
+        return all(tensor.type in PLAIN_TYPES for tensor in self.tensors)
+
     def floats(self, name: str) -> list[float] | None:
         """Return the values of a small tensor of type F32; None where there is none. Raises CheckpointError."""
         tensor = next((each for each in self.tensors if each.name == name), None)

@@ -34,7 +34,7 @@ from octavo.models.weight_files import Wanted, checkpoint_tensors, progress_bar,
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
-from octavo.quantization.method import STORED, UNQUANTIZED, WeightMethod
+from octavo.quantization.method import STORED, UNQUANTIZED, FromPlain, WeightMethod
 from octavo.quantization.registry import stored_format
 from octavo.quantization.stored import CODED
 
@@ -115,7 +115,8 @@ class LoadedModel:
                 layer.use(methods, path)
         if mesh.expert.size > 1 and mesh.pipeline.size == 1 and _experts(model) is None:
             raise ConfigError("enable_expert_parallel is set, but this model has no experts; leave it out")
-        name = STORED if view is not None else (method or UNQUANTIZED).name
+        keeps_codes = view is not None and view.requantized_by is None
+        name = STORED if keeps_codes else (method or UNQUANTIZED).name
         return cls(checkpoint, mesh, dtype, name, model, shape, view)
 
     def share(self) -> RankShare | None:
@@ -282,13 +283,16 @@ def _view(
     if section is None:
         return None
     kept = stored_format(section)
-    if method is not None and method is not UNQUANTIZED:
+    if not isinstance(method, FromPlain) or method is UNQUANTIZED:
+        return StoredView(checkpoint, model, kept, activation_bits)
+    is_lossy = checkpoint.gguf is None or not checkpoint.gguf.is_plain
+    if is_lossy and not method.requantizes:
         raise ConfigError(
             f"quantization is {method.name}, but the checkpoint is quantised already ({kept.name}), and quantising it "
-            "again would add about 1 % (int8) or 9 % (int4) of error; leave quantization out, or use the unquantised "
-            "checkpoint"
+            "again would add about 1 % (int8) or 9 % (int4) of error; leave quantization out, use the unquantised "
+            "checkpoint, or set allow_requantize"
         )
-    return StoredView(checkpoint, model, kept, activation_bits)
+    return StoredView(checkpoint, model, kept, requantized_by=method)
 
 
 def _experts(model: DecoderStack) -> tuple[int, int, int] | None:

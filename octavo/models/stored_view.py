@@ -27,11 +27,19 @@ class StoredView:
     """The weights of a checkpoint in a format. They are opened when their layer asks for its method."""
 
     def __init__(
-        self, checkpoint: Checkpoint, model: DecoderStack, kept: StoredFormat, activation_bits: int = 8
+        self,
+        checkpoint: Checkpoint,
+        model: DecoderStack,
+        kept: StoredFormat,
+        activation_bits: int = 8,
+        requantized_by: WeightMethod | None = None,
     ) -> None:
-        """Without weight files what the config says is all that is known. Raises CheckpointError for a damaged file."""
+        """requantized_by: the method of all weights, which are dequantised for it.
+
+        Without weight files what the config says is all that is known. Raises CheckpointError for a damaged file."""
         self._checkpoint, self._model, self._format = checkpoint, model, kept
         self._activation_bits = activation_bits
+        self.requantized_by = requantized_by
         self._plain: dict[str, StoredTensor] = {}
         self._parts: dict[str, dict[str, StoredTensor]] = {}
         self._opened: dict[str, StoredWeight] = {}
@@ -67,8 +75,10 @@ class StoredView:
 
     def method_of(self, name: str) -> WeightMethod:
         """Return the method of a weight by its name without prefix. Raises CheckpointError."""
-        if name in self._full:
-            opened = self._weight(name)
+        opened = self._weight(name) if name in self._full else None
+        if self.requantized_by is not None:
+            return self.requantized_by
+        if opened is not None:
             if opened.spec is None:
                 return UNQUANTIZED
             return Coded(replace(opened.spec, activation_bits=self._activation_bits), opened.order)
@@ -103,6 +113,10 @@ class StoredView:
         plain = str(dtype).removeprefix("torch.")
         found = []
         for (label, spec), count in kinds.items():
+            if self.requantized_by is not None:
+                how = f"{count} stored as {label} ({self._format.name}), dequantised and quantised again"
+                found.append(("weights", self.requantized_by.name, how))
+                continue
             kept = plain if spec is None else spec.layout
             how = (
                 "dequantised"

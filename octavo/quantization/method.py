@@ -48,6 +48,8 @@ class FromPlain:
 
     name: str
     spec: CodeSpec | None = None
+    requantizes: bool = False
+    """Whether it also takes what a checkpoint has quantised already, dequantised."""
 
     def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
         return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}

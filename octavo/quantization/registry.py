@@ -22,14 +22,14 @@ QUANTIZED: Final[Mapping[str, CodeSpec]] = {"int8": INT8, "int4": INT4, "int4-g1
 """What weights are quantised to while loading."""
 
 
-def method_named(name: str | None, activation_bits: int = 8) -> WeightMethod:
+def method_named(name: str | None, activation_bits: int = 8, *, requantizes: bool = False) -> WeightMethod:
     """Return the method of `--quantization`; without a name weights stay as they are. Raises ConfigError."""
     if name is None:
         return UNQUANTIZED
     if name not in QUANTIZED:
         known = ", ".join(QUANTIZED)
         raise ConfigError(f"quantization is {name}, must be one of {known}{suggestion(name, QUANTIZED)}")
-    return FromPlain(name, replace(QUANTIZED[name], activation_bits=activation_bits))
+    return FromPlain(name, replace(QUANTIZED[name], activation_bits=activation_bits), requantizes)
 
 
 FORMATS: Final[Mapping[str, Callable[[Section], StoredFormat]]] = {

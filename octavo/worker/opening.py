@@ -33,7 +33,7 @@ def place_of(config: EngineConfig, rank: int) -> Mesh:
 def open_model(config: EngineConfig, mesh: Mesh) -> LoadedModel:
     """Open a rank's part of the model. Raises CheckpointError or ConfigError."""
     model, bits, checkpoint = config.model, config.model.activation_bits, Checkpoint.open(Path(config.model.path))
-    method = method_named(model.quantization, bits)
+    method = method_named(model.quantization, bits, requantizes=model.allow_requantize)
     kind = "image" if sound_section(checkpoint) is None else "audio"
     has_encoder = media_limits(model)[kind] > 0
     return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, has_encoder)

@@ -19,6 +19,8 @@ from octavo.gguf.reader import HELD_AS, TENSOR_TYPES
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import bind
 from octavo.quantization.gguf import BLOCK_TYPES, dequantized
+from octavo.quantization.method import WeightMethod
+from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.gguf_files import Stored, convert, plain
 from tests.models.paged_run import PagedRun, Stream
@@ -94,9 +96,9 @@ FAMILIES: list[Any] = [
 ]
 
 
-def logits(path: Path) -> Tensor:
+def logits(path: Path, method: WeightMethod | None = None) -> Tensor:
     stream = Stream(list(TOKENS))
-    opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), activation_bits=16)
+    opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), method=method, activation_bits=16)
     model = opened.load(bind(), ReferenceBackend())
     PagedRun(model, dtype=torch.float32).step([(stream, len(TOKENS))])
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in stream.logits])
@@ -108,6 +110,11 @@ def test_a_file_of_floats_computes_what_the_checkpoint_does(
 ) -> None:
     path = make_checkpoint(family, tmp_path / "m", **overrides)
     assert torch.equal(logits(convert(path, architecture)), logits(path))
+
+
+def test_a_file_of_floats_is_quantised_as_the_checkpoint_is(tmp_path: Path) -> None:
+    path, int8 = make_checkpoint("llama", tmp_path / "m"), method_named("int8")
+    assert torch.equal(logits(convert(path, "llama"), int8), logits(path, int8))
 
 
 def blocks(name: str, tensor: Tensor, kind: str) -> Stored:

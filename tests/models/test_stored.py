@@ -244,3 +244,17 @@ def test_quantising_again_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"quantization is int8, but the checkpoint is quantised already \(compressed"
     ):
         LoadedModel.open(Checkpoint.open(path), Mesh.single(), method=method_named("int8"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_quantising_again_that_is_allowed_quantises_the_dequantised_weights(family: str, tmp_path: Path) -> None:
+    sizes = SIZES | ({"moe_intermediate_size": 64} if "moe" in family else {})
+    rounded = make_checkpoint(family, tmp_path / "m", **sizes)
+    path = quantize(rounded, *compressed_tensors(4, 32))
+    int8 = method_named("int8", requantizes=True)
+    again, once = (LoadedModel.open(Checkpoint.open(each), Mesh.single(), method=int8) for each in (path, rounded))
+    (stated,) = again.stored_as()
+    assert stated[1] == "int8"
+    assert stated[2].endswith("dequantised and quantised again")
+    made, wanted = (each.load(bind(), ReferenceBackend()) for each in (again, once))
+    assert torch.equal(logits(made), logits(wanted))

@@ -1,0 +1,256 @@
+// Products of the codes of one unit, added up, and what they need of each level: vectors, and codes out of nibbles.
+//
+// Included only by units of one level. Integers are summed in any order, for that is exact.
+#pragma once
+
+#include "activations.h"
+
+namespace octavo {
+namespace {
+
+// How far ahead a block of so many rows prefetches the panel, which streams from memory when few rows use it. The best
+// distance grows with the time that a line is worked on; found by measuring.
+constexpr int ahead_of(Kind kind, int rows) {
+  if (kind != Kind::int8) return rows <= 2 ? 2048 : 8192;
+  return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192;
+}
+
+// Inlined at once: a call is taken for one without effects, and dropped.
+[[gnu::always_inline]] inline void prefetch(const std::uint8_t* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+}
+[[gnu::always_inline]] inline void prefetch_near(const std::uint8_t* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+}
+
+inline std::int32_t quad_at(const std::int8_t* codes, int index) {
+  std::int32_t quad;
+  std::memcpy(&quad, codes + index * 4, 4);
+  return quad;
+}
+
+// Twice the value of an E2M1 code, plus 12.
+#define OCTAVO_E2M1_BYTES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+
+// A panel's columns in vectors, of integers or floats.
+constexpr int kParts = kPanelColumns / kLanes;
+
+#if defined(__AVX512F__)
+
+using Ints = __m512i;
+inline Ints all_ints(std::int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints load_ints(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_ints(std::int32_t* p, Ints x) { _mm512_storeu_si512(p, x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints sub_ints(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+inline Ints mul_ints(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Ints load_shorts(const std::uint8_t* p) {
+  return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Ints load_bytes(const std::uint8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Floats load_halves(const std::uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+inline __m512i line_at(const std::uint8_t* panel) { return _mm512_loadu_si512(panel); }
+
+// The 8-bit codes of a line of nibbles: of the first 16 columns, and of the others.
+template <Kind kKind>
+inline void widen(__m512i line, __m512i& low, __m512i& high) {
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  low = _mm512_and_si512(line, nibble);
+  high = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+  if constexpr (kKind == Kind::e2m1) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(OCTAVO_E2M1_BYTES));
+    low = _mm512_shuffle_epi8(table, low), high = _mm512_shuffle_epi8(table, high);
+  }
+}
+
+// Blocks of so many rows wait for memory more than for products.
+constexpr int kStreamRows = 8, kStreamGroupRows = 3;
+
+// A product waits four cycles for the one before it in the same sum: few rows take several sums each.
+constexpr int chains_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int kMostGroupChains = 2;  // groups are summed side by side
+
+template <int kHalf>
+struct Half {
+  static constexpr int index = kHalf;
+};
+
+// What integer sums begin with, for codes with an offset.
+template <Kind kKind>
+inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
+  return -offset * row_sum;
+}
+
+// sum += codes of the block · codes of a unit; both pointers go on behind it.
+template <int kRows, Kind kKind, bool kIsChannel, int kChains>
+[[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
+                                            Ints (&sum)[kChains][kRows][2]) {
+  constexpr int kAhead = ahead_of(kKind, kRows), kUnrolled = kIsChannel ? kStepDepth / 4 : 4;
+  if constexpr (kKind != Kind::int8) {
+    const std::int8_t* const end = codes + depth * kRows;
+    do {
+#pragma GCC unroll 4
+      for (int inner = 0; inner < 4; ++inner, panel += 64) {
+        __m512i low, high;
+        widen<kKind>(line_at(panel), low, high);
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i x = _mm512_set1_epi32(quad_at(codes, inner * kRows + row));
+          __m512i* to = sum[inner % kChains][row];
+          to[0] = _mm512_dpbusd_epi32(to[0], low, x);
+          to[1] = _mm512_dpbusd_epi32(to[1], high, x);
+        }
+      }
+      codes += 16 * kRows;
+    } while (codes != end);
+  } else if constexpr (kRows <= (kIsChannel ? kStreamRows : kStreamGroupRows)) {
+    // one stream in the order of memory, which is what few rows wait for
+    const auto add_half = [&](auto half) {
+      const std::int8_t* quads = codes;
+      do {
+#pragma GCC unroll 4
+        for (int inner = 0; inner < 4; ++inner, panel += 64) {
+          const __m512i weights = line_at(panel);
+          kRows == 4 ? prefetch_near(panel + kAhead) : prefetch(panel + kAhead);
+#pragma GCC unroll 16
+          for (int row = 0; row < kRows; ++row) {
+            __m512i& to = sum[inner % kChains][row][half.index];
+            to = _mm512_dpbusd_epi32(to, weights, _mm512_set1_epi32(quad_at(quads, inner * kRows + row)));
+          }
+        }
+        quads += 16 * kRows;
+      } while (quads != codes + depth * kRows);
+    };
+    add_half(Half<0>()), add_half(Half<1>());
+    codes += depth * kRows;
+  } else {
+    const std::int8_t* const end = codes + depth * kRows;
+    const int other = depth * kTileColumns;
+    do {
+#pragma GCC unroll 16
+      for (int inner = 0; inner < kUnrolled; ++inner, panel += 64) {
+        const __m512i low = line_at(panel), high = line_at(panel + other);
+        if constexpr (kIsChannel) prefetch(panel + kAhead), prefetch(panel + kAhead + other);
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i x = _mm512_set1_epi32(quad_at(codes, inner * kRows + row));
+          __m512i* to = sum[inner % kChains][row];
+          to[0] = _mm512_dpbusd_epi32(to[0], low, x);
+          to[1] = _mm512_dpbusd_epi32(to[1], high, x);
+        }
+      }
+      codes += kUnrolled * 4 * kRows;
+    } while (codes != end);
+    panel += other;
+  }
+}
+
+#else
+
+using Ints = __m256i;
+inline Ints all_ints(std::int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints load_ints(const std::int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store_ints(std::int32_t* p, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints sub_ints(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
+inline Ints mul_ints(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
+inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Ints load_shorts(const std::uint8_t* p) {
+  return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints load_bytes(const std::uint8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline Floats load_halves(const std::uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+inline __m256i line_at(const std::uint8_t* panel) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel));
+}
+
+template <Kind kKind>
+inline void widen(__m256i line, __m256i& low, __m256i& high) {
+  const __m256i nibble = _mm256_set1_epi8(0x0f);
+  low = _mm256_and_si256(line, nibble);
+  high = _mm256_and_si256(_mm256_srli_epi16(line, 4), nibble);
+  if constexpr (kKind == Kind::e2m1) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(OCTAVO_E2M1_BYTES));
+    low = _mm256_shuffle_epi8(table, low), high = _mm256_shuffle_epi8(table, high);
+  }
+}
+
+constexpr int chains_for(int) { return 1; }
+constexpr int kMostGroupChains = 1;
+
+// 8-bit codes are read with an offset of 128 taken off.
+template <Kind kKind>
+inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
+  return ((kKind == Kind::int8 ? 128 : 0) - offset) * row_sum;
+}
+
+// vpmaddubsw would saturate on bytes up to 255; on magnitudes up to 128, with the sign moved to the activation, two
+// products are 32,512 at most. Two products of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a
+// byte of E2M1 they are 6,096, and four do.
+template <int kRows, Kind kKind, bool kIsChannel, int kChains>
+[[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
+                                            Ints (&sum)[kChains][kRows][4]) {
+  constexpr int kAhead = ahead_of(kKind, kRows);
+  const __m256i pairs = _mm256_set1_epi16(1);
+  if constexpr (kKind == Kind::int8) {
+    const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
+    for (int quad = 0; quad < depth / 4; ++quad, panel += 64) {
+      prefetch(panel + kAhead);
+      prefetch(panel + kAhead + depth * kTileColumns);
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) {
+        const __m256i weights = _mm256_xor_si256(line_at(panel + part / 2 * depth * kTileColumns + part % 2 * 32), offset);
+        const __m256i magnitudes = _mm256_abs_epi8(weights);
+#pragma GCC unroll 2
+        for (int row = 0; row < kRows; ++row) {
+          const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(quad_at(codes, quad * kRows + row)), weights);
+          const __m256i products = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, x), pairs);
+          sum[0][row][part] = _mm256_add_epi32(sum[0][row][part], products);
+        }
+      }
+    }
+    panel += depth * kTileColumns;
+    codes += depth * kRows;
+    return;
+  }
+  const int together = kKind == Kind::e2m1 || depth < 32 ? 4 : 8;
+  for (int start = 0; start < depth / 4; start += together) {
+    __m256i products[kRows][4];
+    for (int row = 0; row < kRows; ++row)
+      for (int part = 0; part < 4; ++part) products[row][part] = _mm256_setzero_si256();
+    for (int inner = 0; inner < together; ++inner, panel += 64) {
+      prefetch(panel + kAhead);
+#pragma GCC unroll 2
+      for (int side = 0; side < 2; ++side) {
+        __m256i low, high;
+        widen<kKind>(line_at(panel + side * 32), low, high);
+#pragma GCC unroll 2
+        for (int row = 0; row < kRows; ++row) {
+          const __m256i x = _mm256_set1_epi32(quad_at(codes, inner * kRows + row));
+          products[row][side] = _mm256_add_epi16(products[row][side], _mm256_maddubs_epi16(low, x));
+          products[row][2 + side] = _mm256_add_epi16(products[row][2 + side], _mm256_maddubs_epi16(high, x));
+        }
+      }
+    }
+    codes += together * 4 * kRows;
+    for (int row = 0; row < kRows; ++row)
+      for (int part = 0; part < 4; ++part)
+        sum[0][row][part] = _mm256_add_epi32(sum[0][row][part], _mm256_madd_epi16(products[row][part], pairs));
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace octavo
