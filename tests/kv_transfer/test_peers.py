@@ -243,16 +243,20 @@ def test_blocks_of_both_engines_are_free_when_the_request_is_aborted_while_it_fe
     assert "a" not in pair.decode.collected.finals
 
 
-def test_requests_that_are_preempted_while_others_fetch_go_on(pair: Pair) -> None:
+def test_requests_that_are_preempted_while_another_fetches_go_on(pair: Pair) -> None:
     pair.close()
     pair = Pair(num_blocks=16, num_host_blocks=20, preemption_mode="swap")
-    requests = [make_request(name, [ord(name) % 7, *range(20)], max_tokens=16) for name in "abcd"]
-    for request in requests:
-        pair.begin(request, num_steps=0)
+    fetched = make_request("a", range(20), max_tokens=16)
+    computed = [make_request(name, [ord(name) % 7, *range(8)], max_tokens=16) for name in "bc"]
+    pair.begin(fetched, num_steps=0)
+    step_until(lambda: bool(pair.decode.ranks.fetches), pair.decode)
+    for request in computed:
+        pair.decode.add(request)
+    step_until(lambda: pair.decode.core.stats().num_preemptions > 0, pair.decode)
+    assert pair.decode.core.scheduler.groups["a"].status is SequenceStatus.FETCHING
     finish(pair.prefill, pair.decode)
-    for request in requests:
+    for request in (fetched, *computed):
         check(pair, request)
-    assert pair.decode.core.stats().num_preemptions > 0
     pair.close()
 
 
