@@ -47,7 +47,7 @@ A = TypeVar("A", bound=Attachment)
 class Sequence:
     """One stream of tokens.
 
-    epoch: grows with each preemption; results of an older epoch are dropped.
+    epoch: grows with each preemption that drops what is pending; results of an older epoch are dropped.
     num_computed_tokens: tokens whose KV is in the blocks once every submitted step has run.
     num_pending: tokens drawn by submitted steps whose results are not back.
     is_resident: the worker holds this sequence's state.
@@ -123,14 +123,20 @@ class Sequence:
         self.num_pending = 0
         self._leave_worker()
 
-    def pause(self, num_computed_tokens: int) -> None:
+    def pause(self, num_computed_tokens: int, *, keeps_pending: bool = False) -> None:
         """Leave the device with `num_computed_tokens` of them in the blocks (preemption by swapping).
 
-        What was drawn and is not known is dropped, so the last known token is computed again to draw once more.
+        What was drawn and is not known is dropped, so the last known token is computed again to draw once more. With
+        `keeps_pending` it is waited for, because a state cannot go back behind the tokens that it has seen.
         """
-        self.epoch += 1
-        self.num_computed_tokens = min(num_computed_tokens, len(self.token_ids) - 1)
-        self.num_pending = 0
+        num_known = len(self.token_ids)
+        if keeps_pending:
+            self.num_computed_tokens = num_computed_tokens
+            self.num_pending = max(0, num_computed_tokens + 1 - num_known)
+        else:
+            self.epoch += 1
+            self.num_computed_tokens = min(num_computed_tokens, num_known - 1)
+            self.num_pending = 0
         self._leave_worker()
 
     def _leave_worker(self) -> None:

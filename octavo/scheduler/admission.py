@@ -145,6 +145,8 @@ class Admission:
 
     def _swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> _Attempt:
         """Bring the head of the swapped queue back to the device, if all budgets grant it and the blocks are free."""
+        if any(sequence.num_pending for sequence in group.live):
+            return _Attempt(_Outcome.BLOCKED, "tokens that it drew before it was swapped out are on their way")
         if (refused := self._budget_refusal(group, plan)) is not None:
             return refused
         if because := self._adapter_refusal(group, plan):

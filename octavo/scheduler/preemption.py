@@ -91,7 +91,8 @@ class Preemption:
 
     def _swap_out(self, group: SequenceGroup, plan: StepPlan, dropped: _Dropped) -> None:
         for sequence in group.live:
-            sequence.pause(dropped.num_computed[sequence.seq_id])
+            keeps_pending = self._block_manager.keeps_states
+            sequence.pause(dropped.num_computed[sequence.seq_id], keeps_pending=keeps_pending)
         moves = self._block_manager.swap_out(group.live)
         # a copy that this step would have made is not made: what it would have copied is still at its source
         plan.swap_outs += [
@@ -175,8 +176,8 @@ class Preemption:
             return SwapChoice(False, "it is computing its common prefix")
         if manager.releases_unseen and not group.may_read_prefix_cache:
             return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
-        if manager.keeps_states and any(dropped.num_computed[s.seq_id] >= len(s.token_ids) for s in group.live):
-            return SwapChoice(False, "its states are past its last known token, which is to be computed again")
+        if _may_branch(group) and self._is_past_known(group, dropped):
+            return SwapChoice(False, "its states are past its last known token, which decides what follows")
         if manager.encodings.are_missing(manager.tables[s.seq_id] for s in group.live):
             return SwapChoice(False, "its sound is not encoded yet")
         shortage = manager.swap_space.swap_out_shortage(group.live)
@@ -188,6 +189,11 @@ class Preemption:
             count = group.max_running_sequences
             return SwapChoice(count > 1, f"{count} sequences may still run")
         return self._cheaper(group, manager)
+
+    def _is_past_known(self, group: SequenceGroup, dropped: _Dropped) -> bool:
+        """Return whether states have seen a group's last known token, so that what follows it is on its way."""
+        computed = dropped.num_computed
+        return self._block_manager.keeps_states and any(computed[s.seq_id] >= len(s.token_ids) for s in group.live)
 
     def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> SwapChoice:
         """Compare the time to compute tokens again, without those that stay in the cache because others use them, with
@@ -236,6 +242,12 @@ def _num_computed_tokens(group: SequenceGroup, computed: dict[int, int]) -> int:
     """Return the sum of the sequences' `computed` tokens; those of the prompt, whose blocks are shared, count once."""
     prompt, counts = group.num_prompt_tokens, [computed[sequence.seq_id] for sequence in group.live]
     return min(prompt, max(counts)) + sum(max(0, count - prompt) for count in counts)
+
+
+def _may_branch(group: SequenceGroup) -> bool:
+    """Return whether the results of a row may do more to the group than append a token or end a sequence."""
+    has_form = group.request.params.structured_outputs is not None
+    return has_form or group.beams is not None or not group.is_forked
 
 
 def _origin(group: int, block: int, copied_from: dict[tuple[int, int], int]) -> int:

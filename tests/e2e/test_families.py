@@ -43,7 +43,7 @@ VOCABULARY = 300
 BLOCK = 16
 SHARED = [7 * i % VOCABULARY for i in range(40)]
 HARSH: dict[str, dict[str, Any]] = {
-    "cut, swapped": {"preemption_mode": "swap", "max_num_batched_tokens": 12},
+    "cut, swapped, 3 in flight": {"preemption_mode": "swap", "max_num_batched_tokens": 12, "max_steps_in_flight": 3},
     "recomputed, 3 in flight": {"preemption_mode": "recompute", "max_steps_in_flight": 3, "state_snapshot_tokens": 0},
 }
 

@@ -56,7 +56,7 @@ def test_preempted_requests_go_on_from_a_state_of_theirs(mode: PreemptionMode, d
     stats = core.stats()
     assert stats.num_preemptions > 0
     assert stats.num_preemptions_by_swap == 0 or mode == "swap"
-    assert stats.num_preemptions_by_swap > 0 or mode != "swap" or depth > 1
+    assert stats.num_preemptions_by_swap > 0 or mode != "swap"
     for request in requests:
         name = request.request_id
         assert seen.token_ids[name] == run_alone(request, BOTH).token_ids[name]
