@@ -16,7 +16,7 @@ from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, TableChange
 from octavo.kv_cache.allocation import UNCHANGED, PrefixHit, Shortage, SlotGrowth, shortage_of_all
 from octavo.kv_cache.block_hash import extend_chain, root_digest, tail_digest, token_keys
-from octavo.kv_cache.block_pool import NULL_BLOCK, Content, check_tables
+from octavo.kv_cache.block_pool import NULL_BLOCK, CachedBytes, Content, check_tables
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.encodings import Encodings
 from octavo.kv_cache.group_cache import GroupCache
@@ -54,8 +54,7 @@ class BlockManager:
         self.limits = limits
         self.block_size = limits.block_size
         self.enable_prefix_caching = enable_prefix_caching
-        num_bytes = sum(group.num_blocks * group.block_bytes for group in limits.groups)
-        share = None if max_cached_bytes is None or not num_bytes else max_cached_bytes / num_bytes
+        cached_bytes = None if max_cached_bytes is None else CachedBytes(max_cached_bytes)
         self.groups = tuple(
             GroupCache(
                 index,
@@ -63,7 +62,7 @@ class BlockManager:
                 limits.block_size,
                 watermark=watermark,
                 eviction=eviction,
-                max_cached_blocks=None if share is None else int(share * group.num_blocks),
+                cached_bytes=cached_bytes,
                 num_lookahead=limits.num_lookahead,
                 snapshot_tokens=snapshot_tokens,
             )

@@ -35,19 +35,24 @@ class Content(NamedTuple):
 class BlockPool:
     """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to.
 
-    While more than `max_cached` blocks are cached, one of them is given out before a fresh one. group: the cache group.
-    listener: called when content enters or leaves the prefix index; None where nothing listens. on_evicted: called with
-    the digest of content that is evicted.
+    cached_bytes: the limit on the bytes of cached blocks; None for no limit. group: the cache group. listener: called
+    when content enters or leaves the prefix index; None where nothing listens. on_evicted: called with the digest of
+    content that is evicted.
     """
 
     def __init__(
-        self, num_blocks: int, eviction: Eviction | None = None, max_cached: int | None = None, group: int = 0
+        self,
+        num_blocks: int,
+        eviction: Eviction | None = None,
+        cached_bytes: CachedBytes | None = None,
+        group: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.listener: BlockListener | None = None
         self.on_evicted: Callable[[bytes], None] | None = None
         self._group = group
-        self._max_cached = num_blocks if max_cached is None else max_cached
+        self._cached_bytes = cached_bytes
+        self._released_at = [0] * (num_blocks + 1) if cached_bytes is not None else []
         self._counts = [0] * (num_blocks + 1)
         self._contents: list[Content | None] = [None] * (num_blocks + 1)
         self._hits = [0] * (num_blocks + 1)
@@ -65,22 +70,39 @@ class BlockPool:
     def num_used_blocks(self) -> int:
         return self.num_blocks - self.num_free_blocks
 
+    @property
+    def num_cached_blocks(self) -> int:
+        return self.num_free_blocks - len(self._empty)
+
+    @property
+    def oldest_release(self) -> int:
+        """When the cached block that would be evicted was released, in ticks of the limit on cached bytes."""
+        return self._released_at[self._cached.peek()]
+
     def allocate(self) -> int:
         """Return a block with count 1 and no content. The caller has checked `num_free_blocks`."""
         num_empty = len(self._empty)
         if num_empty > self._num_fresh:
             block = self._empty.pop()
-        elif num_empty and self.num_free_blocks - num_empty <= self._max_cached:
+        elif num_empty and (self._cached_bytes is None or self._cached_bytes.make_room(self)):
             block = self._empty.pop()
             self._num_fresh = num_empty - 1
         else:
-            block = self._cached.pop()
-            digest = self._forget(block)
-            self._remember(digest)
-            if self.on_evicted is not None:
-                self.on_evicted(digest)
+            block = self._evict()
         self._counts[block] = 1
         self.num_free_blocks -= 1
+        return block
+
+    def give_up(self) -> None:
+        """Evict a cached block, which is empty then. The caller has checked `num_cached_blocks`."""
+        self._empty.append(self._evict())
+
+    def _evict(self) -> int:
+        block = self._cached.pop()
+        digest = self._forget(block)
+        self._remember(digest)
+        if self.on_evicted is not None:
+            self.on_evicted(digest)
         return block
 
     def empty_blocks(self) -> list[int]:
@@ -117,6 +139,8 @@ class BlockPool:
             self._add_spare(block)
         else:
             self._cached.add(block, self._hits[block])
+            if self._cached_bytes is not None:
+                self._released_at[block] = self._cached_bytes.tick()
 
     def demote(self, digest: bytes) -> None:
         """Evict the block with this content, if it has no users, before others: nothing will find it."""
@@ -129,6 +153,8 @@ class BlockPool:
         if not isinstance(self._cached, SpareFirst):
             self._cached = SpareFirst(self._cached)
         self._cached.add_spare(block)
+        if self._cached_bytes is not None:
+            self._released_at[block] = 0  # as if it had been released before all others
 
     def num_users(self, block: int) -> int:
         """Return how many users the block has."""
@@ -255,6 +281,42 @@ class BlockPool:
         }, "the index of successors is wrong"
         assert all(b not in contents for b in self._empty), "an empty block has content"
         assert all(b in contents for b in cached), "a cached block has no content"
+
+
+class CachedBytes:
+    """A limit on the bytes of cached blocks in the pools of all cache groups.
+
+    While more is cached, a cached block is given up before a fresh one is taken: of those that the groups would evict
+    the one with the largest product of bytes and age, which is counted in releases of blocks.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pools: list[tuple[BlockPool, int]] = []
+        self._now = 0
+
+    def add(self, pool: BlockPool, block_bytes: int) -> None:
+        self._pools.append((pool, block_bytes))
+
+    def tick(self) -> int:
+        """Return the time of a release."""
+        self._now += 1
+        return self._now
+
+    def make_room(self, pool: BlockPool) -> bool:
+        """Give up cached blocks of other pools while too much is cached. Returns False when the next is one of `pool`
+        itself, which takes it instead of a fresh one."""
+        while sum([each.num_cached_blocks * size for each, size in self._pools]) > self._limit:
+            weights = [
+                ((self._now + 1 - each.oldest_release) * size, each is pool, each)
+                for each, size in self._pools
+                if each.num_cached_blocks
+            ]
+            _, is_own, heaviest = max(weights, key=lambda weight: weight[:2])
+            if is_own:
+                return False
+            heaviest.give_up()
+        return True
 
 
 def release_table(pool: BlockPool, table: list[int]) -> None:

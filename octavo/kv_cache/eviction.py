@@ -20,6 +20,10 @@ class Eviction(Protocol):
         """Remove a block that is used again."""
         ...
 
+    def peek(self) -> int:
+        """Return the block to evict. Raises KeyError when there is none."""
+        ...
+
     def pop(self) -> int:
         """Remove and return the block to evict. Raises KeyError when there is none."""
         ...
@@ -48,6 +52,9 @@ class SpareFirst:
         else:
             self._others.remove(block)
 
+    def peek(self) -> int:
+        return next(iter(self._spare)) if self._spare else self._others.peek()
+
     def pop(self) -> int:
         return self._spare.popitem(last=False)[0] if self._spare else self._others.pop()
 
@@ -66,6 +73,11 @@ class LeastRecentlyUsed:
 
     def remove(self, block: int) -> None:
         del self._blocks[block]
+
+    def peek(self) -> int:
+        for block in self._blocks:
+            return block
+        raise KeyError("no block is cached")
 
     def pop(self) -> int:
         return self._blocks.popitem(last=False)[0]
@@ -100,14 +112,19 @@ class GreedyDual:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
-    def pop(self) -> int:
+    def peek(self) -> int:
         while self._heap:
-            entry = heapq.heappop(self._heap)
+            entry = self._heap[0]
             if self._entries.get(entry[2]) is entry:
-                del self._entries[entry[2]]
-                self._clock = entry[0]
                 return entry[2]
+            heapq.heappop(self._heap)
         raise KeyError("no block is cached")
+
+    def pop(self) -> int:
+        block = self.peek()
+        del self._entries[block]
+        self._clock = heapq.heappop(self._heap)[0]
+        return block
 
 
 EVICTIONS: dict[str, type[LeastRecentlyUsed] | type[GreedyDual]] = {"lru": LeastRecentlyUsed, "cost": GreedyDual}

@@ -12,7 +12,7 @@ from octavo.core.cache_limits import GroupLimits
 from octavo.core.sequence import SequenceGroup
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import PrefixHit, Shortage
-from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, release_table
+from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, CachedBytes, release_table
 from octavo.kv_cache.eviction import EVICTIONS
 from octavo.kv_cache.retention import retention
 
@@ -32,14 +32,16 @@ class GroupCache:
         *,
         watermark: float,
         eviction: str,
-        max_cached_blocks: int | None,
+        cached_bytes: CachedBytes | None = None,
         num_lookahead: int = 0,
         snapshot_tokens: int = 0,
     ) -> None:
         """num_lookahead: token slots that sequences have beyond their tokens. snapshot_tokens: how far apart the states
         of a sequence are that are to be found later, beside those of its prompt; 0 for none."""
         self.index = index
-        self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks, index)
+        self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), cached_bytes, index)
+        if cached_bytes is not None:
+            cached_bytes.add(self.pool, limits.block_bytes)
         self.host_pool = BlockPool(limits.num_host_blocks)
         self.keeps = retention(limits, block_size)
         self.holds_encoding = limits.num_encoded > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.block_pool import BlockPool, CachedBytes, Content
 from octavo.kv_cache.eviction import GreedyDual
 
 
@@ -72,7 +72,8 @@ def test_touched_empty_blocks_go_before_fresh_ones_whatever_emptied_them() -> No
 
 
 def test_beyond_a_bound_cached_blocks_go_before_fresh_ones() -> None:
-    pool = BlockPool(8, max_cached=2)
+    limit = CachedBytes(2 * 10)
+    limit.add(pool := BlockPool(8, cached_bytes=limit), 10)
     blocks = [pool.allocate() for _ in range(5)]
     for block, digest in zip(blocks[:3], (b"a", b"b", b"c"), strict=True):
         pool.publish(block, named(digest))
@@ -81,6 +82,28 @@ def test_beyond_a_bound_cached_blocks_go_before_fresh_ones() -> None:
     assert [pool.allocate() for _ in range(3)] == [blocks[3], blocks[0], 6]  # touched, the third cached one, fresh
     assert [pool.allocate() for _ in range(4)] == [7, 8, blocks[1], blocks[2]]
     assert pool.num_free_blocks == 0
+
+
+def test_the_bound_is_one_for_all_groups_and_takes_what_weighs_most_by_bytes_and_age() -> None:
+    limit = CachedBytes(100)
+    small, large = BlockPool(8, cached_bytes=limit), BlockPool(8, cached_bytes=limit)
+    limit.add(small, 10)
+    limit.add(large, 60)
+
+    def cache(pool: BlockPool, digest: bytes) -> int:
+        block = pool.allocate()
+        pool.publish(block, named(digest))
+        pool.release(block)
+        return block
+
+    cache(large, b"A")
+    oldest, *_ = [cache(small, digest) for digest in (b"a", b"b", b"c", b"d", b"e")]
+    taken = small.allocate()  # 110 bytes are cached: A weighs 60 · 6, a weighs 10 · 5
+    assert large.find(b"A") is None
+    assert small.find(b"a") == oldest != taken
+    cache(large, b"B")
+    assert small.allocate() == oldest  # B weighs 60 · 1, a weighs 10 · 6: of equals the own one goes
+    assert large.find(b"B") is not None
 
 
 def test_among_equals_the_longest_prefix_is_evicted_first() -> None:

@@ -12,7 +12,7 @@ from octavo.kv_cache.pins import Pins
 
 def group(num_blocks: int, index: int = 0) -> GroupCache:
     limits = GroupLimits(num_blocks=num_blocks)
-    return GroupCache(index, limits, 4, watermark=0, eviction="lru", max_cached_blocks=None)
+    return GroupCache(index, limits, 4, watermark=0, eviction="lru")
 
 
 def published(pool: BlockPool, digest: bytes) -> int:
