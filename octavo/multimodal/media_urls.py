@@ -89,12 +89,15 @@ class MediaUrls:
         """Fetch in a thread, since looking up a name ends at no deadline of ours."""
         opened: list[socket.socket] = []
         found: list[bytes | InvalidRequest] = []
+        late = f"was not fetched within {FETCH_S:g} s"
 
         def follow() -> None:
             try:
                 found.append(self._follow(url, field, opened))
             except InvalidRequest as error:
                 found.append(error)
+            except TimeoutError:
+                found.append(_refused(field, late))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = f"cannot be fetched ({type(error).__name__}: {str(error)[:200]})"
                 found.append(_refused(field, reason))
@@ -106,7 +109,7 @@ class MediaUrls:
             for connection in opened:
                 with suppress(OSError):  # it is closed
                     connection.shutdown(socket.SHUT_RDWR)
-            raise _refused(field, f"was not fetched within {FETCH_S:g} s")
+            raise _refused(field, late)
         if isinstance(found[0], InvalidRequest):
             raise found[0]
         return found[0]

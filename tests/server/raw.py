@@ -35,7 +35,7 @@ class Answer:
 def connect(url: str) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(url)
     assert parts.hostname is not None
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
     try:
         yield connection
     finally:
