@@ -300,7 +300,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     stored = f" (the checkpoint: {checkpoint.dtype_name()})" if has_weights else ""
     stored_as = checkpoint.section(QUANTIZATION)
     is_plain = checkpoint.gguf is not None and checkpoint.gguf.is_plain
-    kept = "quantised again" if model.quantization else "as it is stored"
+    kept = ("quantised while loading" if is_plain else "quantised again") if model.quantization else "as it is stored"
     is_quantized = model.quantization or (stored_as is not None and not is_plain)
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():

@@ -113,16 +113,18 @@ class StoredView:
         plain = str(dtype).removeprefix("torch.")
         found = []
         for (label, spec), count in kinds.items():
+            is_float = label in FLOATS
             if self.requantized_by is not None:
-                how = f"{count} stored as {label} ({self._format.name}), dequantised and quantised again"
-                found.append(("weights", self.requantized_by.name, how))
+                how = "quantised while loading" if is_float else "dequantised and quantised again"
+                found.append(
+                    ("weights", self.requantized_by.name, f"{count} stored as {label} ({self._format.name}), {how}")
+                )
                 continue
             kept = plain if spec is None else spec.layout
-            how = (
-                "dequantised"
-                if spec is None
-                else f"kept as they are, times activations of {self._activation_bits} bits"
-            )
+            if spec is not None:
+                how = f"kept as they are, times activations of {self._activation_bits} bits"
+            else:
+                how = "in parts that are joined" if is_float else "dequantised"
             found.append(("weights", kept, f"{count} stored as {label} ({self._format.name}), {how}"))
         return found
 

@@ -66,7 +66,7 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     tensors = checkpoint.tensors().values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
     num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks
-    if checkpoint.section(QUANTIZATION) is not None:
+    if not (checkpoint.section(QUANTIZATION) is None or model.quantization or _is_plain(checkpoint)):
         num_bytes = checkpoint.weights_bytes() // num_ranks
     most_bytes = usable_memory().available * config.cache.gpu_memory_utilization / (2 * num_ranks)
     if not _PAGES_FROM_BYTES <= num_bytes <= most_bytes:
@@ -75,6 +75,11 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     # the largest tensor is mapped while it is packed: both together are to be no more than all weights packed
     pages.populate(max(0, num_bytes - max(tensor.nbytes for tensor in tensors)))
     return Ahead(packed, pages)
+
+
+def _is_plain(checkpoint: Checkpoint) -> bool:
+    """Return whether a GGUF file holds floating-point types alone."""
+    return checkpoint.gguf is not None and checkpoint.gguf.is_plain
 
 
 def _method(checkpoint: Checkpoint) -> str:

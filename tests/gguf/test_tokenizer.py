@@ -75,6 +75,13 @@ def test_explain_rounds_no_activations_of_plain_weights(tiny: Path) -> None:
     assert "activations" not in dict(model_facts(config, checkpoint))
 
 
+def test_explain_says_that_plain_weights_are_quantised_while_they_are_loaded(tiny: Path) -> None:
+    checkpoint = Checkpoint.open(tiny)
+    config = resolve(EngineArgs(model=str(tiny), quantization="int8"), checkpoint, Platform.detect())
+    told = [value for name, value in model_facts(config, checkpoint) if name == "quantization"]
+    assert told == ["int8, made while loading", "gguf, quantised while loading"]
+
+
 def test_template_and_sampling_defaults_come_from_the_file(tiny: Path) -> None:
     template = ChatTemplate.find(tiny, Tokenizer.open(tiny))
     assert template is not None

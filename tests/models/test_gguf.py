@@ -117,6 +117,14 @@ def test_a_file_of_floats_is_quantised_as_the_checkpoint_is(tmp_path: Path) -> N
     assert torch.equal(logits(convert(path, "llama"), int8), logits(path, int8))
 
 
+def test_parts_of_floats_are_told_as_what_becomes_of_them(tmp_path: Path) -> None:
+    path, told = convert(make_checkpoint("gpt_oss", tmp_path / "m"), "gpt-oss"), []
+    for method in (None, "int8"):
+        opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), method=method_named(method))
+        told.append({(kept, how.partition(", ")[2]) for _, kept, how in opened.stored_as()})
+    assert told == [{("float32", "in parts that are joined")}, {("int8", "quantised while loading")}]
+
+
 def blocks(name: str, tensor: Tensor, kind: str) -> Stored:
     """Random blocks with scales that are finite and small."""
     if tensor.dim() != 2 or "attn_q" in name:

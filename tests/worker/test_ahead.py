@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import msgspec
 import pytest
 import torch
 
+from octavo.gguf.reader import read_gguf
 from octavo.worker import ahead
 from octavo.worker.ahead import Ahead, read_ahead
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.gguf_files import convert
 from tests.worker.engine_config import make_config, start_worker
 
 
@@ -51,6 +54,18 @@ def test_no_memory_is_taken_for_weights_that_are_kept_elsewhere(arguments: dict[
 
 def test_small_models_take_no_memory_ahead(tmp_path: Path) -> None:
     assert read_ahead(make_config(make_checkpoint("llama", tmp_path / "model"))) == Ahead()
+
+
+@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.parametrize(("quantization", "weight_bytes"), [(None, 4.0), ("int8", 1.0), ("int4", 0.5)])
+def test_memory_for_a_file_of_floats_is_that_of_what_they_become(
+    quantization: str | None, weight_bytes: float, tmp_path: Path
+) -> None:
+    path = convert(make_checkpoint("llama", tmp_path / "model"), "llama")
+    config = make_config(path, quantization=quantization, dtype="float32")
+    pages = read_ahead(config).pages
+    assert pages is not None
+    assert pages.num_bytes == int(sum(prod(each.shape) for each in read_gguf(path).tensors) * weight_bytes)
 
 
 @pytest.mark.usefixtures("small_is_large")
