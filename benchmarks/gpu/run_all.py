@@ -156,7 +156,8 @@ def engines() -> Iterator[dict[str, Any]]:
     prompts: Any = ["Once upon a time", "The little dog", "One day"] * 8
     params = SamplingParams(max_tokens=64, temperature=0.8, seed=1, ignore_eos=True)
     expected: list[Any] | None = None
-    for args in ({"device": "cpu"}, {"device": "cuda", "batch_invariant": True}, {"device": "cuda"}):
+    exact, fastest = {"device": "cuda", "batch_invariant": True}, {"device": "cuda"}
+    for args in ({"device": "cpu"}, exact, exact | {"enforce_eager": True}, fastest, fastest | {"enforce_eager": True}):
         begun = time.monotonic()
         with LLM("octavo-tiny", dtype="bfloat16", **args) as llm:
             started = time.monotonic() - begun

@@ -51,7 +51,10 @@ class ComputeArgs:
         ),
     ] = False
     enforce_eager: Annotated[
-        bool, Arg("Run every step by Python. By default the kernel calls of small steps are recorded and made again.")
+        bool,
+        Arg(
+            "Run every step by Python. By default small steps are recorded and repeated: kernel calls, or CUDA graphs."
+        ),
     ] = False
     op_overrides: Annotated[
         dict[str, str], Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.")

@@ -8,7 +8,7 @@ and the scheduler gives steps that compute prompts beside them few different siz
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from octavo.attention.metadata import ModelInput
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.device import LanguageModel
+from octavo.devices.watched_lengths import WatchedLengths
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -171,22 +172,5 @@ def _storage(tensor: Tensor) -> int:
 
 def _watched(batch: ModelInput, watch: _Watch) -> ModelInput:
     """Return an input that notices reads of lengths on the host, which are others in the next step."""
-    lengths = _WatchedLengths(batch.attention[0].lengths, watch)
+    lengths = WatchedLengths(batch.attention[0].lengths, watch.meet)
     return replace(batch, attention=[replace(each, lengths=lengths, derived={}) for each in batch.attention])
-
-
-class _WatchedLengths(Sequence[int]):
-    def __init__(self, lengths: Sequence[int], watch: _Watch) -> None:
-        self._lengths = lengths
-        self._watch = watch
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, index: Any) -> Any:
-        self._watch.meet("what reads the lengths of sequences on the host")
-        return self._lengths[index]
-
-    def __iter__(self) -> Iterator[int]:
-        self._watch.meet("what reads the lengths of sequences on the host")
-        return iter(self._lengths)

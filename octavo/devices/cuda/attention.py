@@ -25,8 +25,10 @@ PREFILL_ROWS: Final = 128
 their own."""
 _PROGRAMS: Final = 264
 """Two for each SM of an H100: with fewer, long sequences are divided among programs."""
-_CHUNK: Final = 512
+CHUNK: Final = 512
 _TILE: Final = 64
+LONGEST: Final = "longest"
+"""The key of `AttentionMetadata.once` for the length of the longest sequence."""
 _MOST_AHEAD: Final = 1 << 30
 """Keys behind itself that a query sees: kernels add positions in 32 bits."""
 
@@ -39,7 +41,7 @@ class Division:
     programs: fewer than these are divided further, which changes no bit.
     """
 
-    chunk: int = _CHUNK
+    chunk: int = CHUNK
     tile: int = _TILE
     programs: int = _PROGRAMS
 
@@ -80,7 +82,7 @@ class CudaBackend:
     ) -> int:
         """Return the bytes of the parts of divided sequences, and of a work list."""
         divided = min(max_tokens, self._division.programs)
-        chunks = -(-max_length // self._division.chunk)
+        chunks = power_of_2(-(-max_length // self._division.chunk), least=1)
         return divided * num_heads * chunks * (head_dim + 2) * 4 + max_tokens * (16 + 2 * head_dim * element_size)
 
     def run(
@@ -116,7 +118,7 @@ class CudaBackend:
         is_divided = _is_divided(metadata, kv_heads, division)
         per_program = 1 if is_divided else rows // group
         work = metadata.once(("work", per_program), lambda: _work(metadata, per_program, q.device))
-        num_chunks = -(-max(metadata.lengths) // division.chunk) if is_divided else 1
+        num_chunks = -(-longest(metadata) // division.chunk) if is_divided else 1
         out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
         parts = peaks = out
         if is_divided:
@@ -159,11 +161,19 @@ def _is_divided(metadata: AttentionMetadata, kv_heads: int, division: Division) 
     """Return whether there are too few programs for the processors, and sequences that are long enough to divide."""
     is_decode = max(metadata.query_lengths) == 1
     few = len(metadata.lengths) * kv_heads < division.programs
-    return is_decode and few and max(metadata.lengths) > division.chunk
+    return is_decode and few and longest(metadata) > division.chunk
+
+
+def longest(metadata: AttentionMetadata) -> int:
+    """Return the length of the longest sequence, or the bound that a captured step has instead."""
+    return metadata.once(LONGEST, lambda: max(metadata.lengths))
 
 
 def _work(metadata: AttentionMetadata, per_program: int, device: torch.device) -> Tensor:
     """Return int32 [programs, 4]: row, first token among all of the step, tokens, position of the first one."""
+    if max(metadata.query_lengths) == 1:  # on the device: lengths are others when a captured step is repeated
+        rows, lengths = metadata.query_starts[:-1], metadata.sequence_lengths
+        return torch.stack((rows, rows, torch.ones_like(rows), lengths - 1), dim=1)
     starts = accumulate(metadata.query_lengths, initial=0)
     items = [
         (row, start + first, min(per_program, queries - first), length - queries + first)

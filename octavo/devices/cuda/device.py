@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Final
@@ -11,8 +11,9 @@ import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.devices.device import AttentionChoice, DeviceMemory, StepRun
+from octavo.devices.device import AttentionChoice, DeviceMemory, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.device import ReferenceDevice
@@ -78,9 +79,22 @@ class CudaDevice(ReferenceDevice):
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
         return AttentionChoice(CudaBackend(self.runtime, cache_dtype), "compiled by Triton")
 
+    def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
+        """Return `model` with its decode steps captured as CUDA graphs."""
+        is_eager = self._config.enforce_eager or not max_tokens
+        return model if is_eager else GraphedModel(model, self.graphs())
+
+    def graphs(self) -> Callable[[], Graph]:
+        """Return what makes graphs that share their memory."""
+        return CudaGraphs()
+
     def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
-        """Count what the reference's operators hold: kernels of this device hold no more."""
-        return peak_bytes(lambda: run(bind(), DryAttention(), num_tokens))
+        """Count what the reference's operators hold: kernels of this device hold no more. Graphs have their own."""
+        ops = bind()
+        total = peak_bytes(lambda: run(ops, DryAttention(), num_tokens))
+        if self._config.enforce_eager:
+            return total
+        return total + peak_bytes(lambda: run(ops, DryAttention(), min(MAX_ROWS, num_tokens), is_decode=True))
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:

@@ -36,9 +36,9 @@ def compute_type(x: Tensor) -> Any:
     return tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
 
-def power_of_2(number: int) -> int:
-    """Return the smallest power of 2 that is no less than the number, and at least 16."""
-    return max(16, 1 << (number - 1).bit_length())
+def power_of_2(number: int, least: int = 16) -> int:
+    """Return the smallest power of 2 that is no less than the number, and at least `least`."""
+    return max(least, 1 << (number - 1).bit_length())
 
 
 def num_warps(num_rows: int) -> int:

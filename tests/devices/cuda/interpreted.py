@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.devices.cuda.device import CudaDevice
+from octavo.devices.cuda.graphs import Graph
 from octavo.devices.device import DeviceMemory
 from octavo.platform import Platform
 
 NAME = "tests.devices.cuda.interpreted.InterpretedCuda"
 """For `DEVICES`."""
+
+
+class RepeatedCalls:
+    """A `Graph` that calls again what it captured: with the numbers that the host had then, on the same tensors."""
+
+    num_replays = 0
+
+    def capture(self, run: Callable[[], object]) -> None:
+        self.replay_run = run
+
+    def replay(self) -> None:
+        type(self).num_replays += 1
+        self.replay_run()
 
 
 class InterpretedCuda(CudaDevice):
@@ -23,6 +39,9 @@ class InterpretedCuda(CudaDevice):
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
         return None
+
+    def graphs(self) -> Callable[[], Graph]:
+        return RepeatedCalls
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory.of_host(self._memory)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
@@ -25,10 +26,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300))
 
 
-def generate(path: Path, **args: Any) -> list[tuple[Any, Any]]:
+def generate(path: Path, max_tokens: int = 3, **args: Any) -> list[tuple[Any, Any]]:
     sizes = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
     with LLM(str(path), **{**sizes, **args}) as llm:
-        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        outputs = llm.generate(PROMPTS, msgspec.structs.replace(PARAMS, max_tokens=max_tokens), use_tqdm=False)
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
 
 

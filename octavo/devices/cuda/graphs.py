@@ -1,0 +1,240 @@
+"""Decode steps from CUDA graphs: the host launches one graph instead of hundreds of kernels.
+
+A graph repeats its kernels on the same addresses, with the numbers that the host gave them. So a captured step reads
+tensors of its own, into which those of each step are copied, and instead of the length of the longest sequence it has a
+bound, a power of 2 of chunks. Chunks beyond the end of a sequence are skipped on the device, and change no bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from octavo.attention.metadata import ModelInput
+from octavo.devices.cuda.attention import CHUNK, LONGEST
+from octavo.devices.cuda.runtime import power_of_2
+from octavo.devices.device import LanguageModel
+from octavo.devices.watched_lengths import WatchedLengths
+
+_log = logging.getLogger(__name__)
+
+MAX_ROWS: Final = 256
+"""Steps of more rows are launched by the host: their kernels take longer than their launches."""
+MAX_GRAPHS: Final = 256
+"""The one that was not used for longest goes first."""
+
+_PLAIN: Final = frozenset({"token_ids", "positions", "attention", "kv_caches"})
+"""The fields of `ModelInput` that a captured step has."""
+
+
+class Graph(Protocol):
+    """Kernels that were captured, and can be launched again together."""
+
+    def capture(self, run: Callable[[], object]) -> None:
+        """Capture what `run` launches; nothing is computed. Raises RuntimeError for what cannot be captured."""
+        ...
+
+    def replay(self) -> None:
+        """Launch the kernels."""
+        ...
+
+
+class CudaGraphs:
+    """Makes `torch.cuda.CUDAGraph`s. They share one pool of memory, so that only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> Graph:
+        return _CudaGraph(self)
+
+
+class _CudaGraph:
+    def __init__(self, graphs: CudaGraphs) -> None:
+        self._graphs = graphs
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, run: Callable[[], object]) -> None:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._graphs.stream):
+            # other threads may use the GPU meanwhile
+            self._graph.capture_begin(pool=self._graphs.pool, capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is broken, which is known already
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step to be captured, or one that is. batch: its own tensors. bounds: of the lengths, for each cache group."""
+
+    batch: ModelInput
+    bounds: Sequence[int]
+    graph: Graph | None = None
+
+
+class GraphedModel:
+    """A model whose decode steps are captured when a number of rows and a bound of lengths come for the second time.
+
+    The first time their kernels are launched by the host, with the numbers that they will be captured with, so that all
+    of them are compiled and loaded. A model that reads values on the host while it runs is never captured; a line in
+    the log says what reads them.
+    """
+
+    def __init__(self, model: LanguageModel, make_graph: Callable[[], Graph]) -> None:
+        self._model = model
+        self._make_graph = make_graph
+        self._steps: dict[tuple[int, ...], _Step] = {}
+        """The least recently used one first."""
+        self._hidden: Tensor | None = None
+        """[MAX_ROWS, hidden]: where graphs write their results."""
+        self._is_capturable = True
+        self.compute_logits = model.compute_logits
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        """Return the last hidden states [rows, hidden], valid until the next step."""
+        if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
+            return self._model(batch)
+        bounds = [CHUNK * power_of_2(-(-max(each.lengths) // CHUNK), least=1) for each in batch.attention]
+        rows = len(batch.token_ids)
+        key = (rows, *bounds, *(each.block_tables.shape[1] for each in batch.attention))
+        step = self._steps.pop(key, None)
+        if step is None:
+            step = _Step(_own(batch), bounds)
+            hidden = self._launch(step)
+        else:
+            _copy(batch, step.batch)
+            if step.graph is None:
+                self._capture(step)
+            if step.graph is None:  # it could not be captured
+                return self._model(batch)
+            step.graph.replay()
+            assert self._hidden is not None
+            hidden = self._hidden[:rows]
+        if self._is_capturable:
+            self._steps[key] = step
+            if len(self._steps) > MAX_GRAPHS:
+                del self._steps[next(iter(self._steps))]
+        return hidden
+
+    def _launch(self, step: _Step) -> Tensor:
+        """Launch a step's kernels, and find what would read a value of this step alone if it were captured."""
+        watch = _HostReads()
+        with watch:
+            hidden = self._model(_bounded(step, watch.meet))
+        if watch.obstacle is not None:
+            self._give_up(watch.obstacle)
+        elif self._hidden is None:
+            self._hidden = hidden.new_empty((MAX_ROWS, *hidden.shape[1:]))
+        return hidden
+
+    def _capture(self, step: _Step) -> None:
+        assert self._hidden is not None
+        graph, hidden = self._make_graph(), self._hidden[: len(step.batch.token_ids)]
+        try:
+            graph.capture(lambda: hidden.copy_(self._model(_bounded(step, lambda _: None))))
+            step.graph = graph
+        except RuntimeError as error:
+            self._give_up(str(error).partition("\n")[0])
+
+    def _give_up(self, reason: str) -> None:
+        self._is_capturable = False
+        self._steps.clear()
+        _log.info("decode steps are not captured as CUDA graphs: %s", reason)
+
+
+def _is_plain_decode(batch: ModelInput) -> bool:
+    others = (getattr(batch, each.name) for each in fields(batch) if each.name not in _PLAIN)
+    is_plain = all(each is None or (isinstance(each, Sequence) and not each) for each in others)
+    return is_plain and len(batch.token_ids) == len(batch.attention[0].lengths)
+
+
+def _tensors(batch: ModelInput) -> list[Tensor]:
+    """Return what differs from step to step; groups share some of the tensors."""
+    found = [batch.token_ids, batch.positions]
+    for each in batch.attention:
+        found += each.query_starts, each.sequence_lengths, each.block_tables, each.slot_mapping
+    return found
+
+
+def _own(batch: ModelInput) -> ModelInput:
+    """Return the batch with tensors that no other step writes to."""
+    own = {id(each): each.clone() for each in _tensors(batch)}
+    attention = [
+        replace(
+            each,
+            query_starts=own[id(each.query_starts)],
+            sequence_lengths=own[id(each.sequence_lengths)],
+            block_tables=own[id(each.block_tables)],
+            slot_mapping=own[id(each.slot_mapping)],
+        )
+        for each in batch.attention
+    ]
+    token_ids, positions = own[id(batch.token_ids)], own[id(batch.positions)]
+    return replace(batch, token_ids=token_ids, positions=positions, attention=attention)
+
+
+def _copy(source: ModelInput, target: ModelInput) -> None:
+    pairs = {id(own): (own, new) for own, new in zip(_tensors(target), _tensors(source), strict=True)}
+    for own, new in pairs.values():
+        own.copy_(new)
+
+
+def _bounded(step: _Step, meet: Callable[[str], None]) -> ModelInput:
+    """Return the step's batch with bounds of its longest lengths, and nothing derived from another run."""
+    attention = [
+        replace(each, lengths=WatchedLengths(each.lengths, meet), derived={LONGEST: bound})
+        for each, bound in zip(step.batch.attention, step.bounds, strict=True)
+    ]
+    return replace(step.batch, attention=attention)
+
+
+_READS: Final = frozenset(
+    {
+        *("__bool__", "__contains__", "__float__", "__index__", "__int__", "argwhere", "as_tensor", "bincount", "cpu"),
+        *("equal", "from_numpy", "is_nonzero", "item", "masked_select", "nonzero", "numpy", "tensor", "tolist"),
+        *("unique", "unique_consecutive"),
+    }
+)
+"""Functions of torch that wait for the device, or take values of this step from the host."""
+
+
+class _HostReads(TorchFunctionMode):
+    """Finds the first call of torch that reads a value on the host, or takes one from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obstacle: str | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if name in _READS:
+            self.meet(f"torch's {name} reads values on the host")
+        elif name in ("__getitem__", "__setitem__") and _has_mask(args[1]):
+            self.meet("how many values a mask selects is read on the host")
+        return func(*args, **(kwargs or {}))
+
+    def meet(self, obstacle: str) -> None:
+        self.obstacle = self.obstacle or obstacle
+
+
+def _has_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(each, Tensor) and each.dtype is torch.bool for each in parts)
