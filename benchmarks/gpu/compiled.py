@@ -23,9 +23,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from octavo.devices.cuda.attention import PREFILL_ROWS, ROWS, Division
-from octavo.devices.cuda.kernels import attention, linear, rows
+from octavo.devices.cuda.kernels import attention, linear, rows, sampling
 from octavo.devices.cuda.ops.linear import TILE
 from octavo.devices.cuda.runtime import CudaRuntime, num_warps
+from octavo.devices.cuda.sampler import BLOCK
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _STRIDES = (
@@ -38,11 +39,13 @@ _STRIDES = (
     "slot_stride",
 )
 _FLOATS = frozenset({"scale", "eps", "offset"})
-_INTEGERS = frozenset({"table_stride", "num_chunks", "dim", "M", "N", "K"})
+_INTEGERS = frozenset({"table_stride", "num_chunks", "dim", "num_columns", "M", "N", "K"})
 _POINTERS = {
     **dict.fromkeys(("tables", "lengths", "work"), "*i32"),
-    **dict.fromkeys(("slots", "positions"), "*i64"),
-    **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "table", "add"), "*fp32"),
+    **dict.fromkeys(("keys_of_draws", "owners", "places"), "*i32"),
+    **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
+    **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "table", "add", "weights"), "*fp32"),
+    "scores": "*fp64",
 }
 
 
@@ -78,6 +81,8 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("silu_and_mul", rows.silu_and_mul, {"BLOCK": 1024})
     turned = {"HEADS": 32, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
     yield Kernel("rotary", rows.rotary, turned)
+    for has_ids in (False, True):
+        yield Kernel(f"race{' of the likeliest' * has_ids}", sampling.race, {"BLOCK": BLOCK, "HAS_IDS": has_ids})
 
 
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:

@@ -14,17 +14,24 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.sampler import CudaSampler
 from octavo.ops.registry import operators
+from octavo.sampling.filters import default_filters
+from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.processors import default_processors
 
 RUNS: Final = 7
 INVARIANT, FASTEST = CudaRuntime(is_invariant=True), CudaRuntime()
@@ -151,6 +158,25 @@ def time_kernels(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
         }
 
 
+def time_sampler(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield the time of drawing a token for each row, and the share of the bandwidth that reading the logits takes."""
+    sampler = CudaSampler(FASTEST, default_processors(), default_filters())
+    for rows in (1, 64):
+        logits = torch.randn(rows, 151_936, device="cuda")
+        for name, params in (
+            ("greedy", SamplingParams(temperature=0.0)),
+            ("plain", SamplingParams(seed=1)),
+            ("top-k and top-p", SamplingParams(seed=1, top_k=50, top_p=0.9)),
+            ("log-probabilities", SamplingParams(seed=1, logprobs=5)),
+        ):
+            asked = [
+                SamplingRow(BenchmarkSequence(0, params, np.arange(256, dtype=np.int32)), 256) for _ in range(rows)
+            ]
+            taken = seconds(lambda a=asked, x=logits: sampler.sample(x.clone(), a))
+            share = logits.nbytes / taken / limits["bytes_per_s"]
+            yield {"sampler": name, "rows": rows, "us": taken * 1e6, "of_bandwidth": share}
+
+
 def engines() -> Iterator[dict[str, Any]]:
     """Yield tokens of the shipped model beside those of the device cpu, and tokens per second."""
     prompts: Any = ["Once upon a time", "The little dog", "One day"] * 8
@@ -186,7 +212,8 @@ def main() -> int:
         limits.update(ceilings())
         yield dict(limits)
 
-    for part in (measured, check_operators, check_bits, lambda: time_kernels(limits), engines):
+    timed_kernels, timed_sampler = partial(time_kernels, limits), partial(time_sampler, limits)
+    for part in (measured, check_operators, check_bits, timed_kernels, timed_sampler, engines):
         try:
             for line in part():
                 print(json.dumps(line), flush=True)

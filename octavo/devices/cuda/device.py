@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Final
@@ -13,14 +13,19 @@ from octavo.config.schema import DeviceConfig
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler
 from octavo.devices.device import AttentionChoice, DeviceMemory, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.device import ReferenceDevice
+from octavo.devices.reference.sampler import reference_bytes
 from octavo.errors import ConfigError
 from octavo.ops.pages import Pages
 from octavo.ops.registry import bind
 from octavo.platform import Platform
+from octavo.sampling.filters import Filter, default_filters
+from octavo.sampling.processors import LogitsProcessor, default_processors
+from octavo.sampling.sampler import Sampler
 
 LEAST_CAPABILITY: Final = (8, 0)
 """Ampere: the first with products of bfloat16."""
@@ -78,6 +83,12 @@ class CudaDevice(ReferenceDevice):
         if reason is not None:
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
         return AttentionChoice(CudaBackend(self.runtime, cache_dtype), "compiled by Triton")
+
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+        return CudaSampler(self.runtime, (*processors, *default_processors()), (*default_filters(), *filters))
+
+    def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        return reference_bytes(num_rows, vocab_size, CHUNK_BYTES)
 
     def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
         """Return `model` with its decode steps captured as CUDA graphs."""

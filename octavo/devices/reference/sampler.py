@@ -7,8 +7,9 @@ A row's result depends on its logits, its sequence and its key; the other rows o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -164,7 +165,7 @@ class ReferenceSampler:
         params = [row.sequence.params for row in rows]
         scaled = scale(logits, [each.temperature for each in params])
         if not filtered:
-            return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
+            return self._draw_each(torch.softmax(scaled, dim=-1), rows, sparse=False)
         drawn: list[list[int]] = [[] for _ in rows]
         top = filtered_top_tokens(scaled, params)
         decided = [
@@ -174,7 +175,7 @@ class ReferenceSampler:
         ]
         if decided:
             part = TopTokens(top.token_ids[decided], top.weights[decided], [True] * len(decided))
-            for row, token_ids in zip(decided, _race_among_top(part, [rows[row] for row in decided]), strict=True):
+            for row, token_ids in zip(decided, self._draw_each(part, [rows[row] for row in decided]), strict=True):
                 drawn[row] = token_ids
         wide = sorted(set(range(len(rows))) - set(decided))
         del top
@@ -182,16 +183,43 @@ class ReferenceSampler:
             scaled = _rows(scaled, wide)
             probabilities = filtered_probabilities(scaled, [params[row] for row in wide], self._filters)
             del scaled
-            for row, token_ids in zip(
-                wide, _race(probabilities, [rows[row] for row in wide], sparse=True), strict=True
-            ):
+            found = self._draw_each(probabilities, [rows[row] for row in wide], sparse=True)
+            for row, token_ids in zip(wide, found, strict=True):
                 drawn[row] = token_ids
         return drawn
 
+    def _draw_each(
+        self, source: Tensor | TopTokens, rows: Sequence[SamplingRow], *, sparse: bool = False
+    ) -> list[list[int]]:
+        """Return token ids per row, drawn from probabilities, or from what can be drawn of the likeliest tokens."""
+        keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
+        owners = np.repeat(np.arange(len(rows)), [row.num_samples for row in rows])
+        drawn: list[list[int]] = [[] for _ in rows]
+        # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
+        for start, end in chunks(len(owners), len(rows)):
+            part, their = owners[start:end], keys[start:end]
+            if isinstance(source, Tensor):
+                token_ids = self._race(source, part, their, sparse=sparse)
+            else:
+                token_ids = self._race_among(source, part, their)
+            for owner, token_id in zip(part.tolist(), token_ids.tolist(), strict=True):
+                drawn[owner].append(token_id)
+        return drawn
 
-def reference_bytes(num_rows: int, vocab_size: int) -> int:
+    def _race(
+        self, probabilities: Tensor, owners: NDArray[np.int64], keys: NDArray[np.uint32], *, sparse: bool
+    ) -> NDArray[np.int64]:
+        """Return a token of row `owners[i]` of `probabilities` for each of `keys`, uint32 [draws, 2]."""
+        return race(_of_owners(probabilities, owners), keys, sparse=sparse)
+
+    def _race_among(self, top: TopTokens, owners: NDArray[np.int64], keys: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return what `_race` does, from the likeliest tokens."""
+        return race_among(_of_owners(top.token_ids, owners), _of_owners(top.weights, owners), keys)
+
+
+def reference_bytes(num_rows: int, vocab_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     """Return the most bytes that `ReferenceSampler.sample` allocates for that many rows of logits."""
-    return min(num_rows, rows_per_chunk(vocab_size, CHUNK_BYTES)) * (PEAK_FACTOR * 4 * vocab_size + HISTOGRAM_BYTES)
+    return min(num_rows, rows_per_chunk(vocab_size, chunk_bytes)) * (PEAK_FACTOR * 4 * vocab_size + HISTOGRAM_BYTES)
 
 
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
@@ -211,34 +239,10 @@ def _describe(
     return [[next(tokens) for _ in draws[row]] for row in described]
 
 
-# the reference generator runs in numpy, which shares the memory of a CPU tensor
-
-
-def _race(probabilities: Tensor, rows: Sequence[SamplingRow], *, sparse: bool) -> list[list[int]]:
-    source = probabilities.cpu().numpy()
-    return _draw_each(rows, lambda owners, keys: race(source[owners], keys, sparse=sparse))
-
-
-def _race_among_top(top: TopTokens, rows: Sequence[SamplingRow]) -> list[list[int]]:
-    token_ids, weights = top.token_ids.cpu().numpy(), top.weights.cpu().numpy()
-    return _draw_each(rows, lambda owners, keys: race_among(token_ids[owners], weights[owners], keys))
-
-
-def _draw_each(
-    rows: Sequence[SamplingRow], draw: Callable[[slice | NDArray[np.int64], NDArray[np.uint32]], NDArray[np.int64]]
-) -> list[list[int]]:
-    """Return token ids per row. `draw` gets the rows to draw from, one for each draw, and the keys [draws, 2]."""
-    keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
-    if len(keys) == len(rows):
-        return [[token_id] for token_id in draw(slice(None), keys).tolist()]
-    owners = np.repeat(np.arange(len(rows)), [row.num_samples for row in rows])
-    drawn: list[list[int]] = [[] for _ in rows]
-    # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
-    for start, end in chunks(len(owners), len(rows)):
-        token_ids = draw(owners[start:end], keys[start:end])
-        for owner, token_id in zip(owners[start:end].tolist(), token_ids.tolist(), strict=True):
-            drawn[owner].append(token_id)
-    return drawn
+def _of_owners(values: Tensor, owners: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the rows of the draws, where the reference generator reads them: numpy shares the memory of the CPU."""
+    array: NDArray[Any] = values.cpu().numpy()
+    return array if np.array_equal(owners, np.arange(len(array))) else array[owners]
 
 
 def _keys(row: SamplingRow) -> Iterator[tuple[int, int]]:
