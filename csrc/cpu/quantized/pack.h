@@ -215,7 +215,8 @@ void unpack_row(const QuantizedWeight& weight, int row, Element* out) {
       if (format.zero() == Zero::minimums)
         least = scale_at(format.scales(), tail.zeros, tail.factors + 2 * kPanelColumns, column);
     }
-    const std::uint8_t* codes = block + format.code_bytes(in_block - in_unit);
+    const std::uint8_t* codes = weight.codes(block, in_block / weight.group_depth()) +
+                                format.code_bytes(in_block % weight.group_depth() - in_unit);
     const int in_line = in_unit / 4 * 64 + column % kTileColumns * 4 + in_unit % 4;
     int code = codes[in_line + (format.kind() == Kind::int8 ? half * unit * kTileColumns : 0)];
     if (format.kind() != Kind::int8) code = half ? code >> 4 : code & 15;

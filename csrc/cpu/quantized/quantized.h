@@ -2,8 +2,10 @@
 // bits a row. The codes are quantised here, or stored ones that stay as they are.
 //
 // A weight is a sequence of panels of 32 output columns. A panel is a stream along K of blocks: a group of K, or 256
-// inputs where scales have two levels. A block is its codes, unit by unit of 64 inputs (or of a smaller group), then the
-// scales of its groups, zero points or minimums of its groups, and factors of both. A unit is for every quad of K a line
+// inputs where scales have two levels. A block of a group is its codes, unit by unit of 64 inputs (or of a smaller group),
+// then the scales and the zero points or minimums. A block of two levels has two groups at a time in this way, the scales
+// and minimums of both behind the codes of both, and ends with the factors: a gap of a few lines among the codes, as long
+// as the scales of 256 inputs, would halve the rate at which they come from memory. A unit is for every quad of K a line
 // of 64 bytes, 16 columns by 4 inputs: 8-bit codes have lines of the first 16 columns, then those of the others (the
 // tiles that the tile registers take); 4-bit codes have both in the nibbles of one line, the first in the low ones. Codes
 // with zero points or minimums are unsigned; others have `kOffset` added. Sums of products are integers, exact in any
@@ -78,17 +80,30 @@ struct QuantizedWeight {
   [[gnu::always_inline]] constexpr int steps() const { return depth() / kStepDepth; }
   [[gnu::always_inline]] constexpr int num_groups() const { return depth() / group_depth(); }
   [[gnu::always_inline]] constexpr int groups_per_block() const { return block_depth() / group_depth(); }
+  // Groups whose scales stand beside each other; with factors a block has an even number of them.
+  [[gnu::always_inline]] constexpr int groups_together() const { return format.scales() == Scales::factors ? 2 : 1; }
+  // Codes of these groups, and all that they have.
+  [[gnu::always_inline]] constexpr int codes_together() const { return format.code_bytes(groups_together() * group_depth()); }
+  [[gnu::always_inline]] constexpr int bytes_together() const {
+    return codes_together() + groups_together() * (format.scale_bytes() + format.zero_bytes());
+  }
   [[gnu::always_inline]] constexpr std::int64_t block_bytes() const {
     const int of_factors = 2 * kPanelColumns * (format.zero() == Zero::minimums ? 2 : 1);
-    return format.code_bytes(block_depth()) + groups_per_block() * (format.scale_bytes() + format.zero_bytes()) +
+    return groups_per_block() / groups_together() * static_cast<std::int64_t>(bytes_together()) +
            (format.scales() == Scales::factors ? of_factors : 0);
   }
   [[gnu::always_inline]] constexpr std::int64_t panel_bytes() const { return depth() / block_depth() * block_bytes(); }
+  // The codes of a group of a block, and what stands behind them.
+  [[gnu::always_inline]] constexpr const std::uint8_t* codes(const std::uint8_t* block, int group) const {
+    return block + group / groups_together() * bytes_together() +
+           format.code_bytes(group % groups_together() * group_depth());
+  }
   [[gnu::always_inline]] constexpr GroupTail tail(const std::uint8_t* block, int group) const {
-    const std::uint8_t* scales = block + format.code_bytes(block_depth());
-    const std::uint8_t* zeros = scales + groups_per_block() * format.scale_bytes();
-    return {scales + group * format.scale_bytes(), zeros + group * format.zero_bytes(),
-            zeros + groups_per_block() * format.zero_bytes()};
+    const int place = group % groups_together();
+    const std::uint8_t* scales = block + group / groups_together() * bytes_together() + codes_together();
+    const std::uint8_t* zeros = scales + groups_together() * format.scale_bytes();
+    return {scales + place * format.scale_bytes(), zeros + place * format.zero_bytes(),
+            block + groups_per_block() / groups_together() * bytes_together()};
   }
 };
 

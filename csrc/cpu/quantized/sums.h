@@ -120,8 +120,10 @@ void group_sums(const QuantizedWeight& weight, const std::int8_t* codes, const s
 // totals [rows][32] += factor · sums of a block, minus factor · (what the rows add up to in its groups · minimums). The
 // row sums of a group lie `stride` apart. `sum` gives the sums of (row, part).
 template <class Sum>
-[[gnu::always_inline]] inline void add_factors(const QuantizedWeight& weight, const GroupTail& tail, int rows,
+[[gnu::always_inline]] inline void add_factors(const QuantizedWeight& weight, const std::uint8_t* block, int rows,
                                                const std::int32_t* row_sums, int stride, const Sum& sum, float* totals) {
+  const GroupTail tail = weight.tail(block, 0);
+  const int together = weight.bytes_together(), groups = weight.groups_per_block();
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; ++part) {
     const Floats factor = load_halves(tail.factors + 2 * part * kLanes);
@@ -135,9 +137,11 @@ template <class Sum>
 #pragma GCC unroll 16
     for (int row = 0; row < rows; ++row) {
       Ints below = all_ints(0);
-      for (int group = 0; group < weight.groups_per_block(); ++group) {
-        const Ints minimum = load_bytes(tail.zeros + group * kPanelColumns + part * kLanes);
-        below = add_ints(below, mul_ints(minimum, all_ints(row_sums[group * stride + row])));
+      const std::uint8_t* minimums = tail.zeros + part * kLanes;
+      const std::int32_t* own = row_sums + row;
+      for (int group = 0; group < groups; group += 2, minimums += together, own += 2 * stride) {
+        below = add_ints(below, mul_ints(load_bytes(minimums), all_ints(own[0])));
+        below = add_ints(below, mul_ints(load_bytes(minimums + kPanelColumns), all_ints(own[stride])));
       }
       float* const total = totals + row * kPanelColumns + part * kLanes;
       store(total, sub(load(total), mul(to_floats(below), least)));
@@ -151,9 +155,9 @@ void factor_sums(const QuantizedWeight& weight, const std::int8_t* codes, const 
                  const std::uint8_t* panel, float* totals) {
   constexpr int kChains = 1;
   const int offset = weight.format.offset(), unit = weight.unit_depth(), units = weight.group_depth() / unit;
-  const int groups = weight.groups_per_block();
+  const int groups = weight.groups_per_block(), codes_bytes = weight.codes_together();
+  const int tail_bytes = weight.bytes_together() - codes_bytes;
   const std::int64_t block_bytes = weight.block_bytes();
-  GroupTail tail = weight.tail(panel, 0);
   std::memset(totals, 0, sizeof(float) * kRows * kPanelColumns);
   int blocks = weight.depth() / kFactorDepth;
   do {
@@ -163,19 +167,23 @@ void factor_sums(const QuantizedWeight& weight, const std::int8_t* codes, const 
       for (int part = 0; part < kParts; ++part) scaled[row][part] = all_ints(0);
     int group = 0;
     do {
-      Ints sum[kChains][kRows][kParts];
-      sum_units<kRows, kKind, false, kChains>(codes, from, units, unit, offset, row_sums + group * kRows, sum);
+      const std::uint8_t* scales = from + codes_bytes;
+#pragma GCC unroll 2
+      for (int side = 0; side < 2; ++side, scales += kPanelColumns) {
+        Ints sum[kChains][kRows][kParts];
+        sum_units<kRows, kKind, false, kChains>(codes, from, units, unit, offset, row_sums + (group + side) * kRows, sum);
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) {
-        const Ints scale = load_bytes(tail.scales + group * kPanelColumns + part * kLanes);
+        for (int part = 0; part < kParts; ++part) {
+          const Ints scale = load_bytes(scales + part * kLanes);
 #pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row)
-          scaled[row][part] = add_ints(scaled[row][part], mul_ints(sum[0][row][part], scale));
+          for (int row = 0; row < kRows; ++row)
+            scaled[row][part] = add_ints(scaled[row][part], mul_ints(sum[0][row][part], scale));
+        }
       }
-    } while (++group < groups);
-    add_factors(weight, tail, kRows, row_sums, kRows, [&](int row, int part) { return scaled[row][part]; }, totals);
+      from += tail_bytes;
+    } while ((group += 2) < groups);
+    add_factors(weight, panel, kRows, row_sums, kRows, [&](int row, int part) { return scaled[row][part]; }, totals);
     row_sums += groups * kRows, panel += block_bytes;
-    tail.scales += block_bytes, tail.zeros += block_bytes, tail.factors += block_bytes;
   } while (--blocks);
 }
 

@@ -105,8 +105,8 @@ class TiledProduct {
       const int in_block = group % weight.groups_per_block();
       if (group && !in_block) block += weight.block_bytes();
       if (!in_block) std::memset(sums_ + size_, 0, sizeof(float) * size_);
-      add_codes(group, block + weight.format.code_bytes(in_block * weight.group_depth()));
-      for (int pair = first_block_; pair < last_block_; ++pair) add_block(group, weight.tail(block, in_block), pair);
+      add_codes(group, weight.codes(block, in_block));
+      for (int each = first_block_; each < last_block_; ++each) add_block(group, block, each);
     }
     for (int each = first_block_; each < last_block_; ++each)
       write_rows(a_, panel, blocks_.start(each), blocks_.size(each), row_of(totals_, each));
@@ -137,7 +137,8 @@ class TiledProduct {
   }
 
   // totals += sums of a group.
-  void add_block(int group, const GroupTail& tail, int block) {
+  void add_block(int group, const std::uint8_t* codes, int block) {
+    const GroupTail tail = a_.weight.tail(codes, group % a_.weight.groups_per_block());
     const int rows = blocks_.size(block) * halves_;
     const std::int64_t first = static_cast<std::int64_t>(blocks_.start(block)) * halves_ * a_.weight.num_groups();
     const std::int32_t* const row_sums = a_.row_sums + first + group * rows;
@@ -155,8 +156,7 @@ class TiledProduct {
       }
     }
     if (group % (last + 1) != last) return;
-    const GroupTail first_tail{nullptr, tail.zeros - last * a_.weight.format.zero_bytes(), tail.factors};
-    add_factors(a_.weight, first_tail, rows, row_sums - last * rows, rows,
+    add_factors(a_.weight, codes, rows, row_sums - last * rows, rows,
                 [&](int row, int part) { return load_ints(scaled + row * kPanelColumns + part * kLanes); },
                 row_of(totals_, block));
   }

@@ -83,7 +83,7 @@ class QuantizedPanels(PreparedLinear):
 class CodedPanels(CodedFormat):
     """Packs stored codes."""
 
-    order_of_bytes = "panels/1"
+    order_of_bytes = "panels/2"
 
     def __init__(self, runtime: CpuRuntime, spec: CodeSpec) -> None:
         super().__init__(spec)
@@ -144,20 +144,31 @@ def _pack(spec: CodeSpec, weight: Mapping[str, Tensor], panels: Tensor) -> None:
         lines = (nibbles[:, 0] | nibbles[:, 1] << 4).permute(0, 2, 3, 4, 1)
     else:
         lines = quads.permute(0, 3, 4, 1, 5, 2)
-    at = block * PANEL_COLUMNS * spec.bits // 8
-    blocks[..., :at].view(torch.int32).view(lines.shape).copy_(lines)
-
+    # of two levels, two groups at a time; factors end the block
+    runs = block // (2 * group) if spec.super_group else 1
+    at, end = block * PANEL_COLUMNS * spec.bits // 8 // runs, blocks.shape[-1]
+    if spec.super_group:
+        end -= 2 * PANEL_COLUMNS * (1 + (spec.zero == "minimums"))
+    together = blocks[..., :end].view(*blocks.shape[:2], runs, -1)
+    lines = lines.view(*lines.shape[:2], runs, -1, *lines.shape[3:])
+    together[..., :at].view(torch.int32).view(lines.shape).copy_(lines)
     for name in ("scales", "zeros", "minimums", "super_scales", "super_minimums"):
         if name not in weight:
             continue
         span = spec.super_group if name.startswith("super") else group
         values = weight[name] * 0.5 if spec.is_float else weight[name]
         values = F.pad(values, (0, depth // span - values.shape[1]))
-        values = values.view(len(panels), PANEL_COLUMNS, len(blocks[0]), -1).permute(0, 2, 3, 1).flatten(2).contiguous()
+        values = values.view(len(panels), PANEL_COLUMNS, len(blocks[0]), -1).permute(0, 2, 3, 1).contiguous()
         found = values.view(torch.uint8)
-        blocks[..., at : at + found.shape[-1]].copy_(found)
-        at += found.shape[-1]
-    assert at == blocks.shape[-1], f"a block has {blocks.shape[-1]} bytes, {at} were written"
+        if name.startswith("super"):
+            found = found.flatten(2)
+            blocks[..., end : end + found.shape[-1]].copy_(found)
+            end += found.shape[-1]
+        else:
+            found = found.reshape(*together.shape[:3], -1)
+            together[..., at : at + found.shape[-1]].copy_(found)
+            at += found.shape[-1]
+    assert (at, end) == (together.shape[-1], blocks.shape[-1]), f"{at} bytes of groups, {end} of a block were written"
 
 
 class QuantizedFormat:
