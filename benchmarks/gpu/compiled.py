@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from octavo.devices.cuda.attention import PREFILL_ROWS, ROWS, Division
-from octavo.devices.cuda.kernels import attention, linear, rows, sampling
+from octavo.devices.cuda.experts import LARGE
+from octavo.devices.cuda.kernels import attention, experts, linear, rows, sampling
 from octavo.devices.cuda.ops.linear import TILE
 from octavo.devices.cuda.runtime import CudaRuntime, num_warps
 from octavo.devices.cuda.sampler import BLOCK
@@ -39,10 +40,10 @@ _STRIDES = (
     "slot_stride",
 )
 _FLOATS = frozenset({"scale", "eps", "offset"})
-_INTEGERS = frozenset({"table_stride", "num_chunks", "dim", "num_columns", "M", "N", "K"})
+_INTEGERS = frozenset({"table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "M", "N", "K"})
 _POINTERS = {
     **dict.fromkeys(("tables", "lengths", "work"), "*i32"),
-    **dict.fromkeys(("keys_of_draws", "owners", "places"), "*i32"),
+    **dict.fromkeys(("keys_of_draws", "owners", "places", "order", "starts"), "*i32"),
     **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
     **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "table", "add", "weights"), "*fp32"),
     "scores": "*fp64",
@@ -77,6 +78,9 @@ def kernels() -> Iterator[Kernel]:
     for is_gated in (False, True):
         flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": is_gated}
         yield Kernel(f"linear{' gated' * is_gated}", linear.linear, {**flags, **TILE, "TYPE": tl.bfloat16})
+    for num_rows, tile in ((TILE["BM"], TILE), (LARGE["BM"], LARGE)):
+        constants = {"E": 128, "TOP_K": 8, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
+        yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, num_warps(num_rows))
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
     yield Kernel("silu_and_mul", rows.silu_and_mul, {"BLOCK": 1024})
     turned = {"HEADS": 32, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}

@@ -24,7 +24,7 @@ class CudaRuntime:
 
     def bind(self, overrides: dict[str, str] | None = None) -> Ops:
         """Return the operators."""
-        return bind(implementations("octavo.devices.cuda.ops"), overrides, runtime=self, because="compiled by Triton")
+        return bind(implementations("octavo.devices.cuda.ops"), overrides, runtime=self, because="made for CUDA")
 
 
 def compute_type(x: Tensor) -> Any:

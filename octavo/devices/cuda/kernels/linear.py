@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _product(x, weight, rows, columns, row_stride, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+def product(x, weight, rows, columns, row_stride, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
              TYPE: tl.constexpr):  # fmt: skip
     k = tl.arange(0, BK)
     sums = tl.zeros([BM, BN], tl.float32)
@@ -40,14 +40,14 @@ def linear(
     rows = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     columns = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     width = N // 2 if IS_GATED else N
-    sums = _product(x, weight, rows, columns, row_stride, M, width, K, BM, BN, BK, TYPE)
+    sums = product(x, weight, rows, columns, row_stride, M, width, K, BM, BN, BK, TYPE)
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
     inside = (rows < M)[:, None] & (columns < width)[None, :]
     if HAS_ADDEND:
         sums += tl.load(add + rows[:, None] * N + columns[None, :], mask=inside, other=0.0)
     if IS_GATED:
-        up = _product(x, weight + width.to(tl.int64) * K, rows, columns, row_stride, M, width, K, BM, BN, BK, TYPE)
+        up = product(x, weight + width.to(tl.int64) * K, rows, columns, row_stride, M, width, K, BM, BN, BK, TYPE)
         if HAS_BIAS:
             up += tl.load(bias + width + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
         if HAS_ADDEND:

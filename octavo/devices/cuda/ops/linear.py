@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from octavo.devices.cuda.experts import GroupedStack
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type
+from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear
 from octavo.ops.registry import Implementation
 
@@ -71,11 +73,18 @@ class InvariantLinear(PlainLinear):
         return out
 
 
-class InvariantFormat(PlainFormat):
-    """The format of `InvariantLinear`: that of the reference."""
+class CublasFormat(PlainFormat):
+    """The format of the reference, whose products are cuBLAS's on this device; those of experts are one kernel."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return GroupedStack(shape, state, first, self._runtime, TILE)
+
+
+class InvariantFormat(CublasFormat):
+    """The format of `InvariantLinear`."""
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PlainLinear:
         return InvariantLinear(shape, state, self._runtime)
@@ -85,4 +94,7 @@ def _obstacle(runtime: CudaRuntime) -> str | None:
     return None if runtime.is_invariant else "cuBLAS is faster, and batch_invariant is not set"
 
 
-IMPLEMENTATIONS = (Implementation("prepare_linear", "triton", InvariantFormat, _obstacle),)
+IMPLEMENTATIONS = (
+    Implementation("prepare_linear", "triton", InvariantFormat, _obstacle, rank=2),
+    Implementation("prepare_linear", "cublas", CublasFormat),
+)
