@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.config.sources import user_directory
+from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.interrupt import interrupt_handler
 from octavo.errors import ConfigError, InvalidRequest, OctavoError
@@ -64,6 +66,9 @@ def chat(
             show_default=False,
         ),
     ] = (),
+    lora: Annotated[
+        str | None, Parameter(help="Folder of an adapter (LoRA, as PEFT saves it) to use.", group=heading("Prompt"))
+    ] = None,
     history: Annotated[
         bool,
         Parameter(
@@ -79,10 +84,14 @@ def chat(
     model: ChatModel
     if url is None:
         args = given.arguments(EngineArgs)
+        adapter = None if lora is None else LoRARequest("lora", 1, lora)
+        args = args if adapter is None else dataclasses.replace(args, enable_lora=True)
         log_quietly(args)
         mention_demonstration_model(args)
-        model = EngineModel(load(args))
+        model = EngineModel(load(args), adapter)
     else:
+        if lora is not None:
+            raise ConfigError("lora has no effect with url: name the server's adapter with model")
         idle = sorted((set(given.values) & set(arguments(EngineArgs))) - {"model", *values})
         if idle:
             raise ConfigError(f"{idle[0]} has no effect with url: the engine is that of the server; leave it out")

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from octavo.cli.openai_client import OpenAIClient
+from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.interrupt import Interrupt
 from octavo.errors import RequestFailed, ServerUnreachable
@@ -38,8 +39,8 @@ class ChatModel(Protocol):
 class EngineModel:
     """The model of an engine in this process."""
 
-    def __init__(self, engine: LLMEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: LLMEngine, adapter: LoRARequest | None = None) -> None:
+        self._engine, self._adapter = engine, adapter
 
     def sampling(self, values: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams.over_defaults({"max_tokens": None} | self._engine.generation_defaults, values)
@@ -51,7 +52,7 @@ class EngineModel:
 
         pieces: list[str] = []
         prompt = self._engine.render_chat(list(messages))
-        for output in stream(self._engine, prompt, self.sampling(values), interrupt):
+        for output in stream(self._engine, prompt, self.sampling(values), interrupt, self._adapter):
             pieces.append(output.outputs[0].text)
             write(pieces[-1])
         return "".join(pieces)

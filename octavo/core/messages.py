@@ -157,6 +157,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     decode cores, and num_handover_mismatches: those whose first tokens differed; the front counts these too.
     num_drafts: rows that verified guesses, num_draft_tokens: those guesses, num_accepted_tokens: the right ones among
     them, and accepted_per_position: how many of these were the first of their row, the second, and so on.
+    max_adapters: slots for adapters, 0 where the engine takes none; running_adapters and waiting_adapters: the names of
+    those that requests with blocks on the device have, and those that others wait with.
     """
 
     num_ready: int = 1
@@ -168,6 +170,9 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_pinned_blocks: int = 0
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
+    max_adapters: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
@@ -198,7 +203,12 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     def __add__(self, other: SchedulerStats) -> SchedulerStats:
         sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
         both = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
-        return SchedulerStats(**sums, accepted_per_position=tuple(map(sum, both)))
+        return SchedulerStats(
+            **sums,
+            accepted_per_position=tuple(map(sum, both)),
+            running_adapters=tuple(sorted({*self.running_adapters, *other.running_adapters})),
+            waiting_adapters=tuple(sorted({*self.waiting_adapters, *other.waiting_adapters})),
+        )
 
     def note_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Count guesses that a row has verified, of which the first `num_accepted` were right."""
@@ -227,7 +237,11 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
         return self.num_used_host_blocks / self.num_host_blocks if self.num_host_blocks else 0.0
 
 
-_NUMBERS: Final = tuple(name for name in SchedulerStats.__struct_fields__ if name != "accepted_per_position")
+_NUMBERS: Final = tuple(
+    name
+    for name in SchedulerStats.__struct_fields__
+    if name not in ("accepted_per_position", "running_adapters", "waiting_adapters")
+)
 
 
 class Decision(msgspec.Struct, kw_only=True):

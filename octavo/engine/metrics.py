@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from octavo.core.messages import SchedulerStats
 from octavo.core.outputs import RequestMetrics
@@ -100,6 +102,8 @@ _HISTOGRAMS: Final = {
     "request_generation_tokens": ("Tokens of a generated sequence.", _TOKENS),
 }
 
+_ADAPTER_INFO: Final = "octavo:lora_requests_info"
+
 _PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos"
 
 _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
@@ -149,6 +153,30 @@ class _Histogram(Collector):
         yield family
 
 
+class _AdapterInfo(Collector):
+    """Names of adapters in labels, as vLLM has them: the value is the time of the latest step."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, tuple[dict[str, str], float]] = {}
+
+    def observe(self, stats: SchedulerStats, replica: int, labels: Mapping[str, str]) -> None:
+        """Take the state of a replica that has slots for adapters."""
+        own = {
+            "max_lora": str(stats.max_adapters),
+            "running_lora_adapters": ",".join(stats.running_adapters),
+            "waiting_lora_adapters": ",".join(stats.waiting_adapters),
+        }
+        self._samples[replica] = ({**labels, **own}, time.time())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric where an engine takes adapters."""
+        if self._samples:
+            doc = "Adapters that requests run and wait with, in labels; the time of the latest step."
+            metric = Metric(_ADAPTER_INFO, doc, "gauge")
+            metric.samples = [Sample(_ADAPTER_INFO, labels, value) for labels, value in self._samples.values()]
+            yield metric
+
+
 class Metrics:
     """Collectors fed with the state after each step and with every request that ends. One thread at a time.
 
@@ -167,6 +195,8 @@ class Metrics:
         positions = _Family("Guesses that were right, by their place among those of their row.", {}, "position")
         ((self._accepted, _),) = self._collectors(Counter, {_PER_POSITION: positions})
         self._adapters: Gauge | None = None
+        self._adapter_info = _AdapterInfo()
+        self.registry.register(self._adapter_info)
         self._num_adapted: Count[str] = Count()
         self._replicas: dict[int, _Replica] = {}
         for number in self._roles:
@@ -204,6 +234,8 @@ class Metrics:
         for position, (count, before) in enumerate(accepted):
             self._accepted.labels(**known.labels, position=str(position)).inc(max(0, count - before))
         known.last = stats
+        if stats.max_adapters:
+            self._adapter_info.observe(stats, replica, known.labels)
 
     def observe_refusal(self, code: str) -> None:
         """Count a request that was refused. It has no latency, and its prompt was not computed."""
@@ -274,7 +306,7 @@ class Metrics:
 
     def counts(self) -> Counts:
         """Return the samples of requests, without those of the cores, which all servers of the same cores have."""
-        of_cores = {f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS, _PER_POSITION)}
+        of_cores = {_ADAPTER_INFO, *(f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS, _PER_POSITION))}
         return [
             (sample.name, sample.labels, sample.value)
             for metric in self.registry.collect()

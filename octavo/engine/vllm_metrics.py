@@ -16,7 +16,7 @@ _SAME: Final = (
     *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
     *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
-    "spec_decode_num_accepted_tokens_per_pos",
+    *("spec_decode_num_accepted_tokens_per_pos", "lora_requests_info"),
     *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
 )
 _NAMES: Final = {name: (name,) for name in _SAME} | {

@@ -135,6 +135,19 @@ class Adapters:
         groups = self._registry.on_device
         return {group.request.lora_request.digest for group in groups if group.request.lora_request is not None}
 
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `SchedulerStats` about adapters."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for group in self._registry.groups.values():
+            if (adapter := group.request.lora_request) is not None:
+                (running if group in self._registry.on_device else waiting).add(adapter.lora_name)
+        return {
+            "max_adapters": self._num_slots,
+            "running_adapters": tuple(sorted(running)),
+            "waiting_adapters": tuple(sorted(waiting)),
+        }
+
     def collect(self) -> None:
         """Look which reads have ended, and drop adapters beyond the limit; before a step is planned."""
         for adapter in list(self._reading.values()):

@@ -272,6 +272,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return a copy of the statistics as they are now."""
+        adapters = {} if self._adapters is None else self._adapters.stats()
         return msgspec.structs.replace(
             self._registry.stats,
             num_running=len(self.running),
@@ -280,6 +281,7 @@ class Scheduler:
             num_used_blocks=self.block_manager.num_used_blocks,
             num_pinned_blocks=self.block_manager.pins.num_blocks,
             num_used_host_blocks=self.block_manager.num_used_host_blocks,
+            **adapters,
         )
 
     def check(self) -> None:

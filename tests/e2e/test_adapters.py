@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,23 @@ def test_the_command_line_uses_an_adapter(base: Path, capsys: pytest.CaptureFixt
         assert main([*words, *more]) == 0
         texts.add(capsys.readouterr().out)
     assert len(texts) == 2
+
+
+def test_a_conversation_uses_an_adapter(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["chat", str(base), "--max-tokens", "12", "--temperature", "0", "--num-gpu-blocks-override", "40"]
+    texts = set()
+    for more in ([], ["--lora", str(base / "a")]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("once\n"))
+        assert main([*words, "--no-history", *more]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 2
+
+
+def test_a_conversation_with_a_server_names_its_adapter_by_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:9", "--lora", "x"]) == 1
+    assert "lora has no effect with url" in capsys.readouterr().err
 
 
 def test_an_engine_without_adapters_names_the_argument(base: Path) -> None:

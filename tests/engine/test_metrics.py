@@ -145,6 +145,19 @@ def test_dashboards_of_vllm_find_its_names_and_labels_and_the_same_values() -> N
         assert found[f"vllm:{name}"] == value, name
 
 
+def test_adapters_that_run_and_wait_are_in_the_labels_that_vllm_has() -> None:
+    metrics = Metrics("m")
+    metrics.observe_stats(SchedulerStats())
+    assert b"lora_requests_info" not in metrics.render(vllm_names=True)
+    for running in (("a",), ("a", "c")):
+        stats = SchedulerStats(max_adapters=2, running_adapters=running, waiting_adapters=("b",))
+        metrics.observe_stats(stats)
+    lines = [line for line in metrics.render(vllm_names=True).decode().splitlines() if "lora_requests_info{" in line]
+    labels = 'max_lora="2",model_name="m",running_lora_adapters="a,c",waiting_lora_adapters="b"}'
+    assert [line.partition("{")[2].rpartition(" ")[0] for line in lines] == [labels, f'engine="0",{labels}']
+    assert all(float(line.rpartition(" ")[2]) > 1e9 for line in lines)
+
+
 def test_open_requests_of_an_adapter_are_counted_while_there_are_any() -> None:
     metrics = Metrics("m")
     assert b"adapter" not in metrics.render()

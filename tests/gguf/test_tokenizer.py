@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import UnsupportedModel
 from octavo.gguf.reader import read_gguf
+from octavo.gguf.tokenizer import read_tokenizer
 from octavo.llm import LLM
 from octavo.platform import Platform
 from octavo.simulate.model_facts import read_model_facts
@@ -95,6 +97,27 @@ def test_an_unknown_pre_tokenizer_is_refused_with_those_that_are_there(tmp_path:
     path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is 'odd', expected one of default, .*qwen2"):
         Tokenizer.open(path)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        (
+            "deepseek-llm",
+            "Ünder\n the 12, 世界가 x",
+            ["Ü", "nder", "\n", " the", " ", "1", "2", ",", " ", "世界가", " x"],
+        ),
+        ("deepseek-llm", "a!? \u3000b  ", ["a", "!?", " ", "\u3000", "b", "  "]),
+        ("kimi-k2", "HelloWorld's 世界abc ab12345", ["Hello", "World's", " ", "世界", "abc", " ab", "123", "45"]),
+        ("kimi-k2", "x世界\n\n y!!\n", ["x", "世界", "\n\n", " y", "!!\n"]),
+    ],
+)
+def test_a_pre_tokenizer_cuts_texts(pre: str, text: str, pieces: list[str], tmp_path: Path) -> None:
+    own = {"model": "gpt2", "pre": pre, "tokens": ["a"], "token_type": [1]}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
+    cut: Any = read_tokenizer(read_gguf(path))[0].pre_tokenizer
+    assert [text[start:end] for _, (start, end) in cut.pre_tokenize_str(text)] == pieces
 
 
 def test_a_simulation_says_that_the_bits_of_a_file_are_not_known(tiny: Path) -> None:

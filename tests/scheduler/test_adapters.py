@@ -113,6 +113,19 @@ def test_an_adapter_is_read_and_loaded_once_for_the_requests_that_follow_each_ot
     assert all(final.error is None for final in driver.seen.finals.values())
 
 
+def test_the_statistics_name_the_adapters_that_run_and_those_that_wait() -> None:
+    driver = Driver(max_loras=1)
+    for name, adapter in (("1", "a"), ("2", "b"), ("3", None), ("4", "b")):
+        driver.add(name, adapter)
+    driver.step()
+    stats = driver.core.scheduler.stats()
+    assert (stats.max_adapters, stats.running_adapters, stats.waiting_adapters) == (1, ("a",), ("b",))
+    assert (stats + stats).waiting_adapters == ("b",)
+    driver.finish()
+    stats = driver.core.scheduler.stats()
+    assert (stats.running_adapters, stats.waiting_adapters) == ((), ())
+
+
 def test_others_compute_while_an_adapter_is_read_and_an_idle_core_is_woken() -> None:
     driver = Driver()
     driver.executor.num_polls["x"] = 4
