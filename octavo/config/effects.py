@@ -22,6 +22,7 @@ _NEEDS: Final = (
     _Need("target_step_ms", "enable_chunked_prefill", True, "enable chunked prefill"),
     _Need("priority_ageing", "scheduling_policy", "priority", "choose the policy priority"),
     _Need("max_cpu_loras", "enable_lora", True, "give enable_lora"),
+    _Need("enable_lora_experts", "enable_lora", True, "give enable_lora"),
     _Need("lora_modules", "enable_lora", True, "give enable_lora"),
     _Need("lora_resolver_cache_dir", "enable_lora", True, "give enable_lora"),
     _Need("tenant_weights", "scheduling_policy", "fair-share", "choose the policy fair-share"),

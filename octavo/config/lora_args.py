@@ -28,6 +28,10 @@ class LoRAArgs:
     max_lora_rank: Annotated[
         int, Arg("Largest rank of an adapter; the memory of every slot is made for it.", ge=1, le=1024)
     ] = 16
+    enable_lora_experts: Annotated[
+        bool,
+        Arg("Take adapters of experts (target_parameters of PEFT), too; the memory of every slot is made for them."),
+    ] = False
     lora_dtype: Annotated[
         str,
         Arg("Number format of adapters; auto takes the model's.", choices=("auto", "float32", "bfloat16", "float16")),

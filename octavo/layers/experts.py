@@ -6,7 +6,7 @@ up by one rank in either case: the same bits on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.elementwise import OPERATOR_OF
+from octavo.layers.expert_stack import ExpertStack, StackedWeight
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.layers.linear import ColumnLinear
 from octavo.ops.codes import NotFinite
 from octavo.ops.experts import PreparedStack, RouterRule, Routing
-from octavo.ops.prepare_linear import LinearFormat, LinearShape, TensorSpec
+from octavo.ops.prepare_linear import LinearFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
-from octavo.quantization.method import UNQUANTIZED, Coded, Methods, WeightMethod
+from octavo.quantization.method import Coded, Methods
 
 _GATED: Final[Mapping[str, str | None]] = {
     "silu": None,
@@ -119,73 +120,6 @@ class StoredExperts:
     """Names of the stacked tensors where they have others."""
 
 
-class _Stack:
-    """One weight of every expert: each is packed as soon as all of its pieces have arrived."""
-
-    def __init__(
-        self, name: str, outputs: int, inputs: int, pieces: tuple[str, ...], *, bias: bool, gated: bool
-    ) -> None:
-        """pieces: names of the matrices whose rows the weight has."""
-        self.name, self.pieces = name, pieces
-        self.outputs, self.inputs, self.bias, self.gated = outputs, inputs, bias, gated
-        self.method: WeightMethod = UNQUANTIZED
-        self._state: dict[str, Tensor] = {}
-        self._arrived: dict[int, dict[tuple[str, str], Tensor]] = {}
-
-    def shape(self, dtype: torch.dtype) -> LinearShape:
-        """Return the shape of each weight."""
-        return LinearShape(self.outputs, self.inputs, dtype, self.bias, self.gated)
-
-    def tensors(self, outputs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
-        """Return what stands behind the name of a matrix with so many outputs in the checkpoint: its shape, and its
-        type where it is none of a plain weight."""
-        specs = self.method.tensors(LinearShape(outputs, self.inputs, torch.float32))
-        return {name: (spec.shape, None if name == "weight" else spec.dtype) for name, spec in specs.items()}
-
-    def state_specs(self, ops: Ops, dtype: torch.dtype, experts: int) -> dict[str, TensorSpec]:
-        """Return what `experts` weights take."""
-        specs = self.method.format(ops).state_specs(self.shape(dtype))
-        return {name: TensorSpec((experts, *spec.shape), spec.dtype) for name, spec in specs.items()}
-
-    def begin(self, ops: Ops, dtype: torch.dtype, experts: int, device: torch.device | str) -> None:
-        """Take memory for `experts` weights."""
-        self._format, self._dtype = self.method.format(ops), dtype
-        specs = self.state_specs(ops, dtype, experts)
-        self._state = {name: self._format.zeros(spec, device) for name, spec in specs.items()}
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is memory for the weights."""
-        return bool(self._state)
-
-    def take(self, expert: int, piece: str, tensor: str, stored: Tensor) -> None:
-        """Keep a tensor of a piece until all are there. Raises NotFinite and CheckpointError."""
-        arrived, names = self._arrived.setdefault(expert, {}), list(self.tensors(self.outputs))
-        arrived[piece, tensor] = stored
-        if len(arrived) < len(self.pieces) * (len(names) + self.bias):
-            return
-        del self._arrived[expert]
-
-        def joined(name: str) -> Tensor:
-            first, *more = (arrived[each, name] for each in self.pieces)
-            if name != "order":
-                return torch.cat((first, *more)) if more else first.contiguous()
-            if any(not torch.equal(first, each) for each in more):
-                raise CheckpointError(f"gate and up of expert {expert} have different g_idx, expected the same")
-            return first
-
-        weight = {name: joined(name).to(self._dtype) if name == "weight" else joined(name) for name in names}
-        bias = joined("bias").to(self._dtype) if self.bias else None
-        own = {name: tensor[expert] for name, tensor in self._state.items()}
-        self._format.pack_into(own, self.method.source(weight), bias, gated=self.gated)
-
-    def finish(self, first: int) -> PreparedStack:
-        """Return the weights, ready to be multiplied."""
-        assert not self._arrived, f"experts {list(self._arrived)} lack pieces"
-        state, self._state = self._state, {}
-        return self._format.restore_stack(self.shape(self._dtype), state, first)
-
-
 class Experts(Layer):
     """down(act(gate(x)) · up(x)) of every expert that a token takes, and their weighted sum.
 
@@ -217,9 +151,11 @@ class Experts(Layer):
         rows, outputs = self._width_share[1], self._out_share[1]
         fused = is_gated and activation == "silu"
         self._stacks = (
-            _Stack("gate_up" if is_gated else "up", len(pieces) * rows, inputs, pieces, bias=bias, gated=fused),
-            _Stack("down", outputs, width, ("down",), bias=bias, gated=False),
+            ExpertStack("gate_up" if is_gated else "up", len(pieces) * rows, inputs, pieces, bias=bias, gated=fused),
+            ExpertStack("down", outputs, width, ("down",), bias=bias, gated=False),
         )
+        self._first: PreparedStack
+        self._second: PreparedStack
         # on the meta device: what the weights take before they are packed
         for stack in self._stacks:
             plain = torch.empty(self._owned[1], stack.outputs, stack.inputs, device="meta")
@@ -265,7 +201,7 @@ class Experts(Layer):
     def formats(self, ops: Ops) -> Iterator[LinearFormat]:
         return (stack.method.format(ops) for stack in self._stacks)
 
-    def _matrices(self, path: str, stack: _Stack) -> Iterator[tuple[str, int, str]]:
+    def _matrices(self, path: str, stack: ExpertStack) -> Iterator[tuple[str, int, str]]:
         """Yield name, expert and piece of each stored matrix; expert -1 for that of all experts."""
         up = "up_proj" if self._stored.gate is None else "gate_up_proj"
         if self._stored.is_stacked:
@@ -288,7 +224,7 @@ class Experts(Layer):
             for name, expert, piece in self._matrices(path, stack):
                 yield from self._slots_of(stack, name, expert, piece)
 
-    def _slots_of(self, stack: _Stack, matrix: str, expert: int, piece: str) -> Iterator[TensorSlot]:
+    def _slots_of(self, stack: ExpertStack, matrix: str, expert: int, piece: str) -> Iterator[TensorSlot]:
         """Yield the tensors of one stored matrix."""
         inputs, width, experts = self._sizes
         first, count = self._owned
@@ -318,7 +254,7 @@ class Experts(Layer):
         start, length = self._out_share if piece.startswith("down") else self._width_share
         return slice(start, start + length)
 
-    def _fill(self, name: str, stack: _Stack, expert: int, piece: str, tensor: str, stored: Tensor) -> None:
+    def _fill(self, name: str, stack: ExpertStack, expert: int, piece: str, tensor: str, stored: Tensor) -> None:
         if not stack.has_begun:
             stack.begin(self.ops, self.get_parameter(stack.name).dtype, self._owned[1], self._device)
         try:
@@ -329,17 +265,50 @@ class Experts(Layer):
                 f"{error.row}); it cannot be quantised, the checkpoint is damaged, download it again"
             ) from error
 
-    def _fill_all(self, name: str, stack: _Stack, tensor: str, turned: bool, stored: Tensor) -> None:
+    def _fill_all(self, name: str, stack: ExpertStack, tensor: str, turned: bool, stored: Tensor) -> None:
         for expert in range(self._owned[0], sum(self._owned)):
             whole = stored[expert].t() if turned else stored[expert]
-            for number, piece in enumerate(stack.pieces):
-                if len(stack.pieces) == 1:
-                    rows = whole
-                elif self._stored.is_interleaved:
-                    rows = whole[number :: len(stack.pieces)]
-                else:
-                    rows = whole.chunk(len(stack.pieces))[number]
-                self._fill(name, stack, expert, piece, tensor, rows[self._rows(piece)])
+            for piece, rows in self._pieces(stack, whole):
+                self._fill(name, stack, expert, piece, tensor, rows)
+
+    def _pieces(self, stack: ExpertStack, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield each piece with this rank's rows of it. whole: an expert's stacked matrix, outputs first."""
+        for number, piece in enumerate(stack.pieces):
+            is_interleaved = self._stored.is_interleaved and len(stack.pieces) > 1
+            rows = whole[number :: len(stack.pieces)] if is_interleaved else whole.chunk(len(stack.pieces))[number]
+            yield piece, rows[self._rows(piece)]
+
+    def stacked(self) -> tuple[StackedWeight, StackedWeight]:
+        """Return what this rank has of the two weights of its experts, before or after they are loaded."""
+        inputs, width, _ = self._sizes
+        outputs = len(self._stacks[0].pieces) * width
+        names = "gate_up_proj" if self._stored.gate is not None else "up_proj", "down_proj"
+        sizes = (inputs, outputs, self._stacks[0].outputs), (width, inputs, self._stacks[1].outputs)
+        gate_up, down = (
+            StackedWeight(name, *each, *self._owned, self._sizes[2]) for name, each in zip(names, sizes, strict=True)
+        )
+        return gate_up, down
+
+    def own_outputs(self, number: int, whole: Tensor) -> Tensor:
+        """Return this rank's rows of an expert's stacked matrix [outputs, any], in the order of its products."""
+        return torch.cat([rows for _, rows in self._pieces(self._stacks[number], whole)])
+
+    def linears(self, number: int) -> list[PreparedLinear]:
+        """Return each expert's product with one of its weights, which stays where it is."""
+        stack, state = self._stacks[number], (self._first, self._second)[number].state()
+        return [
+            stack.method.format(self.ops).restore(
+                stack.shape(self._dtype), {name: tensor[expert] for name, tensor in state.items()}
+            )
+            for expert in range(self._owned[1])
+        ]
+
+    def wrap(self, number: int, around: Callable[[PreparedStack], PreparedStack]) -> None:
+        """Put something around the products with one of the weights."""
+        if number == 0:
+            self._first = around(self._first)
+        else:
+            self._second = around(self._second)
 
     def finish(self) -> None:
         self._hold(*(stack.finish(self._owned[0]) for stack in self._stacks))
@@ -365,6 +334,7 @@ class Experts(Layer):
 
     def _hold(self, first: PreparedStack, second: PreparedStack) -> None:
         self._first, self._second = first, second
+        self._dtype = self.get_parameter(self._stacks[0].name).dtype
         for stack in self._stacks:
             self.register_parameter(stack.name, None)
 

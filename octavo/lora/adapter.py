@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from octavo.layers.experts import ExactLinear
 from octavo.layers.layer import PreparedLayer
 from octavo.layers.linear import SummedLinear
 from octavo.lora.adapter_config import CONFIG_FILE, AdapterConfig, is_end_of
+from octavo.lora.experts import ExpertTarget, ExpertTensors, without_base
 from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix
 from octavo.ops.lora import Factors, LoRAShape, PackedFactors, Run, SlotLinear
@@ -79,9 +80,14 @@ class Target:
         return narrow.get_parameter("weight").data
 
 
+def held_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which values of `dtype` are held."""
+    return torch.float32 if dtype is torch.float16 else dtype
+
+
 def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterator[Target]:
     """Yield the layers that adapters may change. dtype: of their values, which are held in float32 for float16."""
-    held = torch.float32 if dtype is torch.float16 else dtype
+    held = held_type(dtype)
     for path, layer in model.layers_by_path():
         if isinstance(layer, PreparedLayer) and not isinstance(layer, (LMHead, ExactLinear)):
             yield Target.of(path, layer, num_slots, held)
@@ -118,9 +124,16 @@ def read_files(folder: Path, digest: str) -> tuple[AdapterConfig, Mapping[str, T
 class AdapterReader:
     """Reads adapters for a model, of which this rank has `targets`."""
 
-    def __init__(self, model: DecoderStack, targets: Iterable[Target], dtype: torch.dtype, max_rank: int) -> None:
+    def __init__(
+        self,
+        model: DecoderStack,
+        targets: Iterable[Target],
+        experts: Sequence[ExpertTarget],
+        dtype: torch.dtype,
+        max_rank: int,
+    ) -> None:
         """dtype: to which values are rounded."""
-        self._model = model
+        self._model, self._experts = model, ExpertTensors(experts)
         self._targets = {source: each for each in targets for source in each.sources}
         self._dtype, self._max_rank = dtype, max_rank
 
@@ -128,31 +141,54 @@ class AdapterReader:
         """Return what an adapter adds, by paths of layers. slots: by paths of layers. Raises CheckpointError."""
         config, tensors = read_files(folder, digest)
         file = folder / WEIGHTS_FILE
-        modules = self._modules(file, config, tensors)
+        if config.parameters and not self._experts.is_enabled:
+            raise CheckpointError(
+                f"{config.path}: target_parameters names {config.parameters[0]}; adapters of experts need "
+                "enable_lora_experts, and a model with experts"
+            )
+        pairs = _pairs(file, tensors)
+        of_experts = {module: pairs.pop(module) for module in list(pairs) if config.names_part_of(without_base(module))}
+        modules = self._modules(file, config, pairs)
+        self._check_targets(file, config, pairs)
         found: dict[str, list[Factors | None]] = {}
         for module, (source, a, b) in modules.items():
             target = self._targets[source]
             factors = found.setdefault(target.path, [None] * len(target.sources))
             factors[target.sources.index(source)] = self._factors(file, config, module, target, source, (a, b))
-        return {path: slots[path].pack(factors) for path, factors in found.items()}
+        packed = {path: slots[path].pack(factors) for path, factors in found.items()}
+        return packed | self._packed_experts(file, config, of_experts, slots)
+
+    def _packed_experts(
+        self, file: Path, config: AdapterConfig, pairs: Mapping[str, dict[str, Tensor]], slots: Mapping[str, SlotLinear]
+    ) -> dict[str, PackedFactors]:
+        """Return what the adapter adds to experts, by their keys. Raises CheckpointError."""
+        found: dict[str, ExpertTarget] = {}
+        for module, pair in pairs.items():
+            if self._experts.path_of(module) is not None:
+                found[module] = self._experts.target_of(file, module, pair["A"], pair["B"], config)
+            elif self._model.owns(strip_prefix(self._model, without_base(module))):
+                raise CheckpointError(f"{file}: {without_base(module)} has no stacked weights in this model")
+        self._experts.check(file, config, found.values())
+        for each in config.parameters:
+            if not any(is_end_of(each.rpartition(".")[0], without_base(module)) for module in pairs):
+                raise CheckpointError(f"{config.path}: target_parameters names {each}, of which {file} has no tensor")
+        packed: dict[str, PackedFactors] = {}
+        for module, target in found.items():
+            rank, pair = config.rank_of(target.parameter), pairs[module]
+            names = self._checked(file, module, rank, (pair["A"], pair["B"]))
+            scale = config.scale_of(target.parameter)
+            made = target.factors(pair["A"], pair["B"], rank, scale, self._dtype)
+            for key, factors in zip(target.keys, made, strict=True):
+                packed[key] = slots[key].pack([factors])
+            self._check_finite(names, (pair["A"], pair["B"]))
+        return packed
 
     def _modules(
-        self, file: Path, config: AdapterConfig, tensors: Mapping[str, Tensor]
+        self, file: Path, config: AdapterConfig, pairs: Mapping[str, dict[str, Tensor]]
     ) -> dict[str, tuple[str, Tensor, Tensor]]:
         """Return (name of the stored weight, A, B) of the modules of this rank. Raises CheckpointError."""
-        pairs: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            key = _KEY.fullmatch(name)
-            if key is None:
-                raise CheckpointError(f"{file}: {name} is no A or B of a linear layer, as is required")
-            pairs.setdefault(key[1], {})[key[2]] = tensor
-        if not pairs:
-            raise CheckpointError(f"{file}: holds no tensors")
         modules: dict[str, tuple[str, Tensor, Tensor]] = {}
         for module, pair in pairs.items():
-            if len(pair) != 2:
-                missing = "B" if "A" in pair else "A"
-                raise CheckpointError(f"{file}: base_model.model.{module}.lora_{missing}.weight is missing")
             if config.targets is not None and not any(is_end_of(each, module) for each in config.targets):
                 raise CheckpointError(f"{file}: holds {module}, which target_modules of {config.path} does not name")
             source = strip_prefix(self._model, f"{module}.weight").removesuffix(".weight")
@@ -165,7 +201,6 @@ class AdapterReader:
                     f"{file}: {module} is no linear layer of this model that adapters may change "
                     f"({', '.join(self._kinds())}); the adapter belongs to another model, or changes more"
                 )
-        self._check_targets(file, config, pairs)
         return modules
 
     def _check_targets(self, file: Path, config: AdapterConfig, modules: Iterable[str]) -> None:
@@ -187,12 +222,7 @@ class AdapterReader:
     ) -> Factors:
         """Check one pair of matrices and cut this rank's share. Raises CheckpointError."""
         rank = config.rank_of(module)
-        names = [f"{file}: base_model.model.{module}.lora_{each}.weight" for each in "AB"]
-        if rank > self._max_rank:
-            raise CheckpointError(f"{names[0]} has rank {rank}, max_lora_rank is {self._max_rank}; raise it")
-        for name, tensor in zip(names, pair, strict=True):
-            if tensor.dtype not in _FLOATS:
-                raise CheckpointError(f"{name} is stored as {tensor.dtype}, expected a plain type of floating point")
+        names = self._checked(file, module, rank, pair)
         a, b = pair
         try:
             _require(a, (rank, target.total_inputs))
@@ -204,10 +234,40 @@ class AdapterReader:
         except ValueError as error:
             raise CheckpointError(f"{names[1]} {error}") from error
         made = [each.to(self._dtype).to(target.shape.dtype) for each in (a[:, target.inputs], own)]
-        for name, tensor in zip(names, (a, b), strict=True):
+        self._check_finite(names, pair)
+        return Factors(made[0].contiguous(), made[1], config.scale_of(module))
+
+    def _checked(self, file: Path, module: str, rank: int, pair: tuple[Tensor, Tensor]) -> list[str]:
+        """Return what errors call A and B of a module. Raises CheckpointError for a rank or a type."""
+        names = [f"{file}: base_model.model.{module}.lora_{each}.weight" for each in "AB"]
+        if rank > self._max_rank:
+            raise CheckpointError(f"{names[0]} has rank {rank}, max_lora_rank is {self._max_rank}; raise it")
+        for name, tensor in zip(names, pair, strict=True):
+            if tensor.dtype not in _FLOATS:
+                raise CheckpointError(f"{name} is stored as {tensor.dtype}, expected a plain type of floating point")
+        return names
+
+    def _check_finite(self, names: Iterable[str], pair: tuple[Tensor, Tensor]) -> None:
+        for name, tensor in zip(names, pair, strict=True):
             if not bool(tensor.to(self._dtype).isfinite().all()):
                 raise CheckpointError(f"{name} holds NaN, an infinity or what {self._dtype} has no room for")
-        return Factors(made[0].contiguous(), made[1], config.scale_of(module))
+
+
+def _pairs(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return A and B of each module. Raises CheckpointError for other tensors, and where one is missing."""
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        key = _KEY.fullmatch(name)
+        if key is None:
+            raise CheckpointError(f"{file}: {name} is no A or B of a linear layer, as is required")
+        pairs.setdefault(key[1], {})[key[2]] = tensor
+    if not pairs:
+        raise CheckpointError(f"{file}: holds no tensors")
+    for module, pair in pairs.items():
+        if len(pair) != 2:
+            missing = "B" if "A" in pair else "A"
+            raise CheckpointError(f"{file}: base_model.model.{module}.lora_{missing}.weight is missing")
+    return pairs
 
 
 def _require(tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -20,7 +20,6 @@ _ABSENT: Final = (
     "alora_invocation_tokens",
     "layer_replication",
     "trainable_token_indices",
-    "target_parameters",
     "use_qalora",
     "use_bdlora",
     "velora_config",
@@ -51,6 +50,8 @@ class AdapterConfig:
     is_rank_stabilised: bool
     targets: tuple[str, ...] | None
     """Names of modules, or the ends of names; None where the config has a pattern: then the tensors say it."""
+    parameters: tuple[str, ...] = ()
+    """Names of stacked weights of experts, or the ends of names."""
 
     @classmethod
     def parse(cls, path: Path, content: bytes) -> AdapterConfig:
@@ -80,9 +81,12 @@ class AdapterConfig:
                 isinstance(pattern, dict) and all(map(is_value, pattern.values())) and all(map(_is_cheap, pattern))
             )
             _expect(path, values, name, is_right, "numbers by names of modules, or by patterns without nested repeats")
-        targets = values.get("target_modules")
-        is_list = isinstance(targets, list) and all(isinstance(each, str) and each for each in targets)
-        _expect(path, values, "target_modules", is_list or (isinstance(targets, str) and targets), "names or a pattern")
+        targets, parameters = values.get("target_modules"), values.get("target_parameters") or []
+        _expect(path, values, "target_parameters", _are_names(parameters), "names of stacked weights")
+        if targets is None and parameters:
+            targets = []
+        is_pattern = isinstance(targets, str) and targets
+        _expect(path, values, "target_modules", _are_names(targets) or is_pattern, "names or a pattern")
         return cls(
             path,
             rank,
@@ -91,7 +95,12 @@ class AdapterConfig:
             {key: float(value) for key, value in patterns["alpha_pattern"].items()},
             bool(values.get("use_rslora")),
             None if isinstance(targets, str) else tuple(targets or ()),
+            tuple(parameters),
         )
+
+    def names_part_of(self, module: str) -> bool:
+        """Return whether `parameters` names a weight of a module."""
+        return any(is_end_of(each.rpartition(".")[0], module) for each in self.parameters)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module by its full name."""
@@ -125,6 +134,10 @@ def _is_cheap(key: Any) -> bool:
     except (re.error, RecursionError, OverflowError):
         return False
     return len(re.findall(r"[*+{]", key)) <= _MOST_REPEATS and not re.search(r"\)[*+{]|\\\d", key)
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) and each for each in values)
 
 
 def _is_rank(value: Any) -> bool:

@@ -7,34 +7,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.schema import LoRAConfig
 from octavo.devices.device import LanguageModel
 from octavo.errors import CheckpointError
-from octavo.lora.adapter import AdapterReader, Target, layers_of
+from octavo.lora.adapter import AdapterReader, Target, held_type, layers_of
+from octavo.lora.experts import AdaptedStack, ExpertTarget, expert_targets, slots_of
+from octavo.lora.step_slots import StepSlots
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import DTYPES
 from octavo.ops.lora import PackedFactors, SlotLinear
 from octavo.ops.prepare_linear import PreparedLinear
 from octavo.ops.registry import Ops
-
-
-class StepSlots:
-    """The slot of each token of the step that is computed, and room for addends. Both stay at their addresses."""
-
-    def __init__(self, num_tokens: int, outputs: int) -> None:
-        self._slots = torch.zeros(num_tokens, dtype=torch.int32)
-        self.of_row: Tensor | None = None
-        """int32 [tokens]; None where no token has an adapter."""
-        self.room = torch.empty(num_tokens * outputs)
-
-    def set(self, slot_of_token: Tensor) -> None:
-        """Take the slots of a step."""
-        self.of_row = self._slots[: len(slot_of_token)]
-        self.of_row.copy_(slot_of_token)
 
 
 class AdaptedLinear(PreparedLinear):
@@ -63,7 +49,7 @@ class AdaptedModel:
 
     def __init__(self, model: LanguageModel, recorded: Callable[[], LanguageModel], step: StepSlots) -> None:
         """recorded: returns `model` with nothing recorded yet."""
-        self._make, self._step = recorded, step
+        self._model, self._make, self._step = model, recorded, step
         self._plain, self._adapted = recorded(), recorded()
         self.compute_logits = model.compute_logits
 
@@ -77,9 +63,9 @@ class AdaptedModel:
         finally:
             self._step.of_row = None
 
-    def forget(self) -> None:
-        """Drop the recordings of steps with adapters: further layers have some now."""
-        self._adapted = self._make()
+    def forget(self, *, records: bool) -> None:
+        """Drop the recordings of steps with adapters: further layers have some now. records: make new ones."""
+        self._adapted = self._make() if records else self._model
 
 
 class Adapters:
@@ -91,7 +77,11 @@ class Adapters:
         targets = list(layers_of(model, config.max_loras, dtype))
         self._layers = {each.path: each.layer for each in targets}
         self._slots: dict[str, SlotLinear] = {each.path: ops.slot_linear(each.shape) for each in targets}
-        self._reader = AdapterReader(model, targets, dtype, config.max_lora_rank)
+        self._experts = _experts(model, config)
+        for each in self._experts:
+            self._slots |= slots_of(each, ops)
+        self._wrapped: set[str] = set()
+        self._reader = AdapterReader(model, targets, self._experts, dtype, config.max_lora_rank)
         self._step = StepSlots(num_tokens, _widest(targets))
         self._adapters: dict[str, Future[dict[str, PackedFactors]]] = {}
         self._adapted: AdaptedModel | None = None
@@ -125,11 +115,21 @@ class Adapters:
         packed = self._adapters[digest].result()
         for path, slots in self._slots.items():
             slots.set(slot, packed.get(path))
-        bare = [path for path in packed if not isinstance(self._layers[path].prepared, AdaptedLinear)]
+        bare = [each for each in packed if each in self._layers and each not in self._wrapped]
         for path in bare:
             self._layers[path].prepared = AdaptedLinear(self._layers[path].prepared, self._slots[path], self._step)
+        for each in self._experts:
+            if each.parameter not in self._wrapped and packed.keys() & set(each.keys):
+                bare.append(each.parameter)
+                self._wrap(each)
+        self._wrapped.update(bare)
         if bare and self._adapted is not None:
-            self._adapted.forget()
+            # which experts have rows with adapters differs from step to step
+            self._adapted.forget(records=not any(each.parameter in self._wrapped for each in self._experts))
+
+    def _wrap(self, target: ExpertTarget) -> None:
+        slots, linears = [self._slots[key] for key in target.keys], target.layer.linears(target.number)
+        target.layer.wrap(target.number, lambda base: AdaptedStack(base, linears, slots, self._step))
 
     def close(self) -> None:
         """End the thread."""
@@ -140,8 +140,15 @@ def planned_bytes(model: DecoderStack, config: LoRAConfig, num_tokens: int) -> i
     """Return the bytes of as many adapters as are kept, of the largest rank, and of the addends of a step of
     `num_tokens`; before the model is loaded."""
     layers = list(layers_of(model, config.max_loras, DTYPES[config.lora_dtype]))
-    each = sum(layer.num_elements(config.max_lora_rank) * layer.shape.dtype.itemsize for layer in layers)
+    targets: list[Target | ExpertTarget] = [*layers, *_experts(model, config)]
+    each = sum(target.num_elements(config.max_lora_rank) * target.shape.dtype.itemsize for target in targets)
     return (config.max_cpu_loras or config.max_loras) * each + 4 * num_tokens * _widest(layers)
+
+
+def _experts(model: DecoderStack, config: LoRAConfig) -> list[ExpertTarget]:
+    if not config.enable_lora_experts:
+        return []
+    return list(expert_targets(model, config.max_loras, held_type(DTYPES[config.lora_dtype])))
 
 
 def _widest(layers: Iterable[Target]) -> int:

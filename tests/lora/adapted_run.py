@@ -38,6 +38,7 @@ class AdaptedRun:
         ops: Ops | None = None,
         dtype: torch.dtype = torch.float32,
         method: str | None = None,
+        experts: bool = False,
     ) -> None:
         self.mesh = mesh or Mesh.single()
         opened = LoadedModel.open(Checkpoint.open(base), self.mesh, dtype, method_named(method))
@@ -46,7 +47,8 @@ class AdaptedRun:
         self.loaded = opened.load(ops, ReferenceBackend(dtype))
         self.config = self
         name = str(dtype).removeprefix("torch.")
-        lora = LoRAConfig(enable_lora=True, max_loras=4, max_cpu_loras=4, max_lora_rank=16, lora_dtype=name)
+        sizes = {"max_loras": 4, "max_cpu_loras": 4, "max_lora_rank": 16}
+        lora = LoRAConfig(enable_lora=True, enable_lora_experts=experts, lora_dtype=name, **sizes)
         self.adapters = Adapters(self.loaded, ops, lora, MOST_TOKENS)
         self.model: Any = self.adapters.around(self.loaded, lambda: self.loaded)
         self.slot_of_token: list[int] = []

@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "saved modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
     "activated": ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
     "replicated": ({"layer_replication": [[0, 1]]}, "layer_replication"),
-    "parameters": ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
+    "parameters": ({"target_parameters": ["experts.gate_up_proj"]}, "need enable_lora_experts"),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "changes the base model"),
     "olora": ({"init_lora_weights": "olora"}, "changes the base model"),
     "another method": ({"peft_type": "IA3"}, "peft_type is 'IA3', expected LORA"),
