@@ -297,8 +297,8 @@ class SchedulerArgs:
     max_steps_in_flight: Annotated[
         int | None,
         Arg(
-            "Steps planned before the tokens of earlier ones are known; more than 1 pays on a GPU. By default as many "
-            "as pipeline_parallel_size, so that every stage has one.",
+            "Steps planned before the tokens of earlier ones are known. By default as many as "
+            "pipeline_parallel_size, so that every stage has one, and 2 where the device is cuda.",
             ge=1,
             le=8,
         ),

@@ -239,7 +239,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         )
     for message in without_effect(args).values():
         raise ConfigError(message)
-    depth = args.max_steps_in_flight or args.pipeline_parallel_size
+    depth = args.max_steps_in_flight or max(args.pipeline_parallel_size, 2 if args.device == "cuda" else 1)
     given = _values(args, SchedulerArgs) | {"max_steps_in_flight": depth}
     if args.enable_lora:
         given |= {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}

@@ -37,6 +37,18 @@ class TokenStore(Protocol):
         ...
 
 
+class DeviceTokenStore(TokenStore, Protocol):
+    """A store whose device adds tokens by itself; the host is told later."""
+
+    def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
+        """Store drawn token i, of int64 [drawn] on the device, at `positions[i]` of line `lines[i]` there."""
+        ...
+
+    def note(self, line: int, position: int, token_id: int) -> None:
+        """Store on the host what is on the device already."""
+        ...
+
+
 _FEW = 16
 """Up to as many tokens, one assignment each takes less time than one that gathers all."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.sampling.metadata import RowSamples, SamplingRow
 
@@ -35,4 +36,24 @@ class Sampler(Protocol):
 
         With the `num_logprobs` likeliest tokens there. The log-probability is NaN where logits are not numbers.
         """
+        ...
+
+
+class LaunchedDraws(NamedTuple):
+    """Tokens that are drawn on a device beside the host. token_ids: int64 [rows] there. wait: returns the results."""
+
+    token_ids: Tensor
+    wait: Callable[[], list[RowSamples]]
+
+
+@runtime_checkable
+class LaunchingSampler(Protocol):
+    """Draws without waiting for the device, where nothing but logits decides."""
+
+    def may_launch(self, params: SamplingParams) -> bool:
+        """Return whether `launch` can draw for a request with these parameters."""
+        ...
+
+    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
+        """Draw one token for each of `rows` as `Sampler.sample` does; its device gets nothing from the host later."""
         ...

@@ -47,13 +47,13 @@ class Drawing:
         """Return the results of the rows whose last hidden states are `hidden`, [tokens, hidden], in their order."""
         prompt_logprobs = self._prompt_logprobs(hidden, rows)
         samples = self._sample(hidden, rows)
-        return [_output(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)]
+        return [output_of(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)]
 
     def _sample(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, RowSamples]:
         """Return what is drawn by place in `rows`."""
-        drawn: list[_Position] = []
-        ranked: list[_Position] = []
-        for found in _positions(rows):
+        drawn: list[Position] = []
+        ranked: list[Position] = []
+        for found in positions_of(rows):
             (ranked if found.num_candidates else drawn).append(found)
         if not drawn and not ranked:
             return {}
@@ -70,7 +70,7 @@ class Drawing:
         by_row = groupby(zip(sampled, results, strict=True), key=itemgetter(0))
         return {place: verified(rows[place].scheduled.drafts, [each for _, each in group]) for place, group in by_row}
 
-    def _choose(self, hidden: Tensor, wanted: Sequence[_Position]) -> list[RowSamples]:
+    def _choose(self, hidden: Tensor, wanted: Sequence[Position]) -> list[RowSamples]:
         """Draw a token at each position, or list the likeliest ones where the positions belong to beams."""
         results: list[RowSamples] = []
         for start, stop in chunks(len(wanted), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
@@ -110,7 +110,7 @@ class Drawing:
         return _PromptResult(PromptLogprobs(first_position=first, tokens=tokens))
 
 
-class _Position(NamedTuple):
+class Position(NamedTuple):
     """A position whose next token is wanted, of the row at `place`; its hidden state is that of `token` in the step."""
 
     place: int
@@ -121,10 +121,11 @@ class _Position(NamedTuple):
 
 def sampling_rows(rows: Sequence[BatchRow]) -> Iterator[SamplingRow]:
     """Return the rows from which is drawn in the step that computes `rows`, those of a sequence one after the other."""
-    return (found.row for found in _positions(rows))
+    return (found.row for found in positions_of(rows))
 
 
-def _positions(rows: Sequence[BatchRow]) -> Iterator[_Position]:
+def positions_of(rows: Sequence[BatchRow]) -> Iterator[Position]:
+    """Yield the positions whose next tokens are wanted, in the order of the rows."""
     end = 0
     for place, row in enumerate(rows):
         scheduled, state = row
@@ -134,7 +135,7 @@ def _positions(rows: Sequence[BatchRow]) -> Iterator[_Position]:
             assert first == state.num_tokens, "a row samples before all known tokens are computed"
             for position in range(first, row.end + 1):
                 sampling_row = SamplingRow(state, position, scheduled.num_samples, position - first)
-                yield _Position(place, end - 1 + position - row.end, sampling_row, scheduled.num_candidates)
+                yield Position(place, end - 1 + position - row.end, sampling_row, scheduled.num_candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class _PromptResult:
     error: RequestError | None = None
 
 
-def _output(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:
+def output_of(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:
     """Return the row's results for the control plane; an error stays with its sequence."""
     state = row.state
     error = state.error or (prompt and prompt.error) or (sampled and sampled.error) or None

@@ -70,6 +70,7 @@ class _Views(NamedTuple):
 class InputBatchBuilder:
     """Holds buffers for `max_num_tokens` tokens, so that a step allocates hardly any memory.
 
+    What is copied to another device is read at once, so that nothing waits for what runs there.
     On a CPU the tensors of steps with as many rows lie at the same addresses, until a block table grows beyond all
     before it.
     """
@@ -149,20 +150,22 @@ class InputBatchBuilder:
             shifts = views.query_starts[1:] - views.sequence_lengths
             np.subtract(np.arange(num_tokens), np.repeat(shifts, query_lengths), out=views.positions)
             line_of_token = np.repeat(lines, query_lengths)
+        if self._device.type != "cpu":
+            tensors = tensors._replace(token_ids=torch.empty_like(tensors.token_ids, device=self._device))
         self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
         entries, offsets = np.divmod(views.positions, self.block_size)
         rope = None
         if self._sequences.num_with_grids:  # tokens and slots are found already
             views.positions[:], rope = self._turned(rows)
         if self._device.type != "cpu":
-            tensors = _Buffers(*(each.to(self._device) for each in tensors))
+            tensors = _Buffers(*(each.to(self._device, non_blocking=True) for each in tensors))
         attention = []
         for tables, (arrays, group) in zip(self._tables, groups, strict=True):
             np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
             tables.gather(lines, out=arrays.block_tables)
             if self._device.type != "cpu":
-                group = _GroupBuffers(*(each.to(self._device) for each in group))
+                group = _GroupBuffers(*(each.to(self._device, non_blocking=True) for each in group))
             attention.append(
                 AttentionMetadata(
                     query_starts=tensors.query_starts,

@@ -1,4 +1,4 @@
-"""Opens the models of a worker, without their weights, for the rank that it is."""
+"""Opens the models of a worker, without their weights, for the rank that it is, and what draws their tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.quantization.registry import method_named
+from octavo.sampling.processors.speech import speech_rules
+from octavo.sampling.sampler import Sampler
+from octavo.structured_output.matchers import Matchers
+from octavo.structured_output.processor import GrammarProcessor
+from octavo.structured_output.sampler import GuidedSampler
 
 if TYPE_CHECKING:
-    from octavo.config.schema import EngineConfig, TransferConfig
+    from octavo.config.schema import EngineConfig, ModelConfig, TransferConfig
+    from octavo.devices.device import Device
 
 
 def check_sizes(config: EngineConfig) -> None:
@@ -37,6 +43,17 @@ def open_model(config: EngineConfig, mesh: Mesh) -> LoadedModel:
     kind = "image" if sound_section(checkpoint) is None else "audio"
     has_encoder = media_limits(model)[kind] > 0
     return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, has_encoder)
+
+
+def open_samplers(
+    model: ModelConfig, device: Device, *, has_forms: bool
+) -> tuple[Sampler, Sampler, GrammarProcessor | None]:
+    """Return the device's sampler, the one that waits for grammars around it, and the processor of grammars; with
+    `has_forms` False the same sampler twice and None."""
+    matchers = Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
+    grammars = GrammarProcessor(matchers) if has_forms else None
+    sampler = device.sampler([each for each in (grammars, speech_rules(model.speech)) if each is not None])
+    return sampler, sampler if grammars is None else GuidedSampler(sampler, grammars), grammars
 
 
 def kept_bytes(transfer: TransferConfig, num_ranks: int) -> int:

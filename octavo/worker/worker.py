@@ -30,16 +30,13 @@ from octavo.models.decoder import PROOF_BLOCK_SIZE
 from octavo.models.loader import DTYPES
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
-from octavo.sampling.processors.speech import speech_rules
-from octavo.structured_output.matchers import Matchers
-from octavo.structured_output.processor import GrammarProcessor
-from octavo.structured_output.sampler import GuidedSampler
 from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.identity import Identity
+from octavo.worker.launching import LaunchedStep, LaunchingRunner, runner_for
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import kept_bytes, open_model, place_of
+from octavo.worker.opening import kept_bytes, open_model, open_samplers, place_of
 from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
 from octavo.worker.stage import Stage
@@ -156,15 +153,20 @@ class Worker:
             if step.rows:
                 self._device.begin_step(step.num_tokens)
             if step.connector is None:
+                if isinstance(self._runner, LaunchingRunner) and self._watch is None:
+                    return LaunchedStep(self._runner.launch(step), self._note_failure)
                 future.set_result(self._run(step))
             else:
                 with self._transfer.step(step.connector):
                     output = self._run(step)
                 future.set_result(output)
         except Exception as error:
-            self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"
+            self._note_failure(error)
             future.set_exception(error)
         return future
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"
 
     def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
         if self._watch is None:
@@ -302,12 +304,9 @@ class Worker:
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)
-        matchers = Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
-        grammars = GrammarProcessor(matchers) if loaded.is_last and self._mesh.tensor.rank == 0 else None
-        processors = [each for each in (grammars, speech_rules(model.speech)) if each is not None]
-        sampler = device.sampler() if grammars is None else GuidedSampler(device.sampler(processors), grammars)
+        own, sampler, grammars = open_samplers(model, device, has_forms=loaded.is_last and self._mesh.tensor.rank == 0)
         shape = opened.shape
-        self._runner = ModelRunner(
+        self._runner = runner_for(own)(
             model_of_rank,
             self._cache,
             vocab_size=shape.vocab_size,

@@ -54,6 +54,8 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert config.device.threads == 6
     assert config.cache.swap_space_bytes == 4 << 30
     assert config.scheduler.max_steps_in_flight == 1
+    on_gpu = resolve(EngineArgs(model="m", device="cuda"), checkpoint(tmp_path), PLATFORM)
+    assert on_gpu.scheduler.max_steps_in_flight == 2
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from octavo.config.schema import DeviceConfig
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler
+from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
+from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import AttentionChoice, DeviceMemory, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.device import ReferenceDevice
 from octavo.devices.reference.sampler import reference_bytes
+from octavo.devices.token_store import TokenStore
 from octavo.errors import ConfigError
 from octavo.ops.pages import Pages
 from octavo.ops.registry import bind
@@ -85,7 +87,15 @@ class CudaDevice(ReferenceDevice):
         return AttentionChoice(CudaBackend(self.runtime, cache_dtype), "compiled by Triton")
 
     def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
-        return CudaSampler(self.runtime, (*processors, *default_processors()), (*default_filters(), *filters))
+        every, own = (*processors, *default_processors()), (*default_filters(), *filters)
+        return CudaSampler(self.runtime, self.torch_device, self.read_later, every, own)
+
+    def read_later(self, values: torch.Tensor) -> Callable[[], list[list[float]]]:
+        """Begin to copy a matrix to the host, and return what waits for it."""
+        return read_later(values)
+
+    def token_store(self) -> TokenStore:
+        return CudaTokenStore(self.torch_device)
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         return reference_bytes(num_rows, vocab_size, CHUNK_BYTES)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import TokenLogprobs
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.devices.reference.sampler import ReferenceSampler, keys_of
 from octavo.sampling.filters import Filter
+from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.processors import LogitsProcessor
+from octavo.sampling.refusals import refusal
+from octavo.sampling.sampler import LaunchedDraws
 from octavo.sampling.top_tokens import TopTokens
 
 CHUNK_BYTES: Final = 40 << 20
@@ -26,9 +31,49 @@ BLOCK: Final = 1024
 class CudaSampler(ReferenceSampler):
     """A `Sampler` whose tokens are drawn where the logits are: what comes to the host is tokens."""
 
-    def __init__(self, runtime: CudaRuntime, processors: Sequence[LogitsProcessor], filters: Sequence[Filter]) -> None:
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        device: torch.device,
+        read_later: Callable[[Tensor], Callable[[], list[list[float]]]],
+        processors: Sequence[LogitsProcessor],
+        filters: Sequence[Filter],
+    ) -> None:
+        """read_later: begins to copy a matrix to the host, and returns what waits for it."""
         super().__init__(processors, filters, chunk_bytes=CHUNK_BYTES)
-        self._runtime = runtime
+        self._runtime, self._device, self._read_later = runtime, device, read_later
+
+    def may_launch(self, params: SamplingParams) -> bool:
+        if params.needs_logprobs or any(each.needs(params) for each in self._processors):
+            return False
+        return params.is_greedy or not any(each.needs(params) for each in self._filters)
+
+    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
+        params = [row.sequence.params for row in rows]
+        largest = logits.amax(dim=-1, keepdim=True)
+        token_ids = logits.argmax(dim=-1)
+        if not all(each.is_greedy for each in params):
+            # the greedy rows are drawn too, by any temperature: no row is left out by an index from the host
+            temperatures = [1.0 if each.is_greedy else each.temperature for each in params]
+            scaled = (logits - largest) / self._sent(np.array(temperatures, dtype=np.float32))[:, None]
+            keys = np.array([key for row in rows for key in keys_of(row)], dtype=np.uint32)
+            drawn = self._winners(torch.softmax(scaled, dim=-1), None, np.arange(len(rows)), keys)
+            is_greedy = self._sent(np.array([each.is_greedy for each in params]))
+            token_ids = token_ids.where(is_greedy, drawn)
+        read = self._read_later(torch.stack((largest[:, 0].double(), token_ids.double())))
+
+        def wait() -> list[RowSamples]:
+            results = []
+            for row, top, token_id in zip(rows, *read(), strict=True):
+                error = refusal(row.position, row.sequence.params, top, top)
+                results.append(RowSamples([] if error else [TokenLogprobs(token_id=int(token_id))], error))
+            return results
+
+        return LaunchedDraws(token_ids, wait)
+
+    def _sent(self, array: NDArray[Any]) -> Tensor:
+        """Return an array on the device, without waiting for what runs there: its copy is made at once."""
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _race(
         self, probabilities: Tensor, owners: NDArray[np.int64], keys: NDArray[np.uint32], *, sparse: bool
@@ -47,19 +92,35 @@ class CudaSampler(ReferenceSampler):
         """Return the column that wins each draw, int64 [draws]."""
         from octavo.devices.cuda.kernels.sampling import race
 
-        device, num_columns = weights.device, weights.shape[1]
+        device, num_columns = self._device, weights.shape[1]
         num_blocks = -(-num_columns // BLOCK)
         scores = torch.empty((len(keys), num_blocks), dtype=torch.float64, device=device)
         places = torch.empty((len(keys), num_blocks), dtype=torch.int32, device=device)
         race[(len(keys), num_blocks)](
             weights,
             weights if ids is None else ids,
-            torch.from_numpy(keys.view(np.int32)).to(device),
-            torch.from_numpy(owners.astype(np.int32)).to(device),
+            self._sent(keys.view(np.int32)),
+            self._sent(owners.astype(np.int32)),
             *(scores, places, num_columns, weights.stride(0)),
             BLOCK=BLOCK,
             HAS_IDS=ids is not None,
             **self._runtime.options,
         )
         best = scores.amax(dim=1, keepdim=True)
-        return places.where(scores == best, num_columns).amin(dim=1).long()
+        # NaN is nobody's best, and the row gets an error: until then its token must be one of the vocabulary
+        return places.where(scores == best, num_columns).amin(dim=1).clamp_(max=num_columns - 1).long()
+
+
+def read_later(values: Tensor) -> Callable[[], list[list[float]]]:
+    """Begin to copy a matrix of a GPU to the host, and return what waits for it."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def read() -> list[list[float]]:
+        copied.synchronize()
+        found: list[list[float]] = host.tolist()
+        return found
+
+    return read

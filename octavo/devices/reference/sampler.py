@@ -192,7 +192,7 @@ class ReferenceSampler:
         self, source: Tensor | TopTokens, rows: Sequence[SamplingRow], *, sparse: bool = False
     ) -> list[list[int]]:
         """Return token ids per row, drawn from probabilities, or from what can be drawn of the likeliest tokens."""
-        keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
+        keys = np.array([key for row in rows for key in keys_of(row)], dtype=np.uint32)
         owners = np.repeat(np.arange(len(rows)), [row.num_samples for row in rows])
         drawn: list[list[int]] = [[] for _ in rows]
         # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
@@ -245,7 +245,8 @@ def _of_owners(values: Tensor, owners: NDArray[np.int64]) -> NDArray[Any]:
     return array if np.array_equal(owners, np.arange(len(array))) else array[owners]
 
 
-def _keys(row: SamplingRow) -> Iterator[tuple[int, int]]:
+def keys_of(row: SamplingRow) -> Iterator[tuple[int, int]]:
+    """Yield the keys of a row's draws."""
     sequence = row.sequence
     indices = (sequence.index,) if row.num_samples == 1 else range(row.num_samples)
     return (draw_key(sequence.params.seed or 0, index, row.position) for index in indices)

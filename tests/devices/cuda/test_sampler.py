@@ -18,7 +18,8 @@ from tests.conformance.test_sampling import KINDS, make_logits, rows_of, token_i
 
 
 def sampler() -> CudaSampler:
-    return CudaSampler(CudaRuntime(), default_processors(), default_filters())
+    processors, filters = default_processors(), default_filters()
+    return CudaSampler(CudaRuntime(), torch.device("cpu"), lambda values: values.tolist, processors, filters)
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "barred", "large"])

@@ -1,0 +1,62 @@
+"""Tokens of sequences on the GPU, beside those that the host knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.devices.token_store import HostTokenStore
+
+
+class CudaTokenStore(HostTokenStore):
+    """A `TokenStore` on both sides: steps gather on the device, where drawn tokens come without the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._there = torch.zeros(self._tokens.shape, dtype=torch.int32, device=device)
+
+    def write(self, line: int, first: int, token_ids: Sequence[int]) -> None:
+        super().write(line, first, token_ids)
+        end = first + len(token_ids)
+        self._there[line, first:end].copy_(torch.from_numpy(self._tokens[line, first:end]), non_blocking=True)
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        super().copy(source, target, num_tokens)
+        self._there[target, :num_tokens] = self._there[source, :num_tokens]
+
+    def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
+        out.copy_(self._there.view(-1).index_select(0, self._places(lines, positions)))
+
+    def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
+        super().append(lines, positions, token_ids)
+        drawn = torch.from_numpy(np.array(token_ids, dtype=np.int32)).to(self._device, non_blocking=True)
+        self._put(lines, positions, drawn)
+
+    def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
+        """Store tokens, int64 [drawn] on the device, that the host is told later, by `note`."""
+        self._reserve(0, max(positions) + 1)
+        self._put(lines, positions, token_ids.int())
+
+    def note(self, line: int, position: int, token_id: int) -> None:
+        """Store on the host what is on the device already."""
+        self._tokens[line, position] = token_id
+
+    def _put(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
+        places = self._places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64))
+        self._there.view(-1).index_copy_(0, places, token_ids)
+
+    def _places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(lines * self._there.shape[1] + positions).to(self._device, non_blocking=True)
+
+    def _reserve(self, num_lines: int, width: int) -> None:
+        super()._reserve(num_lines, width)
+        have_lines, have_width = self._there.shape
+        if self._tokens.shape != (have_lines, have_width):
+            grown = torch.zeros(self._tokens.shape, dtype=torch.int32, device=self._device)
+            grown[:have_lines, :have_width] = self._there
+            self._there = grown

@@ -1,0 +1,142 @@
+"""Steps that are launched on a device beside the host: their results are read later, when the next one is launched."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
+from octavo.devices.token_store import DeviceTokenStore
+from octavo.sampling.chunks import chunks, rows_per_chunk
+from octavo.sampling.metadata import RowSamples
+from octavo.sampling.sampler import LaunchedDraws, LaunchingSampler, Sampler
+from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
+from octavo.worker.input_batch import BatchRow
+from octavo.worker.model_runner import ModelRunner
+
+
+class LaunchedStep(Future[ModelRunnerOutput]):
+    """A step on the device. `result` waits for it."""
+
+    def __init__(self, collect: Callable[[], ModelRunnerOutput], fail: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._collect = collect
+        self._fail = fail
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            try:
+                self.set_result(self._collect())
+            except Exception as error:
+                self._fail(error)
+                self.set_exception(error)
+        return super().result(timeout)
+
+
+class _Launched(NamedTuple):
+    step_id: int
+    rows: Sequence[BatchRow]
+    wanted: Sequence[Position]
+    draws: Sequence[LaunchedDraws]
+    swap_s: float
+
+
+class LaunchingRunner(ModelRunner):
+    """A runner that does not wait for steps whose tokens are drawn on the device from logits alone.
+
+    Their tokens go to the store there, where the next step reads them; the host gets to know them when the step is
+    collected, in the order of the steps. Any other step is begun when all before it are collected: processors read what
+    was drawn.
+    """
+
+    def __init__(
+        self, *arguments: Any, launches: LaunchingSampler, tokens: DeviceTokenStore, vocab_size: int, **options: Any
+    ) -> None:
+        """launches: the sampler. The others are those of `ModelRunner`."""
+        super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
+        self._launches, self._store, self._vocab_size = launches, tokens, vocab_size
+        self._launched: deque[tuple[_Launched, Future[ModelRunnerOutput]]] = deque()
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        return self.launch(step)()
+
+    @torch.inference_mode()
+    def launch(self, step: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
+        """Launch a step in the order of steps, and return what waits for its results."""
+        if not self._may_launch(step):
+            self._collect(None)
+            output = super().execute(step)
+            return lambda: output
+        self._update_sequences(step)
+        swap_s = self.cache.apply(step.block_ops)
+        rows = self._rows(step)
+        hidden = self.model(self._builder.build(rows))
+        assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
+        wanted = list(positions_of(rows))
+        launched = _Launched(step.step_id, rows, wanted, self._draw(hidden, rows, wanted), swap_s)
+        future: Future[ModelRunnerOutput] = Future()
+        self._launched.append((launched, future))
+        return lambda: self._collect(future)
+
+    def _may_launch(self, step: SchedulerOutput) -> bool:
+        if not step.rows or self.drawing is None or self.drafter is not None or self._encodings is not None:
+            return False
+        params = {new.seq_id: (new.params, new.pooled) for new in step.new_sequences}
+        for row in step.rows:
+            if row.num_samples > 1 or row.num_candidates or row.num_prompt_logprobs or row.drafts:
+                return False
+            state = None if row.seq_id in params else self.sequences[row.seq_id]
+            asked, pooled = params[row.seq_id] if state is None else (state.params, state.pooled)
+            if pooled is not None or not self._launches.may_launch(asked):
+                return False
+        # a fork copies tokens that may be known to the device alone
+        return all(new.parent_id is None for new in step.new_sequences)
+
+    def _draw(self, hidden: Tensor, rows: Sequence[BatchRow], wanted: Sequence[Position]) -> list[LaunchedDraws]:
+        """Draw a token at each position, and store it on the device."""
+        if not wanted:
+            return []
+        if len(wanted) < len(hidden):
+            indices = torch.from_numpy(np.array([each.token for each in wanted]))
+            hidden = hidden[indices.to(hidden.device, non_blocking=True)]
+        draws = []
+        for start, stop in chunks(len(wanted), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
+            part = [each.row for each in wanted[start:stop]]
+            draws.append(self._launches.launch(self.model.compute_logits(hidden[start:stop]), part))
+        states = [rows[each.place].state for each in wanted]
+        lines, positions = [state.line for state in states], [each.row.position for each in wanted]
+        self._store.append_drawn(lines, positions, torch.cat([each.token_ids for each in draws]))
+        for state in states:
+            state.num_tokens += 1
+        return draws
+
+    def _collect(self, until: Future[ModelRunnerOutput] | None) -> Any:
+        """Wait for the launched steps up to and with that of a future, all of them for None; return its result."""
+        while self._launched and (until is None or not until.done()):
+            launched, future = self._launched.popleft()
+            future.set_result(self._collected(launched))
+        return None if until is None else until.result()
+
+    def _collected(self, launched: _Launched) -> ModelRunnerOutput:
+        results: list[RowSamples] = [each for draws in launched.draws for each in draws.wait()]
+        samples = {}
+        for found, result in zip(launched.wanted, results, strict=True):
+            samples[found.place] = result
+            state = launched.rows[found.place].state
+            is_alive = state.seq_id in self.sequences and self.sequences[state.seq_id] is state
+            if is_alive and result.tokens:  # else its line may be another's by now
+                self._store.note(state.line, found.row.position, result.tokens[0].token_id)
+        outputs: list[RowOutput] = [output_of(row, samples.get(i), None) for i, row in enumerate(launched.rows)]
+        return ModelRunnerOutput(step_id=launched.step_id, rows=outputs, swap_s=launched.swap_s)
+
+
+def runner_for(sampler: Sampler) -> Callable[..., ModelRunner]:
+    """Return what makes the runner for the sampler of a device."""
+    return partial(LaunchingRunner, launches=sampler) if isinstance(sampler, LaunchingSampler) else ModelRunner

@@ -1,0 +1,104 @@
+"""Steps that are launched before the tokens of the steps before them are known: the same tokens, whoever is beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo import LLM, SamplingParams
+from octavo.devices import DEVICES
+from octavo.worker.launching import LaunchedStep, LaunchingRunner
+from tests.devices.cuda.interpreted import NAME
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+
+PLAIN: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 1}, {"seed": 2, "temperature": 0.7, "max_tokens": 3}]
+OTHERS: list[dict[str, Any]] = [
+    {"seed": 3, "top_k": 5},
+    {"seed": 4, "repetition_penalty": 1.3, "logprobs": 1},
+    {"seed": 5, "n": 2},
+    {"temperature": 0.0, "prompt_logprobs": 1},
+    {"n": 2, "best_of": 2, "use_beam_search": True},
+    {"seed": 6, "stop_token_ids": [*range(0, 300, 9)]},
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
+
+
+def generate(path: Path, kinds: list[dict[str, Any]], **args: Any) -> list[Any]:
+    sizes = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 8}
+    prompts: Any = [{"prompt_token_ids": [5 + i * (7 + row) % 90 for i in range(3 + row)]} for row in range(len(kinds))]
+    params = [SamplingParams(**{"max_tokens": 8, "ignore_eos": True} | kind) for kind in kinds]
+    with LLM(str(path), **{**sizes, **args}) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    return [[(each.token_ids, each.finish_reason) for each in output.outputs] for output in found]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [PLAIN, PLAIN[:2] + OTHERS[1:2], pytest.param(PLAIN + OTHERS, marks=pytest.mark.long)],
+    ids=["plain", "with penalties", "mixed"],
+)
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_the_tokens_are_those_of_the_reference(path: Path, depth: int, kinds: list[dict[str, Any]]) -> None:
+    expected = generate(path, kinds, device="reference")
+    assert generate(path, kinds, device="cuda", max_steps_in_flight=depth) == expected
+    tight = {
+        "num_gpu_blocks_override": 5,
+        "max_num_batched_tokens": 9,
+        "preemption_mode": "swap",
+        "swap_space": 1 << 20,
+    }
+    assert generate(path, kinds, device="cuda", max_steps_in_flight=depth, **tight) == expected
+
+
+def test_plain_steps_are_launched_before_the_last_one_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_waiting: list[int] = []
+    launch = LaunchingRunner.launch
+    monkeypatch.setattr(
+        LaunchingRunner, "launch", lambda self, step: num_waiting.append(len(self._launched)) or launch(self, step)
+    )
+    generate(path, PLAIN, device="cuda", max_steps_in_flight=3)
+    assert max(num_waiting) == 2
+
+
+def test_an_error_of_a_step_is_that_of_its_result() -> None:
+    def broken() -> Any:
+        raise RuntimeError("the GPU is lost")
+
+    seen: list[Exception] = []
+    step = LaunchedStep(broken, seen.append)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the GPU is lost"):
+            step.result()
+    assert len(seen) == 1
+
+
+def test_logits_that_are_no_numbers_end_one_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.devices.cuda.sampler import CudaSampler
+
+    launch = CudaSampler.launch
+
+    def spoil(self: Any, logits: Any, rows: Any) -> Any:
+        for place, row in enumerate(rows):
+            if row.position == 8 and row.sequence.params.seed == 1:
+                logits[place, 3] = float("nan")
+        return launch(self, logits, rows)
+
+    monkeypatch.setattr(CudaSampler, "launch", spoil)
+    sizes = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_steps_in_flight": 3}
+    prompts: Any = [{"prompt_token_ids": [5, 6, 7 + row]} for row in range(3)]
+    params = [SamplingParams(max_tokens=9, ignore_eos=True, seed=seed) for seed in range(3)]
+    with LLM(str(path), device="cuda", **sizes) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    assert [each.error is None for each in found] == [True, False, True]
+    assert "NaN or infinity" in str(found[1].error)
+    assert [len(each.outputs[0].token_ids) for each in (found[0], found[2])] == [9, 9]
