@@ -177,6 +177,7 @@ def test_files_may_name_the_tokens_and_have_a_template_for_pairs(tmp_path: Path)
     ("files", "error", "message"),
     [
         ({"modules.json": "{}"}, CheckpointError, "is no list of modules"),
+        ({"modules.json": "[" * 50_000}, CheckpointError, "is no list of modules"),
         ({"modules.json": '[{"type": "a.CNN", "path": "1"}]'}, UnsupportedModel, 'type is "CNN", expected Transformer'),
         ({"modules.json": '[{"type": "a.Pooling", "path": "../x"}]'}, CheckpointError, "expected a folder"),
         ({"1_Pooling/config.json": '{"pooling_mode": "median"}'}, CheckpointError, "pooling_mode is .*expected one or"),

@@ -282,10 +282,10 @@ class Checkpoint(Section):
             if not isinstance(file_name, str) or Path(file_name).name != file_name:
                 raise CheckpointError(f"{index}: {tensor} is in {shown(file_name)}, expected a file beside the index")
             names.setdefault(file_name, set()).add(tensor)
-        absent = [name for name in sorted(names) if not (self.path / name).is_file()]
+        absent = [name for name in sorted(names) if not os.path.isfile(self.path / name)]
         if absent:
             raise CheckpointError(
-                f"{self.path}: lacks {', '.join(absent[:3])} ({len(absent)} of {len(names)} weight files); "
+                f"{self.path}: lacks {', '.join(map(shown, absent[:3]))} ({len(absent)} of {len(names)} weight files); "
                 "download the model again"
             )
         return tuple(WeightFile(self.path / name, frozenset(names[name])) for name in sorted(names))

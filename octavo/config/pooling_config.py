@@ -77,7 +77,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None:
     """Return how the checkpoint makes vectors; None where it generates text. Raises CheckpointError, UnsupportedModel
     or ConfigError."""
-    is_encoder = checkpoint.values.get("model_type") in ENCODERS
+    is_encoder = checkpoint.str("model_type", "") in ENCODERS
     is_encoder |= checkpoint.values.get("use_bidirectional_attention") is True
     if args.runner == "generate":
         if is_encoder:
@@ -155,7 +155,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]] | None:
         if not isinstance(listed, list) or not listed:
             raise TypeError(shown(listed))
         found = [(str(each["type"]).rpartition(".")[2], str(each.get("path") or "")) for each in listed]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: is no list of modules with type and path ({error}); download it again"
         ) from error

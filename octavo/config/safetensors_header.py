@@ -43,7 +43,8 @@ class TensorInfo:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Read the header of `path` and check that the file holds what it promises.
 
-    Raises CheckpointError for a truncated, damaged or missing file.
+    Tensors follow each other without gaps, as the format requires. Raises CheckpointError for a truncated, damaged or
+    missing file.
     """
     try:
         size = path.stat().st_size
@@ -66,9 +67,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise damaged(path, "its header is not an object")
     data = 8 + length
     tensors = {name: _entry(path, name, entry, data) for name, entry in entries.items() if name != "__metadata__"}
-    end = max((info.offset + info.nbytes for info in tensors.values()), default=data)
-    if size < end:
-        raise damaged(path, f"it has {size:,} bytes of {end:,}")
+    end = data
+    for info in sorted(tensors.values(), key=lambda info: (info.offset, info.nbytes)):
+        if info.offset != end:
+            raise damaged(path, f"{info.name} begins at byte {info.offset:,}, what is before it ends at {end:,}")
+        end += info.nbytes
+    if size != end:
+        raise damaged(path, f"it has {size:,} bytes, its header describes {end:,}")
     return tensors
 
 

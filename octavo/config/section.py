@@ -14,22 +14,13 @@ T = TypeVar("T")
 
 REQUIRED: Final[Any] = object()
 LARGEST_SIZE: Final = 2**31 - 1
-LARGEST_COUNT: Final = 1 << 13
-"""Of what is made one by one: with more of it a start would take minutes before weights are looked at."""
-COUNTS: Final = frozenset(
-    {
-        *(
-            "num_hidden_layers",
-            "n_layer",
-            "encoder_layers",
-            "decoder_layers",
-            "num_experts",
-            "num_local_experts",
-            "n_routed_experts",
-        ),
-        *("linear_num_value_heads", "linear_num_key_heads"),
-    }
-)
+MOST_LAYERS: Final = 1 << 10
+COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"), MOST_LAYERS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 1 << 13),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 1 << 13),
+}
+"""The most there may be of what is made one by one: more would take a start minutes before weights are looked at."""
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
     int: "an integer",
     float: "a number",
@@ -89,7 +80,7 @@ class Section:
         value = self.int(name, default)
         if value < 1:
             raise self.error(name, "an integer of at least 1")
-        most = LARGEST_COUNT if name in COUNTS else LARGEST_SIZE
+        most = COUNTS.get(name, LARGEST_SIZE)
         if value > most:
             raise self.error(name, f"an integer of at most {most}")
         return value
@@ -151,6 +142,7 @@ class Section:
 def shown(value: object) -> str:
     """Return `value` as JSON, cut to a length that fits a message."""
     text = json.dumps(value, ensure_ascii=False) if _plain(value) else repr(value)
+    text = text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

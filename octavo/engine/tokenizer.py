@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.config.checkpoint import read_json_object
 from octavo.core.prompt import checked_text
 from octavo.engine.special_spellings import SpecialSpellings
 from octavo.errors import CheckpointError
@@ -362,13 +362,5 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, {} when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: is not valid JSON ({error}); download it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds {type(value).__name__}, expected a JSON object")
-    return value
+    """Return the object in a JSON file, {} when there is no such file. Raises CheckpointError."""
+    return read_json_object(path) if path.is_file() else {}

@@ -96,7 +96,7 @@ class YarnScaling:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0.0), min(high, 2.0 * pairs - 1)
         steps = torch.arange(pairs, dtype=torch.float32, device=frequencies.device)
-        slow = ((steps - low) / (high - low if high > low else 1e-3)).clamp(0, 1)
+        slow = ((steps - low) / (high - low if high != low else 1e-3)).clamp(0, 1)
         return frequencies / self.factor * slow + frequencies * (1 - slow)
 
     def _pair_that_turns(self, times: float, theta: float, pairs: int) -> float:

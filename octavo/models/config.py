@@ -12,7 +12,7 @@ import msgspec
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section, shown
+from octavo.config.section import LARGEST_SIZE, Section, shown
 from octavo.core.model_shape import CacheGroup, KeysAndValues, LayerCache, ModelShape, group_layers
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
@@ -312,14 +312,13 @@ def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
         ) / YarnScaling.default_attention_factor(factor, rope.positive_float("mscale_all_dim"))
     else:
         attention_factor = YarnScaling.default_attention_factor(factor)
-    return YarnScaling(
-        factor,
-        original,
-        attention_factor,
-        rope.positive_float("beta_fast", 32.0),
-        rope.positive_float("beta_slow", 1.0),
-        rope.bool("truncate", True),
-    )
+    for name in ("beta_fast", "beta_slow"):
+        if not 1 / LARGEST_SIZE <= rope.positive_float(name, 1.0) <= LARGEST_SIZE:
+            raise rope.error(name, "how many times a pair turns over the original context")
+    if rope.float("rope_theta") == 1.0:
+        raise rope.error("rope_theta", "another number than 1, with which all pairs turn alike")
+    fast, slow = rope.positive_float("beta_fast", 32.0), rope.positive_float("beta_slow", 1.0)
+    return YarnScaling(factor, original, attention_factor, fast, slow, rope.bool("truncate", True))
 
 
 def _read_longrope(c: Checkpoint, rope: Section, pairs: int) -> LongScaling:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import LARGEST_SIZE, shown
+from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, shown
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -80,6 +80,8 @@ def read_kinds(
             f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
             f"{num_layers or 'the'} layers"
         )
+    if len(found) > MOST_LAYERS:
+        raise c.error("layer_types", f"at most {MOST_LAYERS} layers")
     return tuple(found)
 
 

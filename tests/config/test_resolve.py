@@ -212,6 +212,11 @@ def test_a_damaged_generation_config_is_refused_only_where_it_is_asked_for(tmp_p
     assert resolve(EngineArgs(generation_config="none"), here, PLATFORM).model.eos_token_ids == (3,)
 
 
+def test_a_model_type_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r'model_type is \["x"\], expected a string'):
+        resolve(EngineArgs(), checkpoint(tmp_path, model_type=["x"]), PLATFORM)
+
+
 def test_end_tokens_outside_the_vocabulary_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = checkpoint(tmp_path, {"eos_token_id": [3, -1, 10**9]})
     assert resolve(EngineArgs(), here, PLATFORM).model.eos_token_ids == (3,)

@@ -65,6 +65,24 @@ def test_a_damaged_header_is_named(file: Path, header: bytes) -> None:
         read_header(file)
 
 
+@pytest.mark.parametrize("change", ["gap", "overlap", "surplus", "shift"])
+def test_tensors_that_do_not_fill_the_file_are_named(file: Path, change: str) -> None:
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    if change == "gap":
+        header["b"]["data_offsets"], data = [28, 38], data + bytes(4)
+    elif change == "overlap":
+        header["b"]["data_offsets"], data = [20, 30], data[:-4]
+    elif change == "surplus":
+        data += b"x"
+    text = json.dumps(header).encode() + b" "
+    shift = change == "shift"  # the data would begin one byte too early
+    file.write_bytes((len(text) - shift).to_bytes(8, "little") + text + data)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated or damaged"):
+        read_header(file)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_header(tmp_path / "model.safetensors")

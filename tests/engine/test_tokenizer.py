@@ -159,7 +159,10 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path)
     write_byte_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: holds list, expected a JSON object"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: holds \[\], expected a JSON object"):
+        Tokenizer.open(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 50_000)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: cannot be read"):
         Tokenizer.open(tmp_path)
 
 

@@ -60,6 +60,13 @@ def test_a_yarn_ramp_without_extent_is_a_step() -> None:
     assert set(ratio.tolist()) == {1.0, 0.5}
 
 
+def test_a_yarn_ramp_whose_ends_are_exchanged_goes_the_other_way() -> None:
+    scaling = YarnScaling(2.0, 512, 1.0, beta_fast=1.0, beta_slow=32.0)
+    ratio = Rope(16, 10_000.0, scaling).inverse_frequencies() / Rope(16, 10_000.0).inverse_frequencies()
+    assert ratio[0] == 0.5
+    assert ratio[-1] == 1.0
+
+
 def test_the_longest_sequence_that_is_served_chooses_the_factors_of_longrope() -> None:
     rope = Rope(8, 10_000.0, LongScaling((1.0, 1.0, 2.0, 2.0), (4.0, 4.0, 4.0, 8.0), 64, 1.1))
     plain = Rope(8, 10_000.0).inverse_frequencies()

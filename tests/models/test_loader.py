@@ -24,6 +24,8 @@ from tests.fakes.shapes import group
 from tests.models.loading import load_model, open_model
 from tests.models.paged_run import PagedRun, Stream
 
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -287,6 +289,9 @@ def test_a_variant_that_is_not_implemented_is_refused_by_name(
             },
             "rope_parameters.long_factor is .*, expected a list of 4 numbers above 0",
         ),
+        ({"rope_parameters": {**YARN, "beta_fast": 1e308}}, "rope_parameters.beta_fast is 1e.308, expected how many"),
+        ({"rope_parameters": {**YARN, "beta_slow": 1e-300}}, "rope_parameters.beta_slow is 1e-300, expected how many"),
+        ({"rope_parameters": {**YARN, "rope_theta": 1}}, "rope_parameters.rope_theta is 1, expected another number"),
         ({"vocab_size": "130"}, 'vocab_size is "130", expected an integer'),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer of at least 1"),
     ],

@@ -96,7 +96,7 @@ def open_library(checkpoint: Checkpoint) -> Library:
             f"{checkpoint.where}: architecture is {checkpoint.architecture} and model_type is {shown(model_type)}, "
             "expected a text model of transformers"
         )
-    for count in COUNTS.intersection(checkpoint.values):
+    for count in COUNTS.keys() & checkpoint.values.keys():
         if checkpoint.values[count]:
             checkpoint.positive(count)
     values = {key: value for key, value in checkpoint.values.items() if key != "auto_map"}
