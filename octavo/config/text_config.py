@@ -32,7 +32,10 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": _GEMMA3,
     "gemma4_text": _GEMMA4,
-    "gpt_oss": {"sliding_window": 128, "sliding_window_pattern": 2},
+    "gpt_oss": {"rope_theta": 150_000.0, "sliding_window": 128, "sliding_window_pattern": 2},
+    **{each: {"rope_theta": 500_000.0} for each in ("cohere", "ernie4_5", "olmo3")},
+    **{each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "mixtral")},
+    "smollm3": {"rope_theta": 2_000_000.0},
 }
 """By `model_type`: values that published configs leave out."""
 

@@ -10,6 +10,7 @@ import pytest
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.text_config import flattened
 from octavo.errors import CheckpointError
+from tests.fakes.checkpoints import FAMILIES, family_config
 
 
 def checkpoint(text: Any, **outer: Any) -> Checkpoint:
@@ -51,6 +52,16 @@ def test_positions_of_text_are_the_same_in_all_sections() -> None:
         c = checkpoint({"rope_scaling": {name: "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 7.0})
         assert c.rope().str("rope_type") == "default"
         assert c.rope().float("rope_theta") == 7.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rotations_that_a_config_leaves_out_are_those_of_the_release(family: str) -> None:
+    """gpt-oss and Ministral 3 state theirs with the context that they stretch."""
+    config = type(family_config(family))()
+    thetas = config.to_dict().get("rope_parameters") or {}
+    if "rope_theta" in thetas and thetas["rope_type"] == "default":
+        c = Checkpoint(Path("model"), {"architectures": ["Model"], "model_type": config.model_type})
+        assert c.rope().float("rope_theta") == thetas["rope_theta"]
 
 
 def test_values_that_published_configs_of_gemma_3_leave_out() -> None:

@@ -107,7 +107,12 @@ def open_library(checkpoint: Checkpoint) -> Library:
             f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
         ) from error
     for number in _NUMBERS:
-        found = getattr(config, number, None)
+        try:
+            found = getattr(config, number, None)
+        except Exception as error:  # of configs whose layers differ, which have no one number
+            raise UnsupportedModel(
+                f"{checkpoint.where}: {number} of {name} is not one number: {first_line(error)}"
+            ) from error
         if not isinstance(found, int):
             raise UnsupportedModel(
                 f"{checkpoint.where}: {number} of {name} is {shown(found)}, expected an integer, as in "

@@ -12,9 +12,11 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.cli.main import main
+from octavo.config.checkpoint import Checkpoint
 from octavo.core.outputs import CompletionOutput
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.models.fallback import proof
+from octavo.models.fallback.library import open_library
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, load_oracle
 from tests.fakes.strangers import make_stranger
@@ -120,7 +122,7 @@ def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -
     path = make_stranger("arcee", tmp_path)
     write_byte_tokenizer(path)
     edit_config(path, num_hidden_layers=1_000_000)
-    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000, expected an integer of at most 8192"):
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000, expected an integer of at most 1024"):
         load(path)
 
 
@@ -138,6 +140,14 @@ def test_layers_with_states_are_refused_by_name(tmp_path: Path) -> None:
     edit_config(path, layer_types=["linear_attention"] * 3)
     with pytest.raises(UnsupportedModel, match="layer_types has linear_attention, expected"):
         load(path)
+
+
+def test_layers_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.models.dots3_note", reason="transformers has no such class yet")
+    config = {"architectures": ["Dots3NoteForCausalLM"], "model_type": "dots3_note_text"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="num_attention_heads of Dots3NoteForCausalLM is not one number"):
+        open_library(Checkpoint.open(tmp_path))
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
