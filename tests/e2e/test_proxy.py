@@ -91,20 +91,25 @@ def engine(run: Run, role: str, port: str = "0") -> Running:
     return run("serve", "octavo-tiny", "--role", role, "--port", port, *settings)
 
 
+def answer(url: str, body: dict[str, Any]) -> Any:
+    """What a server answers to a body."""
+    request = Request(url, json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    with urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
 def completion(url: str, number: int) -> Any:
     """Texts and log-probabilities of both sequences of a request, which is sent again while there is no engine."""
     body = {"prompt": PROMPTS[number], "max_tokens": MAX_TOKENS, "seed": number, **SETTINGS}
-    request = Request(f"{url}/v1/completions", json.dumps(body).encode(), headers={"Content-Type": "application/json"})
     try:
-        with urlopen(request, timeout=120) as response:
-            answer = json.load(response)
+        answered = answer(f"{url}/v1/completions", body)
     except HTTPError as error:
         error.close()
         if error.code != 503 or "Retry-After" not in error.headers:
             raise
         time.sleep(0.1)
         return completion(url, number)
-    return [(choice["text"], choice["logprobs"]["token_logprobs"]) for choice in answer["choices"]]
+    return [(choice["text"], choice["logprobs"]["token_logprobs"]) for choice in answered["choices"]]
 
 
 def of_one_engine() -> list[Any]:
