@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.core.adapter import FILES, UnfitFile, file_heading, open_file
+from octavo.core.adapter import UnfitFile, file_heading, open_file
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import LMHead
 from octavo.layers.experts import ExactLinear
@@ -106,7 +107,8 @@ def read_files(folder: Path, digest: str) -> tuple[AdapterConfig, Mapping[str, T
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         try:
             with open(open_file(folder / name), "rb") as file:
-                contents.append(file.read(FILES[name]))
+                # as many bytes as are asked for are taken at once
+                contents.append(file.read(os.fstat(file.fileno()).st_size))
         except UnfitFile as error:
             raise CheckpointError(f"{folder / name}: {error}") from error
         found.update(file_heading(name, len(contents[-1])))

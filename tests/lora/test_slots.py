@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,16 @@ def test_files_that_change_while_they_are_read_are_used_as_they_were_digested(
     config, tensors = read_files(folder, named)
     assert (config.rank, config.alpha) == (4, 6.0)
     assert tensors
+
+
+def test_a_file_takes_no_more_memory_than_it_has_bytes(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "adapter")
+    tracemalloc.start()
+    try:
+        read_files(folder, digest(folder))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pipe_that_has_taken_the_place_of_a_file_does_not_hold_the_reader(base: Path, tmp_path: Path) -> None:
