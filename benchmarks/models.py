@@ -32,23 +32,34 @@ _LLAMA: dict[str, Any] = _COMMON | {
     "rope_theta": 500_000.0,
 }
 
+_QWEN3: dict[str, Any] = _COMMON | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": _COMMON
+    "qwen3-0.6b": _QWEN3
     | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "vocab_size": 151_936,
         "hidden_size": 1024,
         "intermediate_size": 3072,
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40_960,
         "tie_word_embeddings": True,
+    },
+    "qwen3-8b": _QWEN3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
     },
     "llama-3.2-1b": _LLAMA
     | {
@@ -142,12 +153,21 @@ def _opt_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     yield "model.decoder.final_layer_norm.bias", (hidden,)
 
 
+_SMALL = ("qwen3-0.6b", "llama-3.2-1b", "opt-125m", "tiny-llama")
+
+
 def write_checkpoint(path: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Write config, weights and tokenizer into the directory `path`, and answer it. The seed decides the weights."""
-    path.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: _random(name, shape, generator) for name, shape in tensor_shapes(config)}
+    write_config(path, config)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def write_config(path: Path, config: dict[str, Any]) -> Path:
+    """Write config and tokenizer into the directory `path`, for random weights that are made in memory."""
+    path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     _write_tokenizer(path, config["max_position_embeddings"])
     return path
@@ -185,7 +205,7 @@ def _write_tokenizer(path: Path, max_model_len: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="gets a directory for each model")
-    parser.add_argument("--models", nargs="+", choices=CONFIGS, default=list(CONFIGS), help="by default all of them")
+    parser.add_argument("--models", nargs="+", choices=CONFIGS, default=_SMALL, help="by default the small ones")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     for name in arguments.models:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.figures import figures
 from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
@@ -213,7 +214,8 @@ def main() -> int:
         yield dict(limits)
 
     timed_kernels, timed_sampler = partial(time_kernels, limits), partial(time_sampler, limits)
-    for part in (measured, check_operators, check_bits, timed_kernels, timed_sampler, engines):
+    measured_engines = partial(figures, limits)
+    for part in (measured, check_operators, check_bits, timed_kernels, timed_sampler, engines, measured_engines):
         try:
             for line in part():
                 print(json.dumps(line), flush=True)

@@ -1,0 +1,139 @@
+"""Whole engines on a GPU: decode and prefill as a share of what this GPU reaches, and nano-vllm's workload.
+
+`python -m benchmarks.gpu.figures [--device cpu --models tiny-llama]` prints one JSON line per figure; `run_all` runs it
+too. Weights are random numbers in the shapes of known models, made in memory.
+
+A decode step cannot take less time than its weights and keys take to be read; a prompt no less than its products. The
+floor is that at the bandwidth and the matrix rate that copies and products of this GPU reach in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.models import CONFIGS, tensor_shapes, write_config
+from octavo import LLM, SamplingParams
+
+RUNS: Final = 5
+PROMPT, FEW, MANY = 128, 32, 160
+"""Tokens of a prompt, and of two answers, whose difference in time is that of decode steps alone."""
+WAYS: Final[Mapping[str, dict[str, Any]]] = {
+    "as it is": {},
+    "one step at a time": {"max_steps_in_flight": 1},
+    "no graphs": {"enforce_eager": True},
+    "batch invariant": {"batch_invariant": True},
+}
+
+BOTH: Final = ("as it is", "batch invariant")
+
+
+def timed(llm: LLM, prompts: list[Any], max_tokens: int | list[int]) -> float:
+    """Return the seconds that the prompts take."""
+    counts = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
+    params = [SamplingParams(max_tokens=count, temperature=0.6, seed=1, ignore_eos=True) for count in counts]
+    begun = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begun
+
+
+def prompts_of(lengths: list[int], vocab_size: int) -> list[Any]:
+    """Return prompts of random tokens that share no beginning."""
+    chosen = random.Random(sum(lengths))
+    return [{"prompt_token_ids": [chosen.randrange(10, vocab_size) for _ in range(length)]} for length in lengths]
+
+
+def sizes(config: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the weights that a step reads, those that a prompt's token is multiplied with, and bytes of KV a token."""
+    shapes = dict(tensor_shapes(config))
+    total = sum(map(prod, shapes.values()))
+    embedding = config["vocab_size"] * config["hidden_size"]
+    read = total if config["tie_word_embeddings"] else total - embedding
+    dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    kv_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * dim
+    return read, read - embedding, kv_bytes
+
+
+def decode(llm: LLM, config: dict[str, Any], batch: int, limits: Mapping[str, float]) -> dict[str, Any]:
+    """Return the time of a decode step, and the floor's share of it."""
+    prompts = prompts_of([PROMPT] * batch, config["vocab_size"])
+    timed(llm, prompts, MANY)
+    found = []
+    for _ in range(RUNS):
+        few, many = timed(llm, prompts, FEW), timed(llm, prompts, MANY)
+        found.append((many - few) / (MANY - FEW))
+    step_s = statistics.median(found)
+    read, _, kv_bytes = sizes(config)
+    context = batch * (PROMPT + (FEW + MANY) / 2)
+    floor_s = (2 * read + kv_bytes * context) / limits["bytes_per_s"]
+    return {"batch": batch, "step_ms": step_s * 1e3, "floor_ms": floor_s * 1e3, "of_floor": floor_s / step_s}
+
+
+def prefill(llm: LLM, config: dict[str, Any], length: int, limits: Mapping[str, float]) -> dict[str, Any]:
+    """Return the time of a prompt, and the share of the matrix rate that its products take."""
+    found = []
+    for run in range(RUNS + 2):
+        [prompt] = prompts_of([length + run], config["vocab_size"])
+        found.append(timed(llm, [prompt], 1))
+    taken = statistics.median(found[2:])
+    share = 2 * sizes(config)[1] * length / taken / limits["flops"]
+    return {"prompt": length, "ms": taken * 1e3, "of_matrix_rate": share}
+
+
+def nano_vllm(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the time of 256 requests of 100 to 1,024 tokens, in and out (the benchmark of nano-vllm)."""
+    chosen = random.Random(0)
+    lengths, counts = ([chosen.randint(100, 1024) for _ in range(256)] for _ in range(2))
+    taken = timed(llm, prompts_of(lengths, config["vocab_size"]), counts)
+    return {"workload": "nano-vllm", "s": taken, "output_tokens_per_s": sum(counts) / taken}
+
+
+def figures(
+    limits: Mapping[str, float], device: str = "cuda", models: tuple[str, ...] = ("qwen3-0.6b", "qwen3-8b")
+) -> Iterator[dict[str, Any]]:
+    """Yield every figure."""
+    for name in models:
+        config = CONFIGS[name]
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_config(Path(folder) / name, config)
+            common: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 4096}
+            for way, options in WAYS.items():
+                # large models take long to start: two ways of them say enough
+                if (way == "batch invariant" and device == "cpu") or (name != models[0] and way not in BOTH):
+                    continue
+                begun = time.perf_counter()
+                with LLM(str(path), device=device, max_num_seqs=256, **common, **options) as llm:
+                    about = {"model": name, "way": way}
+                    yield {**about, "start_s": time.perf_counter() - begun}
+                    for batch in (1, 64):
+                        yield {**about, **decode(llm, config, batch, limits)}
+                    yield {**about, **prefill(llm, config, 2048, limits)}
+                    if name == models[0] and way == "as it is":
+                        yield {**about, **nano_vllm(llm, config)}
+
+
+def main() -> None:
+    """Print every figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-8b"], choices=CONFIGS)
+    arguments = parser.parse_args()
+    limits = {"bytes_per_s": 1e10, "flops": 1e11}
+    if arguments.device == "cuda":
+        from benchmarks.gpu.run_all import ceilings
+
+        limits = ceilings()
+    for line in figures(limits, arguments.device, tuple(arguments.models)):
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
