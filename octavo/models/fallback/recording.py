@@ -50,6 +50,8 @@ def record(library: Library, where: str) -> Recording:
         finally:
             RECORDED.reset(token)
     except Exception as error:  # of transformers' code: whatever it is, the class does not run in this way
+        if isinstance(error, KeyError) and error.args == (NAME,):
+            raise refuse("its attention has no interface by which it could be replaced") from error
         raise refuse(str(error) if isinstance(error, Unfit) else first_line(error)) from error
     num_layers = library.config.num_hidden_layers
     without = sorted(set(range(num_layers)) - {call.layer for call in calls.values()})
