@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
@@ -71,8 +72,10 @@ class AdaptedModel:
 class Adapters:
     """Adapters by their digests, and slots from 1 on. Files are read by a thread; the rest is for the worker's."""
 
-    def __init__(self, model: DecoderStack, ops: Ops, config: LoRAConfig, num_tokens: int) -> None:
-        """num_tokens: most of a step."""
+    def __init__(
+        self, model: DecoderStack, ops: Ops, config: LoRAConfig, num_tokens: int, device: torch.device
+    ) -> None:
+        """num_tokens: most of a step. device: where the model is."""
         dtype = DTYPES[config.lora_dtype]
         targets = list(layers_of(model, config.max_loras, dtype))
         self._layers = {each.path: each.layer for each in targets}
@@ -82,7 +85,7 @@ class Adapters:
             self._slots |= slots_of(each, ops)
         self._wrapped: set[str] = set()
         self._reader = AdapterReader(model, targets, self._experts, dtype, config.max_lora_rank)
-        self._step = StepSlots(num_tokens, _widest(targets))
+        self._step = StepSlots(num_tokens, _widest(targets), device)
         self._adapters: dict[str, Future[dict[str, PackedFactors]]] = {}
         self._adapted: AdaptedModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-adapters")

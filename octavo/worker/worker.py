@@ -297,7 +297,8 @@ class Worker:
         if self._config.lora.enable_lora:
             from octavo.lora.slots import Adapters
 
-            self._adapters = Adapters(loaded, device.ops, self._config.lora, scheduler.max_num_batched_tokens)
+            sizes = self._config.lora, scheduler.max_num_batched_tokens
+            self._adapters = Adapters(loaded, device.ops, *sizes, device.torch_device)
         model_of_rank = recorded() if self._adapters is None else self._adapters.around(loaded, recorded)
         if not is_recordable and self._mesh.rank == 0:
             _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")

@@ -21,7 +21,6 @@ def test_cuda_lacks_nothing_that_has_no_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "option"),
     [
-        ({"enable_lora": True}, "enable_lora asks for adapters"),
         ({"kv_host_size": 1 << 20}, "role, prefill, kv_host_size or kv_disk asks for"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size asks for tensor parallel"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size asks for pipeline parallel"),

@@ -38,7 +38,6 @@ class CudaDevice(ReferenceDevice):
 
     name = "cuda"
     lacks: Mapping[str, str] = {
-        "adapters": "they lie in the memory of the host",
         "draft_models": "their tensors lie in the memory of the host",
         "tensor_ranks": "ranks on GPUs cannot reach each other yet",
         "stages": "ranks on GPUs cannot reach each other yet",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 import triton.runtime.interpreter as interpreter
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.devices import DEVICES
 from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
 from tests.devices.cuda.interpreted import InterpretedCuda
@@ -21,6 +22,7 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.vector_models import save, write_modules
 from tests.fakes.vision import image, make_vision_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
 
 SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
 PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
@@ -109,6 +111,23 @@ def test_what_is_asked_for_runs_on_the_device(path: Path, asked: dict[str, Any],
 )
 def test_families_run_on_the_device(family: str, tmp_path: Path) -> None:
     same_as_the_reference(write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300)))
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.long)])
+def test_adapters_are_on_the_device(family: str, tmp_path: Path) -> None:
+    path = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
+    adapter = make_adapter(path, tmp_path / "adapter", LINEAR[:4], rank=6, seed=1)
+    lora = [LoRARequest("a", 1, str(adapter)), None, LoRARequest("a", 1, str(adapter))]
+    found = {}
+    for device in ("reference", "cuda"):
+        with (
+            ApartMode() if device == "cuda" else nullcontext(),
+            LLM(str(path), device=device, enable_lora=True, **SIZES) as llm,
+        ):
+            outputs = llm.generate(PROMPTS, SamplingParams(**DRAWN), use_tqdm=False, lora_request=lora)
+        assert not any(each.error for each in outputs), outputs
+        found[device] = [each.outputs[0].token_ids for each in outputs]
+    assert found["cuda"] == found["reference"]
 
 
 @pytest.mark.parametrize("family", ["gemma3", pytest.param("llava", marks=pytest.mark.long)])

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo.devices.cuda.attention import CudaBackend, Division
 from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.lora import Factors, LoRAShape, Run
 from octavo.ops.registry import operators
 from tests.conformance.paged import Heads, Sequences
 from tests.conformance.test_attention import TOLERANCE, one_by_one, side_by_side
@@ -40,7 +41,8 @@ LENGTHS = [1, 17, 40]
 
 
 def test_triton_has_the_operators_of_a_plain_decoder() -> None:
-    assert sorted(COMPILED) == ["add_rms_norm", "prepare_linear", "rms_norm", "rotary", "silu_and_mul"]
+    expected = ["add_rms_norm", "prepare_linear", "rms_norm", "rotary", "silu_and_mul", "slot_linear"]
+    assert sorted(COMPILED) == expected
     plain = {choice.operator: choice.implementation for choice in CudaRuntime().bind().choices}
     assert plain["prepare_linear"] == "cublas"
 
@@ -92,3 +94,19 @@ def test_tiles_of_prompts_may_be_larger_where_bits_may_differ() -> None:
     sequences = Sequences.make(Heads(heads=2, kv_heads=1, dim=16), [150], torch.float32)
     found = sequences.compute(CudaBackend(CudaRuntime(), torch.float32), sequences.whole())
     assert (found[0].double() - sequences.expected(torch.float32)[0]).abs().max() <= TOLERANCE[torch.float32]
+
+
+def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others() -> None:
+    shape = LoRAShape(70, 40, (Run(0, 30, 0), Run(30, 10, 1)), 2, 3, torch.float32)
+    adapters = [[Factors(torch.randn(rank, 70), torch.randn(40, rank), 0.5)] * 2 for rank in (8, 70, 5)]
+    x = torch.randn(9, 70)
+    found = []
+    for order in ((0, 1, 2), (2, 0, 1), (0,)):
+        layer = OPS.slot_linear(shape)
+        for slot, number in enumerate(order, 1):
+            layer.set(slot, layer.pack(adapters[number]))
+        slots = torch.tensor([0, *[1 + order.index(0)] * 8], dtype=torch.int32)
+        found.append(layer(x, slots, torch.empty(0)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert not found[0][0].any()

@@ -35,42 +35,44 @@ class InvariantLinear(PlainLinear):
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         heads = self._state["weight"].view(x.shape[1], -1, self.shape.inputs)
         found = [
-            self._multiplied(x[:, i].contiguous(), weight[:outputs].contiguous(), x.dtype)
+            multiplied(self._runtime, x[:, i].contiguous(), weight[:outputs].contiguous(), x.dtype)
             for i, weight in enumerate(heads)
         ]
         return torch.stack(found, dim=1)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
         gated, bias = self.shape.is_gated, self._state.get("bias")
-        return self._multiplied(x, self._state["weight"], dtype, bias=bias, add=add, gated=gated)
+        return multiplied(self._runtime, x, self._state["weight"], dtype, bias=bias, add=add, gated=gated)
 
-    def _multiplied(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        dtype: torch.dtype,
-        *,
-        bias: Tensor | None = None,
-        add: Tensor | None = None,
-        gated: bool = False,
-    ) -> Tensor:
-        from octavo.devices.cuda.kernels.linear import linear
 
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        (tokens, inputs), outputs = x.shape, len(weight)
-        width = outputs // 2 if gated else outputs
-        out = torch.empty((tokens, width), dtype=dtype, device=x.device)
-        tile: dict[str, Any] = {**TILE, "TYPE": compute_type(x)}
-        linear[(-(-tokens // TILE["BM"]), -(-width // TILE["BN"]))](
-            *(x, weight, weight if bias is None else bias, out if add is None else add.contiguous(), out),
-            *(x.stride(0), out.stride(0), tokens, outputs, inputs),
-            HAS_BIAS=bias is not None,
-            HAS_ADDEND=add is not None,
-            IS_GATED=gated,
-            **tile,
-            **self._runtime.options,
-        )
-        return out
+def multiplied(
+    runtime: CudaRuntime,
+    x: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
+    add: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows."""
+    from octavo.devices.cuda.kernels.linear import linear
+
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    (tokens, inputs), outputs = x.shape, len(weight)
+    width = outputs // 2 if gated else outputs
+    out = torch.empty((tokens, width), dtype=dtype, device=x.device)
+    tile: dict[str, Any] = {**TILE, "TYPE": compute_type(x)}
+    linear[(-(-tokens // TILE["BM"]), -(-width // TILE["BN"]))](
+        *(x, weight, weight if bias is None else bias, out if add is None else add.contiguous(), out),
+        *(x.stride(0), out.stride(0), tokens, outputs, inputs),
+        HAS_BIAS=bias is not None,
+        HAS_ADDEND=add is not None,
+        IS_GATED=gated,
+        **tile,
+        **runtime.options,
+    )
+    return out
 
 
 class CublasFormat(PlainFormat):
