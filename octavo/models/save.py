@@ -62,7 +62,8 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
     Raises ConfigError for a folder that is not empty, and CheckpointError for weights that cannot be quantised.
     """
     if checkpoint.section(QUANTIZATION) is not None:
-        raise ConfigError(f"{checkpoint.path} is quantised already; quantise the checkpoint that it was made from")
+        why = "is quantised already" if checkpoint.gguf is None else "is a GGUF file"
+        raise ConfigError(f"{checkpoint.path} {why}; quantise the checkpoint that it was made from")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, expected an empty directory or none; name another one")
     files = {file.path: list(stored_tensors(file.path)) for file in checkpoint.weight_files()}

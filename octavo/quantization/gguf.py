@@ -306,7 +306,7 @@ def decoded(kind: BlockType, rows: Tensor) -> Tensors:
 
 def dequantized(kind: BlockType, rows: Tensor) -> Tensor:
     """Return the values of rows of whole blocks, uint8 [..., bytes] → float32 [..., inputs]."""
-    found = decoded(kind, rows.flatten(0, -2))
+    found = decoded(kind, rows.reshape(-1, rows.shape[-1]))
     values = found["weight"] if kind.spec is None else kind.spec.dequantized(found)
     return values.view(*rows.shape[:-1], -1)
 
@@ -328,7 +328,8 @@ class GGUF(StoredFormat):
         own = [needed(parts, name, SUFFIX + each) for each in pair]
         label, shape = " and ".join(dict.fromkeys(each.dtype for each in own)), _joined_shape(own, pair)
         kind = BLOCK_TYPES.get(own[0].dtype)
-        if kind is None or kind.spec is None or len({each.dtype for each in own}) > 1 or pair[0] == "/keys":
+        is_matrix = len(shape) > 1 and pair[0] != "/keys"
+        if kind is None or kind.spec is None or len({each.dtype for each in own}) > 1 or not is_matrix:
             return StoredWeight(shape, label, {"weight": lambda rows: _joined(own, pair, rows, _plain)})
 
         def reader(tensor: str) -> Callable[[slice], Tensor]:

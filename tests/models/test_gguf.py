@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
@@ -138,6 +139,21 @@ def blocks(name: str, tensor: Tensor, kind: str) -> Stored:
     for place in places:
         rows[..., place : place + 2] = torch.tensor([0, 8], dtype=torch.uint8)  # 2 to the power of -13
     return kind, tuple(tensor.shape), rows.numpy().tobytes()
+
+
+def test_a_norm_that_is_quantised_is_dequantised(tmp_path: Path) -> None:
+    def store(name: str, tensor: Tensor) -> Stored:
+        if "norm" not in name:
+            return plain(tensor)
+        scale = torch.tensor([1 / 64], dtype=torch.float16).view(torch.int8)
+        blocks = [torch.cat((scale, torch.full((32,), 64, dtype=torch.int8)))] * (tensor.numel() // 32)
+        return "Q8_0", tuple(tensor.shape), torch.stack(blocks).numpy().tobytes()
+
+    base = make_checkpoint("llama", tmp_path / "m")
+    weights = load_file(base / "model.safetensors")
+    ones = {name: torch.ones_like(each) if "norm" in name else each for name, each in weights.items()}
+    save_file(ones, base / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(convert(base, "llama", store=store)), logits(base))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ3_S"])
