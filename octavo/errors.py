@@ -38,6 +38,10 @@ class ConfigError(OctavoError, ValueError):
 class CheckpointError(OctavoError, ValueError):
     """A model directory is missing something, has too much, or is damaged."""
 
+    def __init__(self, message: str) -> None:
+        # names in JSON may hold half of a surrogate pair, which no process could send or print
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
+
 
 class UnsupportedModel(CheckpointError):
     """The checkpoint is sound but asks for something that is not implemented."""

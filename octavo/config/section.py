@@ -142,7 +142,6 @@ class Section:
 def shown(value: object) -> str:
     """Return `value` as JSON, cut to a length that fits a message."""
     text = json.dumps(value, ensure_ascii=False) if _plain(value) else repr(value)
-    text = text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -59,6 +59,12 @@ def test_a_type_of_model_of_another_name_leads_to_its_family(
     assert resolve_model(Checkpoint.open(tmp_path)) is resolve_model(named(tmp_path, architecture))
 
 
+def test_a_name_that_cannot_be_encoded_is_refused_in_words_that_can(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"no model family \\ud800x yet") as raised:
+        resolve_model(named(tmp_path, "\ud800x"))
+    assert str(raised.value).encode()
+
+
 def test_only_architectures_are_listed_as_such() -> None:
     assert [name for name in known_architectures() if name[0].islower()] == []
 
