@@ -284,8 +284,7 @@ class ModelDrafter:
             assert read is not None
             lines = np.array([row.state.line for row in rows for _ in range(row.scheduled.num_tokens)], dtype=np.int64)
             behind = [at + 1 for row in rows for at in range(row.scheduled.start, row.end)]
-            token_ids = torch.empty(len(lines), dtype=torch.int64)
+            token_ids = torch.empty(len(lines), dtype=torch.int64, device=batch.token_ids.device)
             self._tokens.gather(lines, np.array(behind, dtype=np.int64), out=token_ids)
-            received = IntermediateTensors(read, None)
-            batch = replace(batch, token_ids=token_ids.to(batch.token_ids.device), received=received)
+            batch = replace(batch, token_ids=token_ids, received=IntermediateTensors(read, None))
         return self._model(batch)

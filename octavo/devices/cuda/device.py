@@ -38,7 +38,6 @@ class CudaDevice(ReferenceDevice):
 
     name = "cuda"
     lacks: Mapping[str, str] = {
-        "draft_models": "their tensors lie in the memory of the host",
         "tensor_ranks": "ranks on GPUs cannot reach each other yet",
         "stages": "ranks on GPUs cannot reach each other yet",
         "transfers": "KV blocks are read from the memory of the host",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from octavo.attention.metadata import ModelInput
+from octavo.attention.metadata import ModelInput, NotedStates
 from octavo.devices.cuda.attention import CHUNK, LONGEST
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.devices.device import LanguageModel
@@ -101,13 +101,13 @@ class GraphedModel:
         self._make_graph = make_graph
         self._steps: dict[tuple[int, ...], _Step] = {}
         """The least recently used one first."""
-        self._hidden: Tensor | None = None
-        """[MAX_ROWS, hidden]: where graphs write their results."""
+        self._results: tuple[Tensor, ...] = ()
+        """[MAX_ROWS, hidden] each: where graphs write what the model returns."""
         self._is_capturable = True
         self.compute_logits = model.compute_logits
 
-    def __call__(self, batch: ModelInput) -> Tensor:
-        """Return the last hidden states [rows, hidden], valid until the next step."""
+    def __call__(self, batch: ModelInput) -> Any:
+        """Return the last hidden states [rows, hidden], or `NotedStates`, valid until the next step."""
         if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
             return self._model(batch)
         bounds = [CHUNK * power_of_2(-(-max(each.lengths) // CHUNK), least=1) for each in batch.attention]
@@ -124,30 +124,34 @@ class GraphedModel:
             if step.graph is None:  # it could not be captured
                 return self._model(batch)
             step.graph.replay()
-            assert self._hidden is not None
-            hidden = self._hidden[:rows]
+            hidden, *streams = (each[:rows] for each in self._results)
+            hidden = NotedStates(hidden, tuple(streams)) if streams else hidden
         if self._is_capturable:
             self._steps[key] = step
             if len(self._steps) > MAX_GRAPHS:
                 del self._steps[next(iter(self._steps))]
         return hidden
 
-    def _launch(self, step: _Step) -> Tensor:
+    def _launch(self, step: _Step) -> Any:
         """Launch a step's kernels, and find what would read a value of this step alone if it were captured."""
         watch = _HostReads()
         with watch:
-            hidden = self._model(_bounded(step, watch.meet))
+            found = self._model(_bounded(step, watch.meet))
         if watch.obstacle is not None:
             self._give_up(watch.obstacle)
-        elif self._hidden is None:
-            self._hidden = hidden.new_empty((MAX_ROWS, *hidden.shape[1:]))
-        return hidden
+        elif not self._results:
+            self._results = tuple(each.new_empty((MAX_ROWS, *each.shape[1:])) for each in _parts(found))
+        return found
 
     def _capture(self, step: _Step) -> None:
-        assert self._hidden is not None
-        graph, hidden = self._make_graph(), self._hidden[: len(step.batch.token_ids)]
+        graph, rows = self._make_graph(), len(step.batch.token_ids)
+
+        def run() -> None:
+            for result, part in zip(self._results, _parts(self._model(_bounded(step, lambda _: None))), strict=True):
+                result[:rows].copy_(part)
+
         try:
-            graph.capture(lambda: hidden.copy_(self._model(_bounded(step, lambda _: None))))
+            graph.capture(run)
             step.graph = graph
         except RuntimeError as error:
             self._give_up(str(error).partition("\n")[0])
@@ -156,6 +160,10 @@ class GraphedModel:
         self._is_capturable = False
         self._steps.clear()
         _log.info("decode steps are not captured as CUDA graphs: %s", reason)
+
+
+def _parts(found: Tensor | NotedStates) -> tuple[Tensor, ...]:
+    return (found.hidden, *found.streams) if isinstance(found, NotedStates) else (found,)
 
 
 def _is_plain_decode(batch: ModelInput) -> bool:

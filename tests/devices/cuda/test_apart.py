@@ -20,6 +20,8 @@ from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.draft_heads import HIDDEN, WIDTH, write_head
+from tests.fakes.proposer import take_all
 from tests.fakes.vector_models import save, write_modules
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
@@ -128,6 +130,28 @@ def test_adapters_are_on_the_device(family: str, tmp_path: Path) -> None:
         assert not any(each.error for each in outputs), outputs
         found[device] = [each.outputs[0].token_ids for each in outputs]
     assert found["cuda"] == found["reference"]
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle3", *(pytest.param(each, marks=pytest.mark.long) for each in ("draft_model", "eagle"))]
+)
+def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 300, "hidden_size": HIDDEN, "intermediate_size": WIDTH}
+    path = write_byte_tokenizer(make_checkpoint("llama", tmp_path / "model", num_hidden_layers=8, **sizes))
+    draft = path
+    if method != "draft_model":
+        draft = write_head(tmp_path / "head", 300, is_third=method == "eagle3", draft_vocab=100)
+    speculates = {"method": method, "model": str(draft), "num_speculative_tokens": 2}
+    asked, prompts = {"logprobs": None, "max_tokens": 5}, PROMPTS[:2]
+    expected = outputs(path, "reference", prompts, asked)
+    with (
+        ApartMode(),
+        LLM(str(path), device="cuda", batch_invariant=True, speculative_config=speculates, **SIZES) as llm,
+    ):
+        take_all(llm.engine.core, llm.config.speculative)
+        found = llm.generate(prompts, SamplingParams(**DRAWN | asked), use_tqdm=False)
+        assert llm.engine.core.stats().num_draft_tokens > 0
+    assert [[(each.token_ids, each.text) for each in output.outputs] for output in found] == expected
 
 
 @pytest.mark.parametrize("family", ["gemma3", pytest.param("llava", marks=pytest.mark.long)])

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo.attention.backend import Scores
-from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.attention.metadata import AttentionMetadata, ModelInput, NotedStates
 from octavo.devices import DEVICES
 from octavo.devices.cuda.attention import CHUNK, LONGEST, CudaBackend
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, GraphedModel
@@ -61,6 +62,20 @@ def test_each_step_is_computed_from_its_own_tensors(num_groups: int) -> None:
         step = batch(*lengths, first_token=number, num_groups=num_groups)
         assert torch.equal(graphed(step), Model()(step))
     assert RepeatedCalls.num_replays - before == 5
+
+
+def test_states_that_are_noted_are_kept_too() -> None:
+    class Noting(Model):
+        def __call__(self, batch: ModelInput) -> Any:
+            hidden = super().__call__(batch)
+            return NotedStates(hidden, (hidden + 1, hidden + 2))
+
+    graphed, before = GraphedModel(Noting(), RepeatedCalls), RepeatedCalls.num_replays
+    for number in range(4):
+        found, expected = graphed(batch(20 + number, 4)), Noting()(batch(20 + number, 4))
+        for one, other in zip((found.hidden, *found.streams), (expected.hidden, *expected.streams), strict=True):
+            assert torch.equal(one, other)
+    assert RepeatedCalls.num_replays - before == 3
 
 
 def test_steps_of_other_rows_and_bounds_have_graphs_of_their_own() -> None:
