@@ -1,8 +1,9 @@
 """Decoding, prefill and memory of a GGUF file beside llama.cpp: `python -m benchmarks.gguf_files`.
 
 A file in the shape of Qwen3-0.6B or Llama 3.2 1B is written with random weights, quantised by ggml itself; of Q4_K_M
-the types are those that llama.cpp chooses, layer by layer. Both engines run it in turns. It needs the packages
-`xllamacpp` and `gguf` (`pip install --target DIR xllamacpp gguf`, PYTHONPATH).
+the types are those that llama.cpp chooses, layer by layer. Both engines run it in turns. It needs llama.cpp as it is
+compiled for this machine (`pip install --no-binary llama-cpp-python --target DIR llama-cpp-python`, PYTHONPATH), and
+the package `gguf`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import resource
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.experts import Llama, Octavo
+from benchmarks.experts import Octavo
 from octavo.cli.report import report
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.cpu.runtime import CpuRuntime
@@ -55,6 +57,31 @@ LONG: Final = [10 + 7 * i % 4000 for i in range(512)]
 _DISTINCT_ROWS: Final = 64
 
 
+class Llama:
+    """The file in llama.cpp."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import llama_cpp
+
+        sizes = {"n_ctx": 1024, "n_batch": len(LONG), "n_ubatch": len(LONG)}
+        self._model = llama_cpp.Llama(str(path), n_threads=threads, n_threads_batch=threads, verbose=False, **sizes)
+
+    def seconds(self, prompt: list[int], tokens: int) -> float:
+        """Return how long the prompt and `tokens` - 1 further tokens take."""
+        self._model.reset()
+        start = time.perf_counter()
+        self._model.eval(prompt)
+        for token in range(tokens - 1):
+            self._model.eval([10 + token])
+        return time.perf_counter() - start
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has, with pages of files."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def type_of(kind: str, name: str, layer: int, layers: int) -> str:
     """Return the type of a matrix; Q4_K_M has embeddings, and values and down projections of some layers, in Q6_K."""
     if kind != "Q4_K_M":
@@ -65,10 +92,10 @@ def type_of(kind: str, name: str, layer: int, layers: int) -> str:
 
 def quantised(number: int, rows: Any, row_bytes: int) -> Any:
     """Return the blocks that ggml makes of rows float32: uint8 [rows, bytes]."""
+    import llama_cpp
     import numpy as np
-    import xllamacpp.xllamacpp as library
 
-    ggml = ctypes.CDLL(library.__file__)
+    ggml = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
     made = np.zeros((len(rows), row_bytes), np.uint8)
     sizes = [ctypes.c_int64(each) for each in (0, *rows.shape)]
     source, target = (each.ctypes.data_as(ctypes.c_void_p) for each in (rows, made))
@@ -143,7 +170,11 @@ def measure_file(path: Path, threads: int, tokens: int, repetitions: int) -> dic
     opened = LoadedModel.open(Checkpoint.open(path), Mesh.single())
     weights, size = opened.model.planned_bytes(CpuRuntime.open(threads).bind()), path.stat().st_size
     engines: dict[str, Octavo | Llama] = {}
-    engines["octavo"], engines["llama.cpp"] = Octavo(path, "bfloat16", threads), Llama(path, threads)
+    before = resident_bytes()
+    engines["octavo"] = Octavo(path, "bfloat16", threads)
+    tokens_per_s(engines["octavo"], 2)
+    resident = resident_bytes() - before
+    engines["llama.cpp"] = Llama(path, threads)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for repetition in range(repetitions + 1):
         for name, engine in engines.items():
@@ -157,7 +188,12 @@ def measure_file(path: Path, threads: int, tokens: int, repetitions: int) -> dic
         }
         for name, figures in found.items()
     }
-    return {**result, "file_mib": round(size / 2**20, 1), "octavo_weights_of_file": round(weights / size, 3)}
+    return {
+        **result,
+        "file_mib": round(size / 2**20, 1),
+        "octavo_weights_of_file": round(weights / size, 3),
+        "octavo_resident_mib": round(resident / 2**20, 1),
+    }
 
 
 def main() -> None:
