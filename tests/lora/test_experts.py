@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.distributed.mesh import Mesh
-from tests.distributed.threads import run_ranks
+from tests.distributed.threads import run_on, thread_meshes
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
 from tests.lora.adapted_run import AdaptedRun
 from tests.lora.adapter_folders import edit
@@ -65,7 +67,7 @@ def test_adapters_of_experts_compute_what_peft_does(
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "mlp_only_layers": []}
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "mlp_only_layers": [], "vocab_size": 300}
     return make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("base"), **sizes)
 
 
@@ -98,8 +100,11 @@ def test_a_row_has_the_same_bits_beside_others_and_in_chunks(
         assert torch.equal(mixed[name], alone[slot]), f"slot {slot}"
 
 
+@pytest.mark.parametrize("whole_experts", [False, True])
 @pytest.mark.parametrize("way", WAYS[:3])
-def test_ranks_compute_the_bits_of_one_rank(base: Path, folders: list[Path], way: tuple[str, str | None]) -> None:
+def test_ranks_compute_the_bits_of_one_rank(
+    base: Path, folders: list[Path], way: tuple[str, str | None], whole_experts: bool
+) -> None:
     options: dict[str, Any] = {"dtype": getattr(torch, way[0]), "method": way[1], "experts": True}
     rows = [(str(slot), PROMPT, slot) for slot in range(3)]
     expected = AdaptedRun(base, folders, **options).logits(rows)
@@ -107,9 +112,27 @@ def test_ranks_compute_the_bits_of_one_rank(base: Path, folders: list[Path], way
     def of_rank(mesh: Mesh) -> dict[str, torch.Tensor]:
         return AdaptedRun(base, folders, mesh=mesh, **options).logits(rows)
 
-    for found in run_ranks(2, of_rank):
+    for found in run_on(thread_meshes(2, whole_experts=whole_experts), of_rank):
         for name in expected:
             assert torch.equal(found[name], expected[name]), name
+
+
+def test_requests_with_adapters_of_experts_get_what_they_get_alone(base: Path, folders: list[Path]) -> None:
+    write_byte_tokenizer(base)
+    adapters = [None, *(LoRARequest(each.name, n, str(each)) for n, each in enumerate(folders, 1))]
+    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
+    asked = [(PROMPT[:length], each) for length in (3, 20) for each in adapters]
+    sizes: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8}
+    found = []
+    for args in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2, "max_num_batched_tokens": 16}):
+        given = {"dtype": "float32", "enable_lora": True, "enable_lora_experts": True, "max_loras": 2, **sizes, **args}
+        with LLM(str(base), threads=1, **given) as llm:
+            if not args:
+                found.append([llm.generate([p], params, lora_request=[each])[0].outputs for p, each in asked])
+            outputs = llm.generate([p for p, _ in asked], params, lora_request=[each for _, each in asked])
+            found.append([each.outputs for each in outputs])
+    assert all(each == found[0] for each in found)
+    assert len({str(each) for each in found[0]}) == len(asked)
 
 
 def test_adapters_of_experts_that_do_not_fit_are_refused_by_name(base: Path, tmp_path: Path) -> None:
