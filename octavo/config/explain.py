@@ -13,9 +13,10 @@ import msgspec
 
 from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.schema import EngineConfig
+from octavo.config.section import Section
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import CacheGroup
-from octavo.gguf.reader import HELD_AS, GGUFFile
+from octavo.gguf.reader import HELD_AS, PLAIN_TYPES, GGUFFile
 from octavo.platform import Platform
 
 _ACTIVATION_ERRORS = {8: "0.8 %", 16: "0.003 %"}
@@ -292,6 +293,20 @@ def _activations(bits: int) -> str:
     return f"rounded to {bits} bits a token, {error} of a product of normally distributed values (rms); {other}"
 
 
+def _has_codes(stored_as: Section, file: GGUFFile | None) -> bool:
+    """Return whether some weights of a quantised checkpoint are multiplied as codes, not dequantised while loading."""
+    if file is not None:
+        return any(each.type not in PLAIN_TYPES and HELD_AS.get(each.type) != "dequantised" for each in file.tensors)
+    groups = stored_as.values.get("config_groups")
+    if isinstance(groups, dict) and groups:
+        kept = [each.get("weights") for each in groups.values() if isinstance(each, dict)]
+        return any(
+            not isinstance(each, dict) or (each.get("type"), each.get("num_bits")) != ("float", 8) for each in kept
+        )
+    is_float = str(stored_as.values.get("quant_method")).endswith("fp8")
+    return not (is_float or stored_as.values.get("load_in_4bit"))
+
+
 def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str, object]]:
     """Return what the checkpoint says, and what octavo takes from it."""
     model, scheduler = config.model, config.scheduler
@@ -301,7 +316,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     stored_as = checkpoint.section(QUANTIZATION)
     is_plain = checkpoint.gguf is not None and checkpoint.gguf.is_plain
     kept = ("quantised while loading" if is_plain else "quantised again") if model.quantization else "as it is stored"
-    is_quantized = model.quantization or (stored_as is not None and not is_plain)
+    is_quantized = model.quantization or (stored_as is not None and _has_codes(stored_as, checkpoint.gguf))
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():
         context += f" of the {checkpoint.max_model_len():,} that the checkpoint was made for"

@@ -258,7 +258,7 @@ class AdapterReader:
 def _pairs(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return A and B of each module. Raises CheckpointError for other tensors, and where one is missing."""
     pairs: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):  # the same error each time, and on every rank
         key = _KEY.fullmatch(name)
         if key is None:
             raise CheckpointError(f"{file}: {name} is no A or B of a linear layer, as is required")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from octavo.config.explain import MemoryPlan, render_bar, render_bytes, render_table
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import MemoryPlan, model_facts, render_bar, render_bytes, render_table
+from octavo.config.resolve import resolve
 from octavo.core.cache_limits import CacheLimits, GroupLimits
 from octavo.core.model_shape import KeysAndValues, Latent, State
+from octavo.platform import Platform
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.shapes import group
 
 PLAN = MemoryPlan(
@@ -115,3 +123,32 @@ def test_each_cache_group_has_a_line_with_its_kind_its_layers_and_its_blocks() -
         "31 blocks of 1.00 MiB: a state of 4,096 float32 per block, layer 3",
         "9 blocks of 1.00 MiB: a latent of 576 per token, layer 4",
     ]
+
+
+_FP8 = {"type": "float", "num_bits": 8}
+_INT4 = {"type": "int", "num_bits": 4}
+
+
+_MIXED = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": _FP8}, "b": {"weights": _INT4}}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "has_codes"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, True),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, True),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, False),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, False),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": _FP8}}}, False),
+        (_MIXED, True),
+    ],
+)
+def test_activations_are_rounded_where_some_weights_stay_codes(
+    stored: dict[str, object], has_codes: bool, tmp_path: Path
+) -> None:
+    path = make_checkpoint("llama", tmp_path / "m")
+    edit_config(path, quantization_config=stored)
+    write_byte_tokenizer(path)
+    checkpoint = Checkpoint.open(path)
+    config = resolve(EngineArgs(model=str(path)), checkpoint, Platform.detect())
+    assert ("activations" in dict(model_facts(config, checkpoint))) == has_codes
