@@ -13,12 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, LoRARequest, SamplingParams
+from octavo.config.schema import LoRAConfig
 from octavo.distributed.mesh import Mesh
+from octavo.lora.slots import planned_bytes
 from tests.distributed.threads import run_on, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.fakes.gguf_files import Stored, convert
 from tests.lora.adapted_run import AdaptedRun
 from tests.lora.adapter_folders import edit
+from tests.lora.test_bases import q8_0, same_alone_and_beside_others
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed"),
@@ -133,6 +137,30 @@ def test_requests_with_adapters_of_experts_get_what_they_get_alone(base: Path, f
             found.append([each.outputs for each in outputs])
     assert all(each == found[0] for each in found)
     assert len({str(each) for each in found[0]}) == len(asked)
+
+
+def test_adapters_of_experts_over_stored_codes_give_the_same_bits_in_every_batch(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 32}
+    base = make_checkpoint("qwen3_moe", tmp_path / "base", mlp_only_layers=[], **sizes)
+    save_adapter(base, tmp_path / "adapter", BOTH)
+
+    def store(name: str, tensor: torch.Tensor) -> Stored:
+        kind, _, content = q8_0(name, tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() == 3 else tensor)
+        return kind, tuple(tensor.shape), content
+
+    same_alone_and_beside_others(
+        AdaptedRun(convert(base, "qwen3moe", store=store), [tmp_path / "adapter"], experts=True)
+    )
+
+
+def test_the_plan_counts_the_matrices_of_every_expert(base: Path) -> None:
+    model = AdaptedRun(base).loaded
+    sizes: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "lora_dtype": "bfloat16"}
+    without, with_experts = (
+        planned_bytes(model, LoRAConfig(enable_lora_experts=is_on, **sizes), 16) for is_on in (False, True)
+    )
+    experts, layers, elements = 6, 3, 8 * ((64 + 128) + (64 + 64))
+    assert with_experts - without == 2 * 2 * layers * experts * elements
 
 
 def test_adapters_of_experts_that_do_not_fit_are_refused_by_name(base: Path, tmp_path: Path) -> None:
