@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
 from octavo.config.fields import Arg
 from octavo.errors import ConfigError
+
+Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
 
 MODEL_METHODS: Final = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 """Methods whose guesses the workers make."""
@@ -47,7 +49,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     the random numbers that the model's own token at that position is drawn with.
     """
 
-    method: Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
+    method: Method
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16
     prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
@@ -81,7 +83,8 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
         config = msgspec.convert(args.speculative_config, SpeculativeConfig)
     except msgspec.ValidationError as error:
         known = ", ".join(SpeculativeConfig.__struct_fields__)
-        raise ConfigError(f"speculative_config: {error}; its fields are {known}") from error
+        methods = ", ".join(get_args(Method))
+        raise ConfigError(f"speculative_config: {error}; its fields are {known}; method is one of {methods}") from error
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(
             f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min}, must be at most prompt_lookup_max, "
