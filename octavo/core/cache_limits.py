@@ -137,10 +137,12 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
             live = "" if at_once is None else f", at most {at_once} tokens of each at once"
             live = f", at most {at_once} states of each at once" if group.is_state else live
             live = f", {at_once} vectors of an encoder" if group.num_encoded else live
+            has_others = group.window is not None and len(self.groups) > 1
+            where = f" for layers with a window of {group.window} tokens" if has_others else ""
             raise RequestTooLarge(
                 f"the request needs {needed} KV blocks of {self.block_size} tokens ({num_prompt_tokens} of prompt, "
-                f"{n} × {max_tokens} of output{live}), but the cache has {group.num_blocks}; lower max_tokens, shorten "
-                f"the prompt{fewer}, or give the cache more memory (kv_cache_memory, num_gpu_blocks_override)",
+                f"{n} × {max_tokens} of output{live}), but the cache has {group.num_blocks}{where}; lower max_tokens, "
+                f"shorten the prompt{fewer}, or give the cache more memory (kv_cache_memory, num_gpu_blocks_override)",
                 field="max_tokens",
             )
 

@@ -192,7 +192,11 @@ def check_that_any_schedule_is_exact(
     options = dict(options)
     if guesses := options.pop("guesses"):
         models = {"draft_model": "draft", "eagle": "head"}
-        named = {"model": str(checkpoints[models[guesses]])} if guesses in models else {"prompt_lookup_min": 1}
+        named: dict[str, Any] = {"prompt_lookup_min": 1}
+        if guesses in models:
+            named = {"model": str(checkpoints[models[guesses]])}
+            # its layers see all tokens: those with a window get fewer blocks, and requests must fit them alone
+            options["num_gpu_blocks_override"] *= 2
         options["speculative_config"] = {"method": guesses, "num_speculative_tokens": 5, **named}
     outputs: dict[str, RequestOutput] = {}
     with TemporaryDirectory() as folder, load(checkpoints, keywords, **options, record_trace=f"{folder}/run") as llm:
