@@ -54,6 +54,7 @@ class BlockManager:
         self.limits = limits
         self.block_size = limits.block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._limits_cached = max_cached_bytes is not None and len(limits.groups) > 1
         cached_bytes = None if max_cached_bytes is None else CachedBytes(max_cached_bytes)
         self.groups = tuple(
             GroupCache(
@@ -118,8 +119,8 @@ class BlockManager:
     # ---- admission ----
 
     def find_prefix(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> PrefixHit:
-        """Return the cached blocks that hold the first `num_tokens` tokens at most, of which the last is always
-        computed anew when it is the sequence's last: its logits are needed."""
+        """Return the cached blocks that hold the first `num_tokens` tokens at most. The sequence's last one is always
+        computed anew: its logits are needed."""
         if not self.enable_prefix_caching:
             return PrefixHit(because="prefix caching is off")
         key = group.request.cache_key
@@ -163,7 +164,9 @@ class BlockManager:
         """
         table = self._table(sequence)
         assert not table.blocks, f"sequence {sequence.seq_id} has blocks already"
-        self.holds.hold("planning", [[source] for source in hit.sources])
+        # what is found in one group is not given up for another's blocks
+        found = [hit.blocks_of(i) if self._limits_cached else () for i in range(len(self.groups))]
+        self.holds.hold("planning", [[*own, *hit.sources[i : i + 1]] for i, own in enumerate(found)])
         for cache, source in zip(self.groups, hit.sources, strict=False):
             cache.pool.note_hit(source)
         blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index), num_fetched_blocks) for cache in self.groups]

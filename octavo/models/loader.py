@@ -290,7 +290,7 @@ def _view(
         raise ConfigError(
             f"quantization is {method.name}, but the checkpoint is quantised already ({kept.name}), and quantising it "
             "again would add about 1 % (int8) or 9 % (int4) of error; leave quantization out, use the unquantised "
-            "checkpoint, or set allow_requantize"
+            "checkpoint, or set allow_requantize, which is for the model and not for a draft model"
         )
     return StoredView(checkpoint, model, kept, requantized_by=method)
 

@@ -49,6 +49,17 @@ def test_a_prefix_is_found_where_every_group_has_it() -> None:
     assert seen.token_ids == run_alone(again, BOTH).token_ids
 
 
+def test_what_is_found_in_one_group_is_not_given_up_for_the_blocks_of_another() -> None:
+    core = make_core(
+        num_blocks=(64, 64), block_size=BLOCK, max_num_batched_tokens=48, sliding_window=BOTH, prefix_cache_size=0
+    )
+    run(core, [make_request("a", range(41), max_tokens=1)])
+    again = make_request("b", [*range(41), *range(60, 90)], max_tokens=4)  # takes fresh blocks beside what it finds
+    seen = run(core, [again])
+    assert seen.finals["b"].num_cached_tokens == 40
+    assert seen.token_ids == run_alone(again, BOTH).token_ids
+
+
 def test_a_request_is_refused_by_the_group_that_it_does_not_fit() -> None:
     core = make_core(num_blocks=(8, 64), block_size=BLOCK, max_num_batched_tokens=BUDGET, sliding_window=BOTH)
     error = core.scheduler.refusal(make_request("a", range(30), max_tokens=10))

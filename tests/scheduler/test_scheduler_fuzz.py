@@ -149,6 +149,7 @@ class Schedules(RuleBasedStateMachine):
             ]
         ),
         state_snapshot_tokens=st.sampled_from([0, 4, 16]),
+        prefix_cache_size=st.sampled_from([None, None, 0, 100]),
         later_share=st.sampled_from([1.0, 0.6]),
         fetch_fails=st.sampled_from([None, None, 0.0, 0.5]),
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
