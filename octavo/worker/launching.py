@@ -121,7 +121,12 @@ class LaunchingRunner(ModelRunner):
         """Wait for the launched steps up to and with that of a future, all of them for None; return its result."""
         while self._launched and (until is None or not until.done()):
             launched, future = self._launched.popleft()
-            future.set_result(self._collected(launched))
+            try:
+                future.set_result(self._collected(launched))
+            except Exception as error:  # whoever waits for this step, now or later, gets it
+                future.set_exception(error)
+            if until is None:
+                future.result()
         return None if until is None else until.result()
 
     def _collected(self, launched: _Launched) -> ModelRunnerOutput:

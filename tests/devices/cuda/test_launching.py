@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -80,6 +82,21 @@ def test_an_error_of_a_step_is_that_of_its_result() -> None:
         with pytest.raises(RuntimeError, match="the GPU is lost"):
             step.result()
     assert len(seen) == 1
+
+
+def test_a_step_that_fails_while_another_is_begun_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, launched: Any) -> Any:
+        raise RuntimeError("the GPU is lost")
+
+    monkeypatch.setattr(LaunchingRunner, "_collected", fail)
+    runner = object.__new__(LaunchingRunner)
+    runner._launched = deque((cast("Any", None), Future()) for _ in range(2))
+    first, second = (future for _, future in runner._launched)
+    with pytest.raises(RuntimeError, match="the GPU is lost"):
+        runner._collect(None)
+    for future in (first, second):
+        with pytest.raises(RuntimeError, match="the GPU is lost"):
+            runner._collect(future)
 
 
 def test_logits_that_are_no_numbers_end_one_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
