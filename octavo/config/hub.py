@@ -40,13 +40,7 @@ def is_hub_name(name: str) -> bool:
 
 def locate_model(args: EngineArgs) -> Path:
     """Return the directory of `args.model`, downloaded where need be."""
-    return locate(
-        args.model,
-        args.revision,
-        source=_source(args.model_source),
-        cache_dir=Path(args.download_dir) if args.download_dir else None,
-        with_weights=args.load_format != "dummy",
-    )
+    return _locate(args, args.model, args.revision, with_weights=args.load_format != "dummy")
 
 
 def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
@@ -56,13 +50,7 @@ def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
     path = Path(args.tokenizer).expanduser()
     if path.is_file():
         return path
-    return locate(
-        args.tokenizer,
-        args.tokenizer_revision,
-        source=_source(args.model_source),
-        cache_dir=Path(args.download_dir) if args.download_dir else None,
-        with_weights=False,
-    )
+    return _locate(args, args.tokenizer, args.tokenizer_revision, with_weights=False)
 
 
 def locate_draft(args: EngineArgs, model_path: Path) -> Path | None:
@@ -73,13 +61,12 @@ def locate_draft(args: EngineArgs, model_path: Path) -> Path | None:
         return None
     if config.model is None:
         return model_path
-    return locate(
-        config.model,
-        config.revision,
-        source=_source(args.model_source),
-        cache_dir=Path(args.download_dir) if args.download_dir else None,
-        with_weights=args.load_format != "dummy",
-    )
+    return _locate(args, config.model, config.revision, with_weights=args.load_format != "dummy")
+
+
+def _locate(args: EngineArgs, model: str, revision: str | None, *, with_weights: bool) -> Path:
+    cache_dir = Path(args.download_dir) if args.download_dir else None
+    return locate(model, revision, source=_source(args.model_source), cache_dir=cache_dir, with_weights=with_weights)
 
 
 def locate(

@@ -28,7 +28,6 @@ from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
-from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.adapters import AdapterCalls
@@ -109,7 +108,11 @@ class EngineCore:
             settings = SchedulerSettings(
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
-            connect = partial(_connect, config, executor.call, wake) if moves_blocks else None
+            connect = None
+            if moves_blocks:
+                from octavo.kv_transfer.build import make_connector
+
+                connect = partial(make_connector, config, executor.call, wake)
             proposer: Proposer | None = None if config.speculative is None else Speculation(config.speculative)
             record_to = config.observability.record_trace
             choices = None if proposer is None or record_to is None else NotedChoices(proposer)
@@ -340,18 +343,6 @@ def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
     num_blocks = [min(each.num_blocks for each in group) for group in groups]
     num_host_blocks = [min(each.num_host_blocks for each in group) for group in groups]
     return [each.limited_to(num_blocks, num_host_blocks) for each in plans]
-
-
-def _connect(
-    config: EngineConfig,
-    call: Callable[..., list[Any]],
-    wake: Callable[[], None],
-    block_manager: BlockManager,
-    prefill_tokens_per_s: Callable[[], float | None],
-) -> Connector:
-    from octavo.kv_transfer.build import make_connector
-
-    return make_connector(config, call, wake, block_manager, prefill_tokens_per_s)
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from octavo.config.server_args import ServerArgs
 from octavo.server.errors import ApiError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from octavo.core.adapter import LoRARequest
     from octavo.engine.summed_metrics import Counts
     from octavo.server.tracing import Tracer
+
+T = TypeVar("T")
 
 MOST_KV_READERS: Final = 16
 
@@ -73,45 +75,40 @@ class ServerContext:
     @property
     def llm(self) -> AsyncLLM:
         """Return the engine. Raises ApiError 503 while the model loads."""
-        if self._llm is None:
-            raise self._loading()
-        return self._llm
+        return self._loaded(self._llm)
 
     @property
     def texts(self) -> Texts:
         """Return the readers of texts. Raises ApiError 503 while the model loads."""
-        if self._texts is None:
-            raise self._loading()
-        return self._texts
+        return self._loaded(self._texts)
 
     @property
     def model(self) -> ModelConfig:
         """Return the model's settings. Raises ApiError 503 until they are read."""
-        if self._model is None:
-            raise self._loading()
-        return self._model
+        return self._loaded(self._model)
 
     @property
     def max_model_len(self) -> int:
         return self.model.max_model_len if self._llm is None else self._llm.ready.max_model_len
 
-    def _loading(self) -> ApiError:
-        what = "the model" if self._model is None else f"the model {self._model.name}"
-        return ApiError(
-            503,
-            f"{what} is loading; ask GET /ready until it responds with 200, then send this again",
-            code="model_loading",
-            headers={"Retry-After": "5"},
-        )
-
     @property
     def models(self) -> ServedModels:
         """Return what requests may name as their model. Raises ApiError 503 while the model loads."""
-        if self._models is None:
-            raise self._loading()
-        return self._models
+        return self._loaded(self._models)
 
     @property
     def adapters(self) -> list[LoRARequest]:
         """Return the adapters that are known."""
         return [] if self._models is None else self._models.adapters
+
+    def _loaded(self, part: T | None) -> T:
+        """Return a part that is there once the model is loaded. Raises ApiError 503 until then."""
+        if part is not None:
+            return part
+        what = "the model" if self._model is None else f"the model {self._model.name}"
+        raise ApiError(
+            503,
+            f"{what} is loading; ask GET /ready until it responds with 200, then send this again",
+            code="model_loading",
+            headers={"Retry-After": "5"},
+        )

@@ -152,7 +152,7 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
             yield from writer.piece('"')
         else:
             pieces: list[str] = []
-            end = yield from source.until(ends, lambda piece, pieces=pieces: pieces.append(piece) or ())  # type: ignore[misc]
+            end = yield from source.until(ends, _kept_in(pieces))
             if end is None:
                 break
             yield from writer.piece(_typed("".join(pieces), schema))
@@ -210,11 +210,6 @@ def _read_keywords(source: Source, writer: CallWriter, name: str) -> Reading[Non
 def _python_value(source: Source) -> Reading[str]:
     """Return the text up to the comma or the bracket that ends a value."""
     pieces: list[str] = []
-
-    def keep(piece: str) -> Iterable[OutputEvent]:
-        pieces.append(piece)
-        return ()
-
     depth = 0
     while True:
         pieces.append(source.take(_OUTSIDE))
@@ -229,22 +224,27 @@ def _python_value(source: Source) -> Reading[str]:
         source.at += 1
         pieces.append(char)
         if char in "'\"":
-            yield from source.string(keep, char)
+            yield from source.string(_kept_in(pieces), char)
         depth += _PAIRS.get(char, 0)
 
 
 def _value(source: Source) -> Reading[str]:
     """Return the JSON value that begins here, as it is written."""
+    if source.at >= len(source.text):
+        raise Malformed
     pieces: list[str] = []
+    yield from source.json(_kept_in(pieces))
+    return "".join(pieces)
+
+
+def _kept_in(pieces: list[str]) -> Callable[[str], Iterable[OutputEvent]]:
+    """Return what appends each piece of a text to `pieces`, and makes no events of it."""
 
     def keep(piece: str) -> Iterable[OutputEvent]:
         pieces.append(piece)
         return ()
 
-    if source.at >= len(source.text):
-        raise Malformed
-    yield from source.json(keep)
-    return "".join(pieces)
+    return keep
 
 
 def _name_in(found: Found | None) -> str:
