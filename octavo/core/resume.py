@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from octavo.core.messages import EngineCoreRequest
 
 
-class ResumedSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResumedSequence(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one sequence of a request has produced so far.
 
     cumulative_logprob: the sum for `token_ids`; None where the request needs none.

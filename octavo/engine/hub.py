@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -78,22 +77,6 @@ FromHub = Attached | ReplicaOutputs | CallResult | CoreFailed | CollectCounts
 ToHub = AddRequests | AbortRequests | StopSequence | Call | Shutdown | CollectedCounts
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def take(self, delta: SequenceDelta) -> None:
-        self.token_ids += delta.token_ids
-        for each in delta.logprobs:
-            if each.logprob is not None:
-                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + each.logprob
-        if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-
-
 class _OpenRequest:
     """A request that a server has open, and what was passed on of it."""
 
@@ -102,11 +85,9 @@ class _OpenRequest:
         self._request = request
         self._metrics = request.metrics or RequestMetrics.begin(request.arrival_time)
         self._num_cached_tokens = request.num_cached_tokens
-        self._sequences = [_Sequence() for _ in range(request.params.width)]
+        self._sequences = [ResumedSequence(index=index, token_ids=[]) for index in range(request.params.width)]
         for each in request.resumed:
-            self._sequences[each.index] = _Sequence(
-                list(each.token_ids), each.cumulative_logprob, each.finish_reason, each.stop_reason
-            )
+            self._sequences[each.index] = _copied(each)
 
     def take(self, output: EngineCoreOutput) -> None:
         """Note an output, except that of a beam search, which starts again."""
@@ -114,7 +95,7 @@ class _OpenRequest:
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         if not self._request.params.use_beam_search:
             for delta in output.deltas:
-                self._sequences[delta.index].take(delta)
+                _extend(self._sequences[delta.index], delta)
 
     def stop(self, index: int) -> bool:
         """Note that the server has ended a sequence; return whether it was the last."""
@@ -127,21 +108,27 @@ class _OpenRequest:
         """Return the request with what was passed on, for another core."""
         metrics = self._metrics.copy()
         metrics.note(time.monotonic(), "resumed")
-        resumed: tuple[ResumedSequence, ...] = ()
-        if any(each.token_ids for each in self._sequences):
-            resumed = tuple(
-                ResumedSequence(
-                    index=index,
-                    token_ids=list(each.token_ids),
-                    cumulative_logprob=each.cumulative_logprob,
-                    finish_reason=each.finish_reason,
-                    stop_reason=each.stop_reason,
-                )
-                for index, each in enumerate(self._sequences)
-            )
+        has_tokens = any(each.token_ids for each in self._sequences)
         return msgspec.structs.replace(
-            self._request, resumed=resumed, metrics=metrics, num_cached_tokens=self._num_cached_tokens
+            self._request,
+            resumed=tuple(map(_copied, self._sequences)) if has_tokens else (),
+            metrics=metrics,
+            num_cached_tokens=self._num_cached_tokens,
         )
+
+
+def _copied(sequence: ResumedSequence) -> ResumedSequence:
+    return msgspec.structs.replace(sequence, token_ids=list(sequence.token_ids))
+
+
+def _extend(sequence: ResumedSequence, delta: SequenceDelta) -> None:
+    """Add what a step brought to what a sequence has produced."""
+    sequence.token_ids += delta.token_ids
+    for each in delta.logprobs:
+        if each.logprob is not None:
+            sequence.cumulative_logprob = (sequence.cumulative_logprob or 0.0) + each.logprob
+    if delta.finish_reason is not None:
+        sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 class _Link:
