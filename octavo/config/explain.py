@@ -132,18 +132,13 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def limited_to(self, num_blocks: list[int], num_host_blocks: list[int]) -> MemoryPlan:
         """Return the plan with so many blocks of each cache group, where another rank has no room for more."""
-        groups = self.cache.groups
-        if num_blocks == [each.num_blocks for each in groups] and num_host_blocks == [
-            each.num_host_blocks for each in groups
-        ]:
+        cache = self.cache.with_blocks(num_blocks, num_host_blocks)
+        if cache == self.cache:
             return self
-        groups = tuple(
-            msgspec.structs.replace(group, num_blocks=blocks, num_host_blocks=host_blocks)
-            for group, blocks, host_blocks in zip(groups, num_blocks, num_host_blocks, strict=True)
-        )
+        groups = cache.groups
         return msgspec.structs.replace(
             self,
-            cache=msgspec.structs.replace(self.cache, groups=groups),
+            cache=cache,
             num_blocks_because="what every rank has room for",
             kv_bytes=sum((each.num_blocks + 1) * each.block_bytes for each in groups),
             host_bytes=sum((each.num_host_blocks + 1) * each.block_bytes for each in groups if each.num_host_blocks),

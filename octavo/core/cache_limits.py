@@ -86,6 +86,14 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(ranks[0], groups=tuple(whole))
 
+    def with_blocks(self, num_blocks: Sequence[int], num_host_blocks: Sequence[int]) -> CacheLimits:
+        """Return the limits with these numbers of usable blocks in each group."""
+        groups = (
+            msgspec.structs.replace(group, num_blocks=blocks, num_host_blocks=host_blocks)
+            for group, blocks, host_blocks in zip(self.groups, num_blocks, num_host_blocks, strict=True)
+        )
+        return msgspec.structs.replace(self, groups=tuple(groups))
+
     @property
     def num_blocks(self) -> int:
         """Usable device blocks of all groups."""

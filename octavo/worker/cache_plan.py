@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from octavo.config.explain import render_bytes
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
+from octavo.core.arithmetic import num_blocks_for
 from octavo.core.cache_limits import LIVE_STATES, CacheLimits, GroupLimits
 from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import DeviceMemory
@@ -15,14 +15,11 @@ from octavo.errors import ConfigError
 
 
 class _Group(NamedTuple):
-    """One cache group. `needed`: blocks that a sequence of full length holds at once, the group's share of the rest."""
+    """One cache group, without blocks. `needed`: those that a sequence of full length holds at once, the group's share
+    of the rest."""
 
-    window: int | None
-    max_live_tokens: int | None
-    block_bytes: int
+    limits: GroupLimits
     needed: int
-    is_state: bool
-    num_encoded: int
 
 
 _SNAPSHOTS: Final = 2
@@ -49,15 +46,18 @@ class CacheDivision:
         for group, layer_bytes in zip(groups, layer_block_bytes, strict=True):
             is_state = isinstance(group.keeps, State)
             num_encoded = group.keeps.num_tokens if isinstance(group.keeps, Encoded) else 0
-            max_live_tokens = LIVE_STATES if is_state else num_encoded or scheduler.max_live_tokens(group.window)
-            needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
-            needed += _SNAPSHOTS if is_state else 0
-            if num_encoded:
-                needed = num_blocks_for(num_encoded, cache.block_size)
-            block_bytes = len(group.layers) * layer_bytes
-            self._groups.append(_Group(group.window, max_live_tokens, block_bytes, needed, is_state, num_encoded))
+            limits = GroupLimits(
+                num_blocks=0,
+                block_bytes=len(group.layers) * layer_bytes,
+                window=group.window,
+                max_live_tokens=LIVE_STATES if is_state else num_encoded or scheduler.max_live_tokens(group.window),
+                is_state=is_state,
+                num_encoded=num_encoded,
+            )
+            needed = limits.max_blocks(scheduler.max_model_len, 1, 1, cache.block_size)
+            self._groups.append(_Group(limits, needed + _SNAPSHOTS if is_state else needed))
         self._needed = max(group.needed for group in self._groups)
-        self._null_bytes = sum(group.block_bytes for group in self._groups)
+        self._null_bytes = sum(group.limits.block_bytes for group in self._groups)
 
     def blocks_of(self, num_blocks: int) -> list[int]:
         """Return the usable blocks of each group where the one that needs most has `num_blocks`."""
@@ -66,11 +66,11 @@ class CacheDivision:
     def num_bytes(self, num_blocks: int) -> int:
         """Return the bytes of all groups, a null block of each included; 0 for no blocks."""
         each = zip(self.blocks_of(num_blocks), self._groups, strict=True)
-        return sum((count + 1) * group.block_bytes for count, group in each) if num_blocks > 0 else 0
+        return sum((count + 1) * group.limits.block_bytes for count, group in each) if num_blocks > 0 else 0
 
     def most_blocks(self, num_bytes: int) -> int:
         """Return the most blocks that fit into `num_bytes` beside the null blocks; 0 or less where none does."""
-        needed_bytes = sum(group.needed * group.block_bytes for group in self._groups)
+        needed_bytes = sum(group.needed * group.limits.block_bytes for group in self._groups)
         most = (num_bytes - self._null_bytes) * self._needed // needed_bytes
         while most > 0 and self.num_bytes(most) > num_bytes:
             most -= 1  # blocks of the smaller groups are rounded up
@@ -79,7 +79,8 @@ class CacheDivision:
     def most_tokens(self, num_bytes: int, most_kv_bytes: int | None) -> int | None:
         """Return how many tokens of one sequence `num_bytes` hold at most, whatever else takes memory; None where no
         group keeps all tokens."""
-        block_bytes = sum(group.block_bytes for group in self._groups if group.max_live_tokens is None)
+        groups = [group.limits for group in self._groups]
+        block_bytes = sum(group.block_bytes for group in groups if group.max_live_tokens is None)
         if not block_bytes:
             return None
         kv_bytes = min(num_bytes, self._cache.kv_cache_memory or most_kv_bytes or num_bytes)
@@ -130,36 +131,26 @@ class CacheDivision:
         group = max(self._groups, key=lambda group: group.needed)
         if num_blocks >= group.needed:
             return
-        if group.num_encoded:
+        limits, needed_bytes = group.limits, render_bytes(group.needed * group.limits.block_bytes)
+        if limits.num_encoded:
             raise ConfigError(
                 f"the encoder's output of one request takes {group.needed:,} KV blocks of {self._cache.block_size} "
-                f"tokens ({render_bytes(group.needed * group.block_bytes)}), there are {num_blocks:,} ({because}); "
+                f"tokens ({needed_bytes}), there are {num_blocks:,} ({because}); "
                 "give the cache more memory"
             )
-        shorter_steps = "" if group.max_live_tokens is None else "lower max_num_batched_tokens, "
+        shorter_steps = "" if limits.max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
             f"max_model_len {self._scheduler.max_model_len:,} needs {group.needed:,} KV blocks of "
-            f"{self._cache.block_size} tokens ({render_bytes(group.needed * group.block_bytes)}), there are "
+            f"{self._cache.block_size} tokens ({needed_bytes}), there are "
             f"{num_blocks:,} ({because}); lower max_model_len to {num_blocks * self._cache.block_size:,}, "
             f"{shorter_steps}or give the cache more memory"
         )
 
     def limits(self, num_blocks: int, num_host_blocks: int) -> CacheLimits:
         """Return the limits of a cache with so many blocks."""
-        counts = zip(self._groups, self.blocks_of(num_blocks), self.blocks_of(num_host_blocks), strict=True)
-        return CacheLimits(
+        empty = CacheLimits(
             block_size=self._cache.block_size,
-            groups=tuple(
-                GroupLimits(
-                    num_blocks=blocks,
-                    num_host_blocks=host_blocks,
-                    block_bytes=group.block_bytes,
-                    window=group.window,
-                    max_live_tokens=group.max_live_tokens,
-                    is_state=group.is_state,
-                    num_encoded=group.num_encoded,
-                )
-                for group, blocks, host_blocks in counts
-            ),
+            groups=tuple(group.limits for group in self._groups),
             num_lookahead=self._scheduler.num_lookahead_slots,
         )
+        return empty.with_blocks(self.blocks_of(num_blocks), self.blocks_of(num_host_blocks))
