@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -57,30 +58,17 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, stats: SchedulerStats, busy_s: float, gaps: Mapping[int, int]) -> Totals:
         """Return the counts of one engine since its begin."""
-        return cls(
-            num_steps=stats.num_steps,
-            busy_s=busy_s,
-            num_preemptions=stats.num_preemptions,
-            num_swapped_blocks=stats.num_swapped_blocks,
-            num_recomputed_tokens=stats.num_recomputed_tokens,
-            num_draft_tokens=stats.num_draft_tokens,
-            num_accepted_tokens=stats.num_accepted_tokens,
-            gaps=dict(gaps),
-        )
+        return cls(busy_s=busy_s, gaps=dict(gaps), **{name: getattr(stats, name) for name in COUNTS})
 
     @classmethod
     def sum(cls, parts: Sequence[Totals]) -> Totals:
         """Return the sums over `parts`."""
-        return cls(
-            num_steps=sum(each.num_steps for each in parts),
-            busy_s=sum(each.busy_s for each in parts),
-            num_preemptions=sum(each.num_preemptions for each in parts),
-            num_swapped_blocks=sum(each.num_swapped_blocks for each in parts),
-            num_recomputed_tokens=sum(each.num_recomputed_tokens for each in parts),
-            num_draft_tokens=sum(each.num_draft_tokens for each in parts),
-            num_accepted_tokens=sum(each.num_accepted_tokens for each in parts),
-            gaps=dict(sum((Counter(each.gaps) for each in parts), Counter[int]())),
-        )
+        sums = {name: sum(getattr(each, name) for each in parts) for name in ("busy_s", *COUNTS)}
+        return cls(**sums, gaps=dict(sum((Counter(each.gaps) for each in parts), Counter[int]())))
+
+
+COUNTS: Final = tuple(name for name in Totals.__struct_fields__ if name.startswith("num_"))
+"""The fields that `SchedulerStats` has, too."""
 
 
 class Outcome(msgspec.Struct):
@@ -102,6 +90,10 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
+_SUMMED: Final = ("num_running", "num_waiting", "num_swapped", "kv_usage")
+"""The fields of a `Sample` that are summed over parts."""
+
+
 def _merged_samples(parts: Iterable[Sequence[Sample]]) -> list[Sample]:
     """Return sums at the times of the coarsest part; all others have these times too, up to their end."""
     by_time = [{sample.time_s: sample for sample in part} for part in parts]
@@ -110,14 +102,6 @@ def _merged_samples(parts: Iterable[Sequence[Sample]]) -> list[Sample]:
         found = [part[time_s] for part in by_time if time_s in part]
         if any(time_s not in part and time_s < max(part, default=-1.0) for part in by_time):
             continue
-        sums.append(
-            Sample(
-                time_s,
-                sum(each.num_running for each in found),
-                sum(each.num_waiting for each in found),
-                sum(each.num_swapped for each in found),
-                sum(each.kv_usage for each in found),
-                max(each.max_kv_usage for each in found),
-            )
-        )
+        counts = {name: sum(getattr(each, name) for each in found) for name in _SUMMED}
+        sums.append(Sample(time_s, **counts, max_kv_usage=max(each.max_kv_usage for each in found)))
     return sums

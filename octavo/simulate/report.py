@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from octavo.simulate.executor import gap_seconds
-from octavo.simulate.outcome import Outcome, RequestRecord
+from octavo.simulate.outcome import COUNTS, Outcome, RequestRecord
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -97,7 +97,8 @@ def summarize(outcome: Outcome) -> Summary:
     num_prompt = sum(record.num_prompt_tokens for record in served)
     num_output = sum(record.num_output_tokens for record in served)
     samples = [sample for sample in outcome.samples if sample.time_s <= duration]
-    times = _times(served)
+    figures: dict[str, Any] = {name: getattr(totals, name) for name in COUNTS}
+    figures |= {name: Spread.of(values) for name, values in _times(served).items()}
     return Summary(
         num_requests=len(records),
         num_failed=len(errors),
@@ -108,19 +109,13 @@ def summarize(outcome: Outcome) -> Summary:
         requests_per_s=len(served) / duration,
         output_tokens_per_s=num_output / duration,
         total_tokens_per_s=(num_prompt + num_output) / duration,
-        **{name: Spread.of(values) for name, values in times.items()},
         time_between_tokens_s=Spread.of_gaps(totals.gaps),
         cached_share=sum(record.num_cached_tokens for record in served) / max(num_prompt, 1),
         mean_kv_usage=math.fsum(s.kv_usage for s in samples) / max(len(samples) * num_replicas, 1),
         max_kv_usage=max((sample.max_kv_usage for sample in samples), default=0.0),
         max_waiting=max((sample.num_waiting + sample.num_swapped for sample in samples), default=0),
         utilization=totals.busy_s / (duration * num_replicas),
-        num_steps=totals.num_steps,
-        num_preemptions=totals.num_preemptions,
-        num_swapped_blocks=totals.num_swapped_blocks,
-        num_recomputed_tokens=totals.num_recomputed_tokens,
-        num_draft_tokens=totals.num_draft_tokens,
-        num_accepted_tokens=totals.num_accepted_tokens,
+        **figures,
     )
 
 
