@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from time import time
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import uuid4
 
 import msgspec
@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from octavo import __version__
 from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
@@ -34,15 +35,13 @@ from octavo.server.schema.common import GenerationRequest
 from octavo.server.schema.vectors import VectorRequest
 from octavo.server.sending import DONE, SLICE, DirectBody, EventStream, encode, error_event, event
 
+if TYPE_CHECKING:
+    from octavo.core.adapter import LoRARequest
+
 _UNIQUE_DIGITS: Final = 12
 _DIRECT_SEQUENCES: Final = 16
 """Streams of more sequences are sent by their tasks, which take turns."""
 _ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
-
-
-def engine_id(answer_id: str, index: int, unique: str) -> str:
-    """Return the engine's id of the request for prompt `index` of a response."""
-    return f"{answer_id}-{index}-{unique}"
 
 
 def is_about(request_id: str, asked: str) -> bool:
@@ -51,10 +50,69 @@ def is_about(request_id: str, asked: str) -> bool:
     return request_id == asked or (found is not None and found["answer"] == asked)
 
 
-def caller_for(request: Request, asked: GenerationRequest | VectorRequest | TranscriptionRequest) -> Caller:
-    """Return who is served: the caller of the key, or where there are no keys the user that the client names."""
-    caller = caller_of(request)
-    return caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
+class EngineRequests:
+    """The requests to the engine for one request of a client.
+
+    id: of the response, with which the engine's ids begin. meter: counts tokens for the limits of the caller's key.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        request: Request,
+        asked: GenerationRequest | VectorRequest | TranscriptionRequest,
+        id_prefix: str,
+    ) -> None:
+        state, caller = request.scope["state"], caller_of(request)
+        # where there are no keys, the user that the client names is served
+        self.caller = caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
+        self.id = f"{id_prefix}{asked.request_id or state['request_id']}"
+        self.meter: Meter | None = state.get("meter")
+        self._context = context
+        self._asked = asked
+        # clients may choose their ids, and two may choose the same: the engine gets a unique one
+        self._unique = uuid4().hex[:_UNIQUE_DIGITS]
+        self._num_sent = 0
+
+    async def adapter(self) -> LoRARequest | None:
+        """Return the adapter that the client names as its model. Raises ApiError 404."""
+        return await self._context.models.adapter(self._asked.model)
+
+    async def outputs(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | PoolingParams,
+        adapter: LoRARequest | None,
+        field_names: Mapping[str, str],
+        *,
+        record: Callable[[RequestOutput], None] | None = None,
+        direct: DirectReader | None = None,
+    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Yield outputs of the engine with the index of their prompt, but for those that `direct` takes. Closing it
+        aborts what still runs.
+
+        field_names: what the client calls a field that the engine knows by another name. record: gets each output, also
+        of a request that ends with an error. Raises InvalidRequest before the first output, ApiError for a request that
+        ends with an error or is aborted.
+        """
+        first, self._num_sent = self._num_sent, self._num_sent + len(prompts)
+        outputs = self._context.llm.generate_together(
+            [in_namespace_of(self.caller, prompt) for prompt in prompts],
+            params,
+            [f"{self.id}-{first + index}-{self._unique}" for index in range(len(prompts))],
+            RequestOptions.of_fields(self._asked, tenant=self.caller.tenant, lora_request=adapter),
+            direct,
+        )
+        async with aclosing(outputs):
+            with named_by_the_client(field_names), without_details_of_others(self.caller):
+                async for index, output in outputs:
+                    if record is not None:
+                        record(output)
+                    if output.error is not None:
+                        raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
+                    if output.finished and any(each.finish_reason == "abort" for each in output.outputs):
+                        raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
+                    yield index, output
 
 
 def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
@@ -154,8 +212,8 @@ class Generation(ABC):
         self.context = context
         self.asked = asked
         self.prompts = prompts
-        self.caller = caller_for(request, asked)
-        self.id = f"{self.id_prefix}{asked.request_id or request.scope['state']['request_id']}"
+        self._requests = EngineRequests(context, request, asked, self.id_prefix)
+        self.id = self._requests.id
         self.frame: dict[str, Any] = {
             "id": self.id,
             "created": int(time()),
@@ -166,7 +224,6 @@ class Generation(ABC):
         self._counts = UsageCounts(len(prompts), asked, speculates=context.llm.config.speculative is not None)
         self._receive = request.receive
         self._body: DirectBody | None = request.scope.get("extensions", {}).get(DirectBody.NAME)
-        self._meter: Meter | None = request.scope["state"].get("meter")
         self._fields: Fields = request.scope["state"]["fields"]
         self.params = self.sampling_params()
 
@@ -224,8 +281,9 @@ class Generation(ABC):
             return EventStream(self._events(), self.context.open_requests, self.failed)
         async with self.context.open_requests.track(self._receive):
             last: dict[int, RequestOutput] = {}
-            async with aclosing(self._outputs()) as outputs:
+            async with aclosing(await self._outputs()) as outputs:
                 async for index, output in outputs:
+                    self.count(index, output)
                     last[index] = output
             final = [last[index] for index in range(len(self.prompts))]
             num_entries = sum(
@@ -242,8 +300,9 @@ class Generation(ABC):
         direct = None
         if self._body is not None and self.params.width <= _DIRECT_SEQUENCES and self.params.prompt_logprobs is None:
             direct = _DirectStream(self, encoder, self._body)
-        async with aclosing(self._outputs(direct)) as outputs:
+        async with aclosing(await self._outputs(direct)) as outputs:
             async for index, output in outputs:
+                self.count(index, output)
                 chunks = self.chunks(index, output)
                 if len(output.prompt_logprobs or ()) > SLICE:
                     chunks = await self.context.large_answers.build(partial(list, chunks))
@@ -255,38 +314,21 @@ class Generation(ABC):
             yield self.end_of_stream
 
     async def _outputs(self, direct: DirectReader | None = None) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Yield outputs of the engine with the index of their prompt, but for those that `direct` takes. Closing it
-        aborts what still runs.
-
-        Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
-        """
-        # clients may choose their ids, and two may choose the same: the engine gets a unique one
-        adapter = await self.context.models.adapter(self.asked.model)
-        unique = uuid4().hex[:_UNIQUE_DIGITS]
-        outputs = self.context.llm.generate_together(
-            [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
-            self.params,
-            [engine_id(self.id, index, unique) for index in range(len(self.prompts))],
-            RequestOptions.of_fields(self.asked, tenant=self.caller.tenant, lora_request=adapter),
-            direct,
+        """Return the outputs of the engine, as `EngineRequests.outputs` does."""
+        adapter = await self._requests.adapter()
+        return self._requests.outputs(
+            self.prompts, self.params, adapter, self.field_names, record=self._record, direct=direct
         )
-        async with aclosing(outputs):
-            with named_by_the_client(self.field_names), without_details_of_others(self.caller):
-                async for index, output in outputs:
-                    if output.finished and (tracer := self.context.tracer) is not None:
-                        tracer.record(output, self.params, self.frame["model"], self._fields)
-                    if output.error is not None:
-                        raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
-                    if output.finished and any(each.finish_reason == "abort" for each in output.outputs):
-                        raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
-                    self.count(index, output)
-                    yield index, output
+
+    def _record(self, output: RequestOutput) -> None:
+        if output.finished and (tracer := self.context.tracer) is not None:
+            tracer.record(output, self.params, self.frame["model"], self._fields)
 
     def count(self, index: int, output: RequestOutput) -> None:
         """Count the tokens of an output, for the usage and for the limits of the caller's key."""
         self._counts.set(index, output)
-        if self._meter is not None:
-            self._meter.spend(self._counts.num_new())
+        if self._requests.meter is not None:
+            self._requests.meter.spend(self._counts.num_new())
 
 
 class _DirectStream:

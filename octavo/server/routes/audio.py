@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
@@ -16,14 +15,12 @@ from starlette.responses import Response
 from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
-from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.speech import SpeechTokens
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
-from octavo.server.errors import ApiError, ended_with_error
-from octavo.server.generation import caller_for, engine_id, in_namespace_of, json_response, without_details_of_others
-from octavo.server.keys import Right
+from octavo.server.errors import ApiError
+from octavo.server.generation import EngineRequests, json_response
 from octavo.server.responses.audio import (
     DurationUsage,
     SpeechUsage,
@@ -61,7 +58,8 @@ async def _respond(context: ServerContext, request: Request, task: str) -> Respo
     heard = await read_sound(context, request)
     asked = heard.asked
     _check(asked, speech, task)
-    talk = _Talk(context, request, asked, await context.models.adapter(asked.model))
+    requests = EngineRequests(context, request, asked, "transcr-")
+    talk = _Talk(context, asked, requests, await requests.adapter())
     transcriber = _transcriber(talk, heard, speech, task)
     if asked.stream:
         return EventStream(_events(talk, transcriber), context.open_requests)
@@ -105,40 +103,21 @@ class _Talk:
     """The requests of one client for the windows of one sound, and what they cost."""
 
     context: ServerContext
-    request: Request
     asked: TranscriptionRequest
+    requests: EngineRequests
     adapter: LoRARequest | None
-    num_requests: int = 0
     num_tokens: list[int] = field(default_factory=lambda: [0, 0])
     """Of prompts and of outputs."""
 
-    def __post_init__(self) -> None:
-        state = self.request.scope["state"]
-        self._caller, self._meter = caller_for(self.request, self.asked), state.get("meter")
-        self._id, self._unique = f"transcr-{self.asked.request_id or state['request_id']}", uuid4().hex[:12]
-
     async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
         """Return the last output of a prompt over a window. Raises ApiError."""
-        self.num_requests += 1
-        outputs = self.context.llm.generate_together(
-            [in_namespace_of(self._caller, Prompt(token_ids=prompt, media=(media,)))],
-            params,
-            [engine_id(self._id, self.num_requests, self._unique)],
-            RequestOptions.of_fields(self.asked, tenant=self._caller.tenant, lora_request=self.adapter),
-        )
-        last: RequestOutput | None = None
+        outputs = self.requests.outputs([Prompt(token_ids=prompt, media=(media,))], params, self.adapter, {})
         async with aclosing(outputs):
-            with without_details_of_others(self._caller):
-                async for _, output in outputs:
-                    if output.error is not None:
-                        raise ended_with_error(output.error, shows_others=self._caller.may(Right.OBSERVE))
-                    last = output
-        if last is None or any(each.finish_reason == "abort" for each in last.outputs):
-            raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
+            *_, last = [output async for _, output in outputs]
         counts = len(last.prompt_token_ids), last.num_generated_tokens
         self.num_tokens = [before + new for before, new in zip(self.num_tokens, counts, strict=True)]
-        if self._meter is not None:
-            self._meter.spend(sum(counts))
+        if self.requests.meter is not None:
+            self.requests.meter.spend(sum(counts))
         return last
 
 

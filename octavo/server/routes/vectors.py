@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
@@ -17,17 +16,8 @@ from starlette.responses import Response
 
 from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import TOKEN_EMBED, array_of, cosine, values_of
-from octavo.core.request_options import RequestOptions
 from octavo.server.context import ServerContext
-from octavo.server.errors import ended_with_error
-from octavo.server.generation import (
-    caller_for,
-    engine_id,
-    in_namespace_of,
-    named_by_the_client,
-    without_details_of_others,
-)
-from octavo.server.keys import Right
+from octavo.server.generation import EngineRequests
 from octavo.server.responses.vectors import (
     Classification,
     ClassificationList,
@@ -124,30 +114,17 @@ async def _respond(
     context: ServerContext, request: Request, kind: type[T], make: Callable[[T, _Done], msgspec.Struct]
 ) -> Response:
     asked, prompts = await context.texts.read(request, kind)
-    caller = caller_for(request, asked)
-    adapter = await context.models.adapter(asked.model)
-    answer_id = f"{asked.id_prefix}{asked.request_id or request.scope['state']['request_id']}"
-    unique = uuid4().hex
-    params = asked.params()
-    meter = request.scope["state"].get("meter")
+    requests = EngineRequests(context, request, asked, asked.id_prefix)
+    names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field}
     last: dict[int, RequestOutput] = {}
     async with context.open_requests.track(request.receive):
-        outputs = context.llm.generate_together(
-            [in_namespace_of(caller, prompt) for prompt in prompts],
-            params,
-            [engine_id(answer_id, index, unique[:12]) for index in range(len(prompts))],
-            RequestOptions.of_fields(asked, tenant=caller.tenant, lora_request=adapter),
-        )
-        names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field}
+        outputs = requests.outputs(prompts, asked.params(), await requests.adapter(), names)
         async with aclosing(outputs):
-            with named_by_the_client(names), without_details_of_others(caller):
-                async for index, output in outputs:
-                    if output.error is not None:
-                        raise ended_with_error(output.error, shows_others=caller.may(Right.OBSERVE))
-                    if meter is not None:
-                        meter.spend(len(output.prompt_token_ids))
-                    last[index] = output
-        done = _Done(answer_id, context.models.name(asked.model), [last[index] for index in range(len(prompts))])
+            async for index, output in outputs:
+                if requests.meter is not None:
+                    requests.meter.spend(len(output.prompt_token_ids))
+                last[index] = output
+        done = _Done(requests.id, context.models.name(asked.model), [last[index] for index in range(len(prompts))])
         body = await context.large_answers.build(lambda: encode(make(asked, done)))
     return Response(body, media_type="application/json")
 
