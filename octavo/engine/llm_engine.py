@@ -183,6 +183,8 @@ class LLMEngine:
             step = self.core.step()
         except Exception as error:
             self._error = EngineDeadError(f"the engine failed in an earlier step ({type(error).__name__}: {error})")
+            # the failure's traceback keeps the core, so nothing else would end a rank that is stopped
+            self.core.shutdown()
             raise
         self.stats = step.stats
         began = 0 if step.times is None else time.perf_counter_ns()

@@ -60,3 +60,13 @@ def test_a_rank_that_is_killed_ends_the_engine_by_name() -> None:
     with pytest.raises(EngineDeadError, match=r"rank 1 was killed \(signal 9\)"):
         llm.generate(PROMPTS, PARAMS)
     llm.engine.core.shutdown()
+
+
+def test_a_rank_that_is_stopped_ends_with_the_engine() -> None:
+    llm = LLM(**SETTINGS, tensor_parallel_size=2, distributed_timeout_seconds=1)
+    executor: Any = llm.engine.core.executor
+    process = executor._ranks[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(EngineDeadError, match=r"rank 1 .*: stopped by a signal"):
+        llm.generate(PROMPTS, PARAMS)
+    assert process.poll() == -signal.SIGKILL
