@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.messages import CoreReady, SchedulerStats, StepOutputs
 from octavo.engine.core_client import ProcessClient
-from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
+from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError, OctavoError
 
 WINDOW_S: Final = 600.0
 """Restarts are counted over this time."""
@@ -193,9 +193,16 @@ class Replica:
         await asyncio.sleep(wait_s)
 
     async def check_health(self) -> None:
-        """Raise EngineUnresponsiveError when the core is stopped or hung; then `watch` looks at it, requests or not."""
+        """Raise EngineUnresponsiveError when the core is stopped or hung; then `watch` looks at it, requests or not.
+
+        Raises EngineRestartingError when it has died and another one follows, else EngineDeadError.
+        """
         try:
             await self.client.check_health()
+        except EngineDeadError as error:
+            if not self.can_restart:
+                raise
+            raise EngineRestartingError(f"{error}; it is started again, try again in a few seconds") from None
         except EngineUnresponsiveError as error:
             self._busy.set()
             follows = f"unless it goes on within {FROZEN_AFTER_S:g} s it is killed and started again"

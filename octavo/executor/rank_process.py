@@ -42,7 +42,8 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
     rendezvous = start.rendezvous
     if here is not None:
         rendezvous = msgspec.structs.replace(rendezvous, memory=here.memory, shared_ranks=here.shared_ranks)
-    set_up(config.observability.log_level, role=f"rank {start.rank}")
+    core = f"{config.replicas.name} " if config.num_engines > 1 else ""
+    set_up(config.observability.log_level, role=f"{core}rank {start.rank}")
     lock = threading.Lock()
 
     def send(message: FromRank) -> None:

@@ -230,6 +230,20 @@ async def test_requests_wait_in_the_front_while_the_core_starts_up_to_a_limit(tm
         assert len(llm._client._dispatch.sent) == 0
 
 
+@pytest.mark.parametrize(("max_restarts", "error"), [(3, EngineRestartingError), (0, EngineDeadError)])
+async def test_a_death_that_a_look_at_the_health_finds_first_says_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int, error: type[Exception]
+) -> None:
+    async with fleet(tmp_path, real_core(), max_restarts=max_restarts) as (llm, _):
+
+        async def dead() -> None:
+            raise EngineDeadError("it was killed")
+
+        monkeypatch.setattr(llm._client._replicas[0].client, "check_health", dead)
+        with pytest.raises(error, match="it was killed"):
+            await llm.check_health()
+
+
 async def test_core_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
     async with fleet(tmp_path, lambda: ScriptedCore(reply=endless, fail_at_step=5), max_restarts=2) as (llm, cores):
         with pytest.raises(EngineDeadError, match="2 times within 10 minutes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.config.schema import EngineConfig
+from octavo.config.replicas import replica_config
+from octavo.config.schema import EngineConfig, ReplicaConfig
 from octavo.core import frames, processes
 from octavo.core.rendezvous import Rendezvous
 from octavo.errors import ConfigError, EngineDeadError
@@ -128,6 +130,18 @@ def test_a_rank_ends_with_the_process_that_started_it_though_it_computes(config:
     while is_running(rank):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("count", "role"), [(1, "rank 1"), (2, "core 1 rank 1")])
+def test_log_lines_name_the_rank_and_the_core_where_there_are_several(
+    config: EngineConfig, count: int, role: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = replica_config(msgspec.structs.replace(config, replicas=ReplicaConfig(data_parallel_size=count)), count - 1)
+    executor = start_ranks(own, module="tests.fakes.rank", open_worker=FakeRank)
+    with pytest.raises(EngineDeadError, match="the disk is on fire"):
+        executor.submit(numbered(FAILS)).result()
+    executor.shutdown()
+    assert re.search(rf"^[0-9:.]+ {role} ERROR the rank failed$", capfd.readouterr().err, re.MULTILINE)
 
 
 def test_a_rank_has_its_share_of_the_threads(config: EngineConfig) -> None:
