@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 import msgspec
@@ -26,10 +27,10 @@ from octavo.core import frames
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
 from octavo.multimodal.media_urls import MustReadElsewhere
-from octavo.server.decode import decode
+from octavo.server.decode import RequestBody, decode
 from octavo.server.errors import as_api_error
 from octavo.server.sounds import HEAR, hear
-from octavo.server.texts import REQUESTS, AnswerRequest, Preparer, TextSetup, prepared
+from octavo.server.texts import AnswerRequest, Preparer, TextSetup, prepared
 
 JOB_CPU_S: Final = 30.0
 """Processor time that one job may take."""
@@ -119,7 +120,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
     def do(kind: str, body: bytes) -> bytes:
         if kind.startswith(HEAR):
             return hear(kind.removeprefix(HEAR), body, setup.input.model.path)
-        asked = decode(body, REQUESTS[kind])
+        asked: RequestBody = decode(body, resolve_name(kind))
         if isinstance(asked, AnswerRequest):
             return msgspec.msgpack.encode(preparer.answer(asked))
         return prepared(asked, preparer.prompts(asked), tools)

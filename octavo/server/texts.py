@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -35,12 +35,11 @@ from octavo.server.responses.messages import TokenCount
 from octavo.server.responses.tokens import DetokenizeResponse, MediaSpan, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
-from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
-from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
-from octavo.server.schema.responses import ResponsesRequest
+from octavo.server.schema.messages import CountTokensRequest
+from octavo.server.schema.prefix_cache import PrefixRequest
 from octavo.server.schema.shim import ShimRequest, neutral
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
-from octavo.server.schema.vectors import KINDS, VectorRequest, VectorTools
+from octavo.server.schema.vectors import VectorRequest, VectorTools
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -64,13 +63,10 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 AnswerRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest
 """The requests whose response is about tokens alone."""
 
-_KINDS: tuple[type[RequestBody], ...] = (
-    *(CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest, PrefixRequest, PinPrefixRequest),
-    *(ResponsesRequest, MessagesRequest, CountTokensRequest),
-    *KINDS,
-)
-REQUESTS: Mapping[str, type[RequestBody]] = {kind.__name__: kind for kind in _KINDS}
-"""The bodies with text or tokens by name: a process for text reads any of them."""
+
+def name_of(kind: type[RequestBody]) -> str:
+    """Return the name by which a helper process finds the struct of a body, with `pkgutil.resolve_name`."""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 class TextPolicy(msgspec.Struct, frozen=True):
@@ -375,7 +371,7 @@ class Texts:
         """Return what a helper process makes of a body. The job ends when the client goes away or the server stops."""
         assert self.pool is not None
         async with self._open_requests.track(request.receive):
-            return await self.pool.run(kind.__name__, pieces, sender_of(request.scope))
+            return await self.pool.run(name_of(kind), pieces, sender_of(request.scope))
 
 
 @functools.cache

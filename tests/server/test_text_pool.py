@@ -20,14 +20,23 @@ import pytest
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.prefix_cache import PrefixRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.text_pool import TextPool
-from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup
+from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup, name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.fakes.image_host import image_host
 from tests.server.raw import eventually
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+CHAT, COMPLETION = name_of(ChatCompletionRequest), name_of(CompletionRequest)
+TOKENIZE, DETOKENIZE = name_of(TokenizeRequest), name_of(DetokenizeRequest)
+
+
+class OwnRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
+    """The body of an endpoint whose file the processes for text do not import."""
 
 
 def setup(directory: Path, **tokenizer: Any) -> TextSetup:
@@ -61,13 +70,18 @@ async def error_of(job: Coroutine[Any, Any, bytes]) -> ApiError:
 
 def test_a_conversation_comes_back_as_tokens_and_a_request_without_text(tmp_path: Path) -> None:
     chat = body(messages=MESSAGES, temperature=0.5, logit_bias={"3": 1}, chat_template_kwargs={"a": 1}, stop="x")
-    result = with_pool(setup(tmp_path), lambda pool: pool.run("ChatCompletionRequest", chat))
+    result = with_pool(setup(tmp_path), lambda pool: pool.run(CHAT, chat))
     assert prompts_of(result) == [[BOS, *b"[user]hello", EOS, *b"[assistant]"]]
     raw = msgspec.msgpack.decode(result, type=Prepared).asked
     asked = msgspec.msgpack.decode(raw, type=ChatCompletionRequest)
     assert (asked.temperature, asked.logit_bias, asked.stop) == (0.5, {3: 1.0}, "x")
     assert asked.chat_template_kwargs is None
     assert [message.content for message in asked.messages] == [""]
+
+
+def test_the_body_of_a_new_endpoint_needs_no_entry_anywhere(tmp_path: Path) -> None:
+    result = with_pool(setup(tmp_path), lambda pool: pool.run(name_of(OwnRequest), body(prompt="ab")))
+    assert prompts_of(result) == [[*b"ab"]]
 
 
 def answered(reply: bytes) -> Any:
@@ -77,9 +91,9 @@ def answered(reply: bytes) -> Any:
 def test_answers_about_tokens_are_made_there(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
         asked = body(prompt="ab", return_token_strs=True, add_special_tokens=False)
-        answer = answered(await pool.run("TokenizeRequest", asked))
+        answer = answered(await pool.run(TOKENIZE, asked))
         assert (answer["tokens"], answer["token_strs"]) == ([97, 98], ["a", "b"])
-        assert answered(await pool.run("DetokenizeRequest", body(tokens=[97, 98]))) == {"prompt": "ab"}
+        assert answered(await pool.run(DETOKENIZE, body(tokens=[97, 98]))) == {"prompt": "ab"}
 
     with_pool(setup(tmp_path), use)
 
@@ -87,12 +101,12 @@ def test_answers_about_tokens_are_made_there(tmp_path: Path) -> None:
 def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
         for kind, asked, status, param in (
-            ("ChatCompletionRequest", body(messages=MESSAGES, stop=["x" * 300]), 400, "stop[0]"),
-            ("ChatCompletionRequest", [b"{"], 400, None),
-            ("CompletionRequest", body(prompt=["a", "x" * (1 << 21) + "x"]), 400, "prompt[1]"),
-            ("CompletionRequest", body(prompt=[[999]]), 400, "prompt"),
-            ("CompletionRequest", body(prompt=["a", [98]]), 400, "prompt"),
-            ("DetokenizeRequest", body(tokens=[1, 99999]), 400, "tokens[1]"),
+            (CHAT, body(messages=MESSAGES, stop=["x" * 300]), 400, "stop[0]"),
+            (CHAT, [b"{"], 400, None),
+            (COMPLETION, body(prompt=["a", "x" * (1 << 21) + "x"]), 400, "prompt[1]"),
+            (COMPLETION, body(prompt=[[999]]), 400, "prompt"),
+            (COMPLETION, body(prompt=["a", [98]]), 400, "prompt"),
+            (DETOKENIZE, body(tokens=[1, 99999]), 400, "tokens[1]"),
         ):
             error = await error_of(pool.run(kind, asked))
             assert (error.status, error.param) == (status, param)
@@ -108,7 +122,7 @@ def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_pat
         order: list[str] = []
 
         async def run(name: str, asked: list[bytes], sender: str) -> None:
-            await pool.run("CompletionRequest", asked, sender)
+            await pool.run(COMPLETION, asked, sender)
             order.append(name)
 
         await asyncio.gather(
@@ -129,12 +143,12 @@ def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(tmp_path: Path) 
         return body(messages=[{"role": "user", "content": content}])
 
     async def use(pool: TextPool) -> None:
-        waiting = asyncio.create_task(error_of(pool.run("ChatCompletionRequest", chat(f"{host.url}/silent"), "a")))
+        waiting = asyncio.create_task(error_of(pool.run(CHAT, chat(f"{host.url}/silent"), "a")))
         await asyncio.to_thread(eventually, lambda: host.paths == ["/silent"])
-        await pool.run("CompletionRequest", body(prompt="a"), "a")
-        other = await error_of(pool.run("ChatCompletionRequest", chat(f"{host.url}/image"), "b"))
+        await pool.run(COMPLETION, body(prompt="a"), "a")
+        other = await error_of(pool.run(CHAT, chat(f"{host.url}/image"), "b"))
         assert "this model reads text alone" in str(other)
-        held = await error_of(pool.run("ChatCompletionRequest", chat("data:image/png;base64,YWJj"), "a"))
+        held = await error_of(pool.run(CHAT, chat("data:image/png;base64,YWJj"), "a"))
         assert "this model reads text alone" in str(held)
         assert [len(lane.idle) for lane in (pool._short, pool._long, pool._fetching)] == [1, 1, 1]
         assert not waiting.done()
@@ -152,8 +166,8 @@ def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path
 
     async def use(pool: TextPool) -> None:
         refused, others = await asyncio.gather(
-            error_of(pool.run("ChatCompletionRequest", body(messages=MESSAGES))),
-            pool.run("CompletionRequest", body(prompt="a")),
+            error_of(pool.run(CHAT, body(messages=MESSAGES))),
+            pool.run(COMPLETION, body(prompt="a")),
         )
         assert "takes more than 1,000,000 steps" in str(refused)
         assert str(tmp_path) in str(refused)
@@ -169,12 +183,12 @@ finds_workers = pytest.mark.skipif(
 
 async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool) -> ApiError:
     """The error of the job that a worker is at when it gets a signal. Jobs beside it must succeed."""
-    await pool.run("CompletionRequest", body(prompt="a"))
+    await pool.run(COMPLETION, body(prompt="a"))
     stopped = workers_of(pool)
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
-    job = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="a"))))
-    others = [asyncio.create_task(pool.run("CompletionRequest", body(prompt="b"))) for _ in range(4)]
+    job = asyncio.create_task(error_of(pool.run(COMPLETION, body(prompt="a"))))
+    others = [asyncio.create_task(pool.run(COMPLETION, body(prompt="b"))) for _ in range(4)]
     await asyncio.sleep(0.05)
     for process in stopped:
         os.kill(process, number)
@@ -210,14 +224,14 @@ def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
 def test_a_worker_that_hangs_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
         # the limit is for the hanging job alone: a new worker has to start
-        await pool.run("CompletionRequest", body(prompt="a"))
+        await pool.run(COMPLETION, body(prompt="a"))
         for process in workers_of(pool):
             os.kill(process, signal.SIGSTOP)
         pool._silence_s = 0.2
-        job = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="a"))))
+        job = asyncio.create_task(error_of(pool.run(COMPLETION, body(prompt="a"))))
         await asyncio.sleep(0)
         pool._silence_s = 60.0
-        other = asyncio.create_task(pool.run("CompletionRequest", body(prompt="b")))
+        other = asyncio.create_task(pool.run(COMPLETION, body(prompt="b")))
         refused = await job
         assert (refused.status, refused.code, refused.headers) == (503, "server_busy", {"Retry-After": "1"})
         assert prompts_of(await other) == [[98]]
@@ -231,16 +245,16 @@ def test_a_worker_ends_when_the_client_of_its_job_goes_away(tmp_path: Path) -> N
     endless = "{% for a in range(9999) %}{% for b in range(99) %}{% endfor %}{% endfor %}"
 
     async def use(pool: TextPool) -> None:
-        assert prompts_of(await pool.run("CompletionRequest", body(prompt="a"))) == [[97]]
+        assert prompts_of(await pool.run(COMPLETION, body(prompt="a"))) == [[97]]
         [worker] = workers_of(pool)
-        job = asyncio.create_task(pool.run("ChatCompletionRequest", body(messages=MESSAGES)))
+        job = asyncio.create_task(pool.run(CHAT, body(messages=MESSAGES)))
         before = cpu_s(worker)
         while cpu_s(worker) < before + 0.02:
             await asyncio.sleep(0.001)
         job.cancel()
         while is_running(worker):
             await asyncio.sleep(0.001)
-        assert prompts_of(await pool.run("CompletionRequest", body(prompt="b"))) == [[98]]
+        assert prompts_of(await pool.run(COMPLETION, body(prompt="b"))) == [[98]]
 
     with_pool(setup(tmp_path, chat_template=endless), use)
 
@@ -264,7 +278,7 @@ def test_workers_end_with_the_pool_whatever_they_do(tmp_path: Path, server_is_ki
     workers: list[int] = []
 
     async def use(pool: TextPool) -> None:
-        await pool.run("CompletionRequest", body(prompt="a"))
+        await pool.run(COMPLETION, body(prompt="a"))
         assert pool._process is not None
         workers.extend(workers_of(pool) + children_of(pool._process.pid))
         for process in workers:
@@ -311,7 +325,7 @@ def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
 
     async def use(pool: TextPool) -> None:
-        error = await error_of(pool.run("CompletionRequest", body(prompt="a")))
+        error = await error_of(pool.run(COMPLETION, body(prompt="a")))
         assert (error.status, error.code) == (503, "server_busy")
 
     with_pool(config, use)
@@ -319,11 +333,11 @@ def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
 
 def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
-        await pool.run("CompletionRequest", body(prompt="a"))
-        task = asyncio.create_task(pool.run("CompletionRequest", body(prompt=["x" * 1000] * 200)))
+        await pool.run(COMPLETION, body(prompt="a"))
+        task = asyncio.create_task(pool.run(COMPLETION, body(prompt=["x" * 1000] * 200)))
         await asyncio.sleep(0)
         task.cancel()
-        assert prompts_of(await pool.run("CompletionRequest", body(prompt="b"))) == [[98]]
+        assert prompts_of(await pool.run(COMPLETION, body(prompt="b"))) == [[98]]
 
     with_pool(setup(tmp_path), use)
 
@@ -333,9 +347,9 @@ def test_special_tokens_in_content_are_text_there_too(tmp_path: Path) -> None:
 
     async def use(pool: TextPool) -> None:
         whole = [BOS, *b"[user]<eos>", EOS]
-        for kind in ("ChatCompletionRequest", "PrefixRequest"):
+        for kind in (CHAT, name_of(PrefixRequest)):
             assert prompts_of(await pool.run(kind, asked)) == [whole]
-        assert answered(await pool.run("TokenizeRequest", asked))["tokens"] == whole
-        assert prompts_of(await pool.run("CompletionRequest", body(prompt="a<eos>"))) == [[97, EOS]]
+        assert answered(await pool.run(TOKENIZE, asked))["tokens"] == whole
+        assert prompts_of(await pool.run(COMPLETION, body(prompt="a<eos>"))) == [[97, EOS]]
 
     with_pool(setup(tmp_path), use)

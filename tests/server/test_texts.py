@@ -17,18 +17,15 @@ from octavo.async_llm import AsyncLLM
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
-from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import ApiError, shutting_down
 from octavo.server.open_requests import OpenRequests
-from octavo.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
-from octavo.server.schema.health import DrainRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.responses import ResponsesRequest
 from octavo.server.schema.tokens import TokenizeRequest
 from octavo.server.text_pool import TextPool
-from octavo.server.texts import INLINE_BYTES, REQUESTS, Preparer, TextPolicy, Texts, TextSetup
+from octavo.server.texts import INLINE_BYTES, Preparer, TextPolicy, Texts, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 
@@ -173,16 +170,6 @@ def test_a_small_request_starts_no_process(tmp_path: Path) -> None:
         assert reads.pool._process is None
 
     asyncio.run(run())
-
-
-WITHOUT_TEXT = (None, DrainRequest, LoadAdapterRequest, UnloadAdapterRequest)
-
-
-def test_a_process_reads_the_body_of_every_endpoint_with_text() -> None:
-    of_json = [endpoint for endpoint in ENDPOINTS if not endpoint.is_form]
-    kinds = [endpoint.request for endpoint in of_json if endpoint.request not in WITHOUT_TEXT]
-    assert kinds
-    assert [REQUESTS.get(kind.__name__) for kind in kinds] == kinds
 
 
 @pytest.mark.parametrize("kind", [CompletionRequest, TokenizeRequest])

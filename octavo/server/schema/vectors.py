@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from msgspec import Meta, Struct, structs
 
@@ -205,16 +205,6 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     def prompts(self, tools: VectorTools) -> list[Prompt]:
         return prompts_of_pairs(tools, *self.sides(), self.instruction)
-
-
-KINDS: Final[tuple[type[VectorRequest], ...]] = (
-    EmbeddingRequest,
-    CohereEmbedRequest,
-    PoolingRequest,
-    ClassifyRequest,
-    RerankRequest,
-    ScoreRequest,
-)
 
 
 def prompts_of_pairs(
