@@ -152,7 +152,8 @@ def measure(engine: Engine, workload: Workload, num_batches: int, num_pairs: int
     for number in range(-num_batches, num_pairs):  # the first ones only warm up
         prompts, params = workload.batch(number % num_batches, engine)
         taken, steps, rows = {}, {}, {}
-        for is_on in (True, False) if number % 2 else (False, True):
+        # each batch begins in turns, since the first run of a prompt takes longer
+        for is_on in (True, False) if (number + number // num_batches) % 2 else (False, True):
             taken[is_on] = engine.decode(prompts, params, is_on=is_on)
             steps[is_on], rows[is_on] = dict(engine.num_steps), engine.num_rows
         if number < 0:

@@ -157,6 +157,7 @@ class SequenceGroup:
     refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
         for all before the others fork from it again; None otherwise.
     was_preempted: its known tokens are computed again: it was preempted, or ran in another core before.
+    is_drafted: whether the worker's draft model computes its prompt too; None while that is not chosen.
     width: sequences that are computed at once, `best_of` or n.
     adapter: index of the request's adapter in the workers, 0 for none.
     beams: the state of the beam search; None for requests that draw.
@@ -174,6 +175,7 @@ class SequenceGroup:
         "beams",
         "cache_miss_reason",
         "end_token_ids",
+        "is_drafted",
         "is_forked",
         "live",
         "max_tokens",
@@ -209,6 +211,7 @@ class SequenceGroup:
         self.live = [first]
         self.width = request.params.width
         self.is_forked = self.width == 1
+        self.is_drafted: bool | None = None
         self.status = SequenceStatus.WAITING
         self.end_token_ids = frozenset(request.end_token_ids) | frozenset(request.params.stop_token_ids)
         self.refork_at: int | None = None

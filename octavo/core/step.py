@@ -32,6 +32,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
         them (M-RoPE); behind these the times of frames that are one span.
     whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
+    is_drafted: whether the worker's own draft model computes its prompt too.
     """
 
     seq_id: int
@@ -50,6 +51,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     whole_spans: tuple[tuple[int, int], ...] = ()
     media: tuple[MediaInput, ...] = ()
     pooled: PooledPrompt | None = None
+    is_drafted: bool = False
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -91,10 +93,14 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
 
 
 class Proposals(NamedTuple):
-    """What rows are to bring back from the worker's draft model: `num_tokens` guesses each, at most `num_rows` rows."""
+    """What rows are to bring back from the worker's draft model: `num_tokens` guesses each, at most `num_rows` rows.
+
+    catches_up: also rows of sequences whose prompts the draft model has not computed.
+    """
 
     num_tokens: int
     num_rows: int
+    catches_up: bool = False
 
 
 NO_PROPOSALS: Final = Proposals(0, 0)

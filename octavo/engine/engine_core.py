@@ -113,7 +113,8 @@ class EngineCore:
                 from octavo.kv_transfer.build import make_connector
 
                 connect = partial(make_connector, config, executor.call, wake)
-            proposer: Proposer | None = None if config.speculative is None else Speculation(config.speculative)
+            speculative, fills = config.speculative, config.transfer.role == "prefill"
+            proposer: Proposer | None = None if speculative is None else Speculation(speculative, is_prefill=fills)
             record_to = config.observability.record_trace
             choices = None if proposer is None or record_to is None else NotedChoices(proposer)
             proposer = choices or proposer

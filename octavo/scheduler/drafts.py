@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ModelRunnerOutput, Proposals, SchedulerOutput
+from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.registry import Registry
 
 
@@ -19,6 +20,9 @@ class Proposer(Protocol):
     What it chooses follows from measured times, so a recording holds it (`scheduler/draft_choices.py`).
     """
 
+    num_resting: int
+    """Steps from the next one on that are planned, and whose results are noted, without it; the planner counts them."""
+
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step in which `num_rows` sequences decode and no prompt is computed, as far as is known.
         Returns False where no draft is wanted: then nothing is proposed in it."""
@@ -26,6 +30,11 @@ class Proposer(Protocol):
 
     def proposals(self, num_rows: int) -> Proposals:
         """Return what the worker's draft model is to guess for a later step, of `num_rows` sequences that decode."""
+        ...
+
+    def drafts_prompt(self, num_computed: int) -> bool:
+        """Return whether the worker's draft model is to compute a prompt beside the model, behind its first
+        `num_computed` tokens, which were found."""
         ...
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
@@ -41,7 +50,7 @@ class Proposer(Protocol):
         ...
 
     def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
-        """Note the time of the worker's draft model for `num_rows` rows without prompts."""
+        """Note the time of the worker's draft model for `num_rows` rows without prompts; 0 for a step with some."""
         ...
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
@@ -62,6 +71,9 @@ class _DraftedStep(NamedTuple):
     num_proposing: int
 
 
+_RESTING: Final = _DraftedStep(0, _NO_DRAFTS, 0)
+
+
 class DraftLog:
     """Counts what becomes of drafts, and measures the steps that have them and those that could have."""
 
@@ -69,22 +81,26 @@ class DraftLog:
         self._proposer, self._registry = proposer, registry
         self._planned: deque[_DraftedStep] = deque()
 
-    def note_planned(self, step: SchedulerOutput, num_prompt_tokens: int, *, is_plain: bool) -> None:
-        """Count a step that is submitted now. is_plain: its rows have no drafts, and bring no guesses back."""
+    def note_planned(self, step: SchedulerOutput, plan: StepPlan) -> None:
+        """Count a step that is submitted now."""
+        if plan.is_resting:
+            self._planned.append(_RESTING)
+            return
         drafts, num_proposing, num_tokens = _NO_DRAFTS, 0, len(step.rows)
-        if not is_plain:
+        if not plan.is_plain:
             drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
             num_proposing = sum(row.num_proposals > 0 for row in step.rows)
             num_tokens += sum(drafts.values())
-        self._planned.append(_DraftedStep(0 if num_prompt_tokens else num_tokens, drafts, num_proposing))
+        self._planned.append(_DraftedStep(0 if plan.num_prompt_tokens else num_tokens, drafts, num_proposing))
 
     def note_done(self, output: ModelRunnerOutput, seconds: float) -> None:
         """Count the results of the oldest step, which took `seconds`; before they are applied."""
         step = self._planned.popleft()
         if step.num_tokens:
             self._proposer.note_step(step.num_tokens, seconds - output.draft_s)
-            if step.num_proposing and output.draft_s:
-                self._proposer.note_drafting(step.num_proposing, output.num_draft_passes, output.draft_s)
+        if output.draft_s:
+            num_rows = step.num_proposing if step.num_tokens else 0
+            self._proposer.note_drafting(num_rows, output.num_draft_passes, output.draft_s)
         for row in output.rows if step.num_drafts or output.has_guesses else ():
             num_drafts = step.num_drafts.get(row.seq_id, 0)
             if not row.tokens or not (num_drafts or row.forced or row.proposed):

@@ -39,6 +39,7 @@ class StepPlan:
     connector: what KV transfers send to the ranks.
     may_draft: whether rows may carry guesses.
     proposals: what rows are to bring back from a draft model in the worker; its rows count down.
+    is_resting: the proposer is not asked for this step.
     is_plain: no row has drafts or brings guesses back, and every sequence that decodes may have a row.
     adapter_waits: a group lacks a slot for its adapter, and later groups with adapters do not pass it.
     """
@@ -61,7 +62,7 @@ class StepPlan:
         self.num_turns_left = sys.maxsize
         self.may_draft = False
         self.proposals = NO_PROPOSALS
-        self.is_plain = False
+        self.is_resting = self.is_plain = False
 
     # ---- budgets ----
 
@@ -181,6 +182,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable) ->
         pooled=group.request.pooled,
         parent_id=parent.seq_id if parent is not None else None,
         num_shared_tokens=num_shared,
+        is_drafted=bool(group.is_drafted),
     )
 
 

@@ -44,7 +44,10 @@ class RowPlanner:
         running, tokens = self._registry.running, plan.tokens
         if self.num_turns > 1:
             plan.num_turns_left = self._fair_share()
-        if self._proposer is not None:
+        if self._proposer is not None and self._proposer.num_resting:
+            self._proposer.num_resting -= 1
+            plan.is_resting = True
+        elif self._proposer is not None:
             num_decoding = self._registry.num_running_sequences
             plan.proposals = self._proposer.proposals(num_decoding)
             plan.may_draft = self._proposer.begin_step(num_decoding) and not any(
@@ -153,6 +156,8 @@ class RowPlanner:
         if num_tokens <= 0:
             return True
         end = start + num_tokens
+        if group.is_drafted is None and self._proposer is not None:
+            group.is_drafted = self._proposer.drafts_prompt(start)
         has_room = end == target and plan.proposals.num_rows
         num_proposals = self._num_proposals(group, sequence, plan, len(drafts)) if has_room else 0
         append_slots = self._block_manager.append_slots
@@ -164,6 +169,7 @@ class RowPlanner:
                 return False
             growth = append_slots(sequence, start, end + len(drafts))
         if num_proposals:
+            group.is_drafted = True
             plan.proposals = plan.proposals._replace(num_rows=plan.proposals.num_rows - 1)
         plan.take(group, start, num_tokens, want)
         plan.tokens.remaining -= len(drafts)
@@ -198,7 +204,8 @@ class RowPlanner:
 
     def _num_proposals(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan, num_drafts: int) -> int:
         """Return how many guesses a row that draws one token behind `num_drafts` drafts brings back for later rows."""
-        if not group.is_forked or group.beams is not None or sequence.num_pending:
+        is_drafted = group.is_drafted or plan.proposals.catches_up
+        if not is_drafted or not group.is_forked or group.beams is not None or sequence.num_pending:
             return 0
         # this row gives at least one token, and a later one draws at least one behind the guesses
         num_left = group.max_tokens - sequence.num_output_tokens - num_drafts - 2

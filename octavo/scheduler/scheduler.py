@@ -260,7 +260,7 @@ class Scheduler:
         num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
         self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)
         if self._drafts is not None:
-            self._drafts.note_planned(step, plan.num_prompt_tokens, is_plain=plan.is_plain)
+            self._drafts.note_planned(step, plan)
         return step
 
     # ---- state ----

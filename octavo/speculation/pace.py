@@ -14,6 +14,8 @@ _MOST_CREDIT: Final = 32.0
 _SHARE: Final = 0.0025
 """Share of the time of steps that searches take where they bring nothing. What they push out of the processor's caches
 takes about as long again."""
+_BESIDE_S: Final = 2e-5
+"""What a step with a search takes longer elsewhere on the host."""
 _LONGEST_PAUSE: Final = 64
 """Steps from one search to the next, at most."""
 
@@ -60,4 +62,4 @@ class SearchPace:
             return
         self._credit = min(_MOST_CREDIT, max(0.0, self._credit - 1 + gain_s / spent))
         if not self._credit:
-            self.num_left = min(_LONGEST_PAUSE, math.ceil(spent / (_SHARE * step_s))) - 1
+            self.num_left = min(_LONGEST_PAUSE, math.ceil((spent + _BESIDE_S) / (_SHARE * step_s))) - 1

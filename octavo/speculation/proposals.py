@@ -7,15 +7,25 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.step import NO_PROPOSALS, Proposals
 from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, bucket
 
 _STEPS_BETWEEN_PROBES, _MOST_BETWEEN_PROBES = 128, 4096
 """Steps from one probe to the next: each that changes nothing doubles them."""
 _PROBED_TOKENS: Final = 2
+_FIRST_TOKENS: Final = 4
+"""Guesses of the steps before anything is known."""
+_SHARE: Final = 0.005
+"""Share of the time of steps that a draft model may take where its guesses bring nothing."""
+_MOST_CREDIT: Final = 32.0
+"""Steps whose time it may take at first, and whose time it can lack at most."""
+_NEED_OF_PROBES, _NEED_OF_BEGINNINGS = 0.75, 0.5
+"""Shares of what can be lacked, from which on nothing is tried, and no prompt computed that begins with new tokens."""
 _STEPS_PER_CHOICE: Final = 8
 """Steps for which a choice stays, while as many sequences run."""
 _STEPS_WITHOUT: Final = 32
-"""Steps for which the choice to guess nothing stays."""
+_MOST_WITHOUT: Final = 256
+"""Steps for which the choice to guess nothing stays: at first, and at most, where they double each time."""
 
 
 class DraftCosts:
@@ -42,61 +52,106 @@ class DraftCosts:
         return float(np.interp(num_rows, keys, [self._measured[key] for key in keys]))
 
 
+class DraftCredit:
+    """The seconds that a draft model may take: a share of the time of steps, and what its guesses have saved."""
+
+    def __init__(self) -> None:
+        self._credit_s = self._most_s = self._step_s = 0.0
+
+    def allows(self, need: float) -> bool:
+        """Return whether the credit is above -`need`, a share of the most that it can lack; or no step was measured."""
+        return self._credit_s > -need * self._most_s or not self._most_s
+
+    def note_step(self, step_s: float) -> None:
+        """Count a step without prompts, which took `step_s` without the draft model."""
+        is_first, self._step_s, self._most_s = not self._most_s, step_s, _MOST_CREDIT * step_s
+        self.note_saved(self._most_s if is_first else _SHARE * step_s)
+
+    def note_steps(self, count: int) -> None:
+        """Count steps like the last one."""
+        self.note_saved(_SHARE * count * self._step_s)
+
+    def note_saved(self, seconds: float) -> None:
+        """Count what guesses are expected to have saved; below 0 what the draft model has taken."""
+        self._credit_s = max(-self._most_s, min(self._most_s, self._credit_s + seconds))
+
+
 class ProposalLength:
     """Chooses how many tokens the draft model guesses for each row: as many as make tokens per second most.
 
     Where none pay, a few are guessed now and then for one row, so that a change is noticed.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, catches_up: bool = False) -> None:
+        """catches_up: of what it chooses (`Proposals`)."""
+        self.credit = DraftCredit()
         self._most = most
+        self._catches_up = catches_up
         self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
-        self._last = (0, 0)
-        self._num_since = _STEPS_WITHOUT
+        self._is_probing = False
+        self._last = NO_PROPOSALS
+        self._num_since = self._num_without = _STEPS_WITHOUT
+        self._num_rows = 0
 
-    def kept(self, num_rows: int) -> tuple[int, int] | None:
+    def kept(self, num_rows: int) -> Proposals | None:
         """Return the last choice where it was made for as many rows a few steps ago; None to choose anew."""
         self._num_since += 1
-        num_steps = _STEPS_PER_CHOICE if self._last[1] else _STEPS_WITHOUT
-        if self._num_since >= num_steps or (self._last[1] and self._last[1] != num_rows):
+        num_steps = _STEPS_PER_CHOICE if self._last.num_rows else self._num_without
+        if self._num_since >= num_steps or (self._last.num_rows and self._last.num_rows != num_rows):
             return None
-        if not self._last[1]:
+        if not self._last.num_rows:
             self._num_idle += 1
         return self._last
 
-    def choose(
-        self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float | None
-    ) -> tuple[int, int]:
-        """Return (tokens, rows). costs: seconds of steps by their tokens. probability: that a guess is right, if those
-        before it were. pass_s: seconds of a pass of the draft model with `num_rows`; None where it is not known."""
-        self._num_since = 0
-        self._last = self._chosen(costs, num_rows, probability, pass_s)
-        chosen = self._last
-        if chosen[1] != num_rows:  # a probe is made once
-            self._last = (0, 0)
-        return chosen
+    @property
+    def num_left(self) -> int:
+        """Return for how many steps `kept` will say that nothing is guessed."""
+        # what a probe has measured comes with the results of a step in flight, unless no row could be asked
+        is_awaited = self._is_probing and self._num_since < _STEPS_PER_CHOICE
+        return 0 if self._last.num_rows or is_awaited else self._num_without - 1 - self._num_since
 
-    def _chosen(
-        self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float | None
-    ) -> tuple[int, int]:
-        if not 0 < num_rows < len(costs):
-            return self._probe(num_rows)
-        if pass_s is None:
-            return self._most, num_rows
-        counts = np.arange(1, min(self._most, (len(costs) - 1) // num_rows - 1) + 1)
-        if not len(counts):
-            return self._probe(num_rows)
+    def rest(self, count: int) -> None:
+        """Leave out `kept` for so many steps."""
+        self._num_since += count
+        self._num_idle += count
+        self.credit.note_steps(count)
+
+    def note_measured(self) -> None:
+        """Choose anew, since a pass was measured; what does not pay then is tried again after twice as many steps."""
+        if self._is_probing:
+            self._is_probing, self._num_since = False, _MOST_WITHOUT
+            self._num_between = min(2 * self._num_between, _MOST_BETWEEN_PROBES)
+
+    def drafts_prompt(self, num_computed: int) -> bool:
+        """Return whether a prompt, of which so many tokens were found, is computed. Others may find what begins one."""
+        return self.credit.allows(0.0 if num_computed else _NEED_OF_BEGINNINGS)
+
+    def choose(self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float | None) -> Proposals:
+        """costs: seconds of steps by their tokens. probability: that a guess is right, if those before it were.
+        pass_s: seconds of a pass of the draft model with `num_rows`; None where it is not known."""
+        self._num_since, self._is_probing = 0, False
+        self._last = NO_PROPOSALS
+        if pass_s is None and 0 < num_rows < len(costs):
+            self._last = Proposals(min(_FIRST_TOKENS, self._most), num_rows)
+            return self._last
+        if pass_s is not None and (count := self._paying(costs, num_rows, probability, pass_s)):
+            self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
+            self._last, self._num_rows = Proposals(count, num_rows, self._catches_up), 0
+            return self._last
+        self._num_idle += 1
+        self._num_without = min(2 * self._num_without, _MOST_WITHOUT) if num_rows == self._num_rows else _STEPS_WITHOUT
+        self._num_rows = num_rows
+        if not num_rows or self._num_idle < self._num_between or not self.credit.allows(_NEED_OF_PROBES):
+            return NO_PROPOSALS
+        self._num_idle, self._is_probing = 0, True
+        return Proposals(min(_PROBED_TOKENS, self._most), 1)
+
+    def _paying(self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float) -> int:
+        """Return how many tokens for each row pay most; 0 for none."""
+        counts = np.arange(1, min(self._most, (len(costs) - 1) // max(1, num_rows) - 1) + 1)
+        if not num_rows or not len(counts):
+            return 0
         expected = num_rows * (1 + np.cumsum(probability**counts))
         rates = expected / (costs[num_rows * (1 + counts)] + counts * pass_s)
         best = int(rates.argmax())
-        if rates[best] <= LEAST_GAIN * num_rows / costs[num_rows]:
-            return self._probe(num_rows)
-        self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
-        return best + 1, num_rows
-
-    def _probe(self, num_rows: int) -> tuple[int, int]:
-        self._num_idle += 1
-        if num_rows < 1 or self._num_idle < self._num_between:
-            return 0, 0
-        self._num_idle, self._num_between = 0, min(2 * self._num_between, _MOST_BETWEEN_PROBES)
-        return min(_PROBED_TOKENS, self._most), 1
+        return best + 1 if rates[best] > LEAST_GAIN * num_rows / costs[num_rows] else 0

@@ -63,9 +63,18 @@ class Drafting:
 class Speculation:
     """Guesses by lookup: in a predicted output, in the request's own tokens, in outputs of others of its cache key."""
 
-    def __init__(self, config: SpeculativeConfig, clock: Callable[[], float] = time.perf_counter) -> None:
-        """clock: seconds of the host, by which the time of searching is counted."""
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_prefill: bool = False,
+    ) -> None:
+        """clock: seconds of the host, by which the time of searching is counted. is_prefill: of a core that
+        computes prompts for others."""
+        self.num_resting = 0
         self._config = config
+        self._is_prefill = is_prefill
         self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
@@ -77,7 +86,11 @@ class Speculation:
         """Whether guesses may pay beside so many rows, by the present curve."""
         self._curve: NDArray[np.float64] | None = None
         self._draft_costs = DraftCosts()
-        self._length = ProposalLength(config.num_speculative_tokens) if config.has_model else None
+        self._length: ProposalLength | None = None
+        if config.has_model:
+            # a head has no states of what was computed without it
+            catches_up = config.method == "draft_model"
+            self._length = ProposalLength(config.num_speculative_tokens, catches_up=catches_up)
         self._shared: OrderedDict[CacheKey, History] = OrderedDict()
         self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
         """Sequences whose outputs others may look up once they have ended."""
@@ -90,6 +103,19 @@ class Speculation:
             pace.note_spent(began)
         elif not pace.num_left:  # the last one before a search
             self.costs.note(num_tokens, seconds)
+        if self._length is not None:
+            self._length.credit.note_step(seconds)
+
+    def _rest(self) -> None:
+        """Leave out the steps in which nothing would be looked for, or guessed; the last one is measured."""
+        count = self._pace.num_left - 1
+        if self._length is not None:
+            count = min(count, self._length.num_left)
+        if count > 0:
+            self.num_resting = count
+            self._pace.num_left -= count
+            if self._length is not None:
+                self._length.rest(count)
 
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step of `num_rows` sequences that decode. Returns whether guesses may pay in it."""
@@ -98,8 +124,11 @@ class Speculation:
             return False
         if self._is_searching and self._budget is not None:
             self._pace.note_searched(self._budget.gain_s, self._budget.step_s)
+            if self._length is not None:
+                self._length.credit.note_saved(self._budget.gain_s)
         self._is_searching = self._pace.take_step() or self._has_given
         if not self._is_searching:
+            self._rest()
             return False
         began = self._pace.clock()
         self._has_given = False
@@ -113,17 +142,24 @@ class Speculation:
         return self._pays[num_rows]
 
     def proposals(self, num_rows: int) -> Proposals:
-        if self._length is None:
+        if self._length is None or not num_rows:
             return NO_PROPOSALS
         kept = self._length.kept(num_rows)
         if kept is not None:
-            return Proposals(*kept)
+            return kept
         probability = self.acceptance.probability(_PROPOSED, Tally())
         pass_s = self._draft_costs.pass_s(num_rows)
-        return Proposals(*self._length.choose(self.costs.seconds(), num_rows, probability, pass_s))
+        return self._length.choose(self.costs.seconds(), num_rows, probability, pass_s)
 
     def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
-        self._draft_costs.note(num_rows, num_passes, seconds)
+        assert self._length is not None, "only a draft model takes time"
+        self._length.credit.note_saved(-seconds)
+        if num_rows:
+            self._draft_costs.note(num_rows, num_passes, seconds)
+            self._length.note_measured()
+
+    def drafts_prompt(self, num_computed: int) -> bool:
+        return self._length is not None and (self._is_prefill or self._length.drafts_prompt(num_computed))
 
     def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
         self._note_given(group, sequence, Guess(list(tokens), _FORCED, num_known))
@@ -134,7 +170,7 @@ class Speculation:
     def _note_given(self, group: SequenceGroup, sequence: Sequence, guess: Guess) -> None:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
         state.given[str(guess.kind)] = guess
-        self._has_given = True
+        self._has_given, self.num_resting = True, 0
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"

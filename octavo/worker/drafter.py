@@ -144,8 +144,12 @@ class ModelDrafter:
 
     def note_ended(self, state: SequenceState) -> None:
         """Note the blocks of a sequence that were computed while no guesses were wanted."""
-        if state.num_drafted is not None and not self._is_head:
-            self._lacking.update(self._blocks_of(state, state.num_drafted, state.num_tokens))
+        if state.num_drafted is not None:
+            self._note_lacking(state, state.num_drafted, state.num_tokens)
+
+    def _note_lacking(self, state: SequenceState, first: int, end: int) -> None:
+        if not self._is_head:
+            self._lacking.update(self._blocks_of(state, first, end))
 
     def _blocks_of(self, state: SequenceState, first: int, end: int) -> list[int]:
         """Return the blocks that hold tokens [first, end) of a sequence, but a last one that is not full."""
@@ -166,7 +170,12 @@ class ModelDrafter:
         self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], states: Sequence[Tensor]
     ) -> list[RowOutput]:
         """Return the outputs, with guesses where the rows want them."""
-        found = (self._span(place, row, outputs[place]) for place, row in enumerate(rows))
+        places = [
+            place
+            for place, (row, state) in enumerate(rows)
+            if row.num_proposals or row.start < state.num_prompt_tokens or row.num_tokens - len(row.drafts) > 1
+        ]
+        found = (self._span(place, rows[place], outputs[place]) for place in places)
         spans = [span for span in found if span is not None]
         if not spans:
             return list(outputs)
@@ -178,7 +187,8 @@ class ModelDrafter:
         return extended
 
     def _span(self, place: int, row: BatchRow, output: RowOutput) -> Span | None:
-        """Return what is to be computed for a row; None for nothing."""
+        """Return what is to be computed for a row that computes more than its last token, or wants guesses; None for
+        nothing."""
         scheduled, state = row
         num_known_in_row = scheduled.num_tokens - len(scheduled.drafts)
         count = scheduled.num_proposals if output.tokens else 0
@@ -190,7 +200,10 @@ class ModelDrafter:
         else:
             first, end = state.num_drafted, state.num_tokens if count else scheduled.start + num_known_in_row
         is_decoding = num_known_in_row == 1 and scheduled.start >= state.num_prompt_tokens
-        if (is_decoding and not count) or first >= end or end > self._max_positions:
+        if not count and (is_decoding or not state.is_drafted):
+            self._note_lacking(state, scheduled.start, end)
+            return None
+        if first >= end or end > self._max_positions:
             return None
         return Span(place, state, first, end, state.num_tokens, min(count, self._max_positions - end))
 

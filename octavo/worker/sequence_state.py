@@ -43,6 +43,8 @@ class SequenceState:
     """(offset, length) of tokens that attend to each other."""
     pooled: PooledPrompt | None = None
     """Of a prompt that becomes a vector."""
+    is_drafted: bool = False
+    """Whether the draft model computes its prompt too."""
     num_drafted: int | None = None
     """Leading tokens that the draft model has computed; None for those before the first row."""
     error: RequestError | None = None
@@ -112,6 +114,7 @@ class Sequences:
             grids=new.grids,
             whole_spans=new.whole_spans,
             pooled=new.pooled,
+            is_drafted=new.is_drafted,
         )
         self.num_adapted += new.adapter != 0
         self.num_with_grids += bool(new.grids)

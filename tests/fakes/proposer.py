@@ -19,6 +19,8 @@ Outputs = Callable[[SequenceGroup], Mapping[int, list[int]]]
 class ToyProposer:
     """Proposes up to `most` tokens, each of them right with probability `rightness`."""
 
+    num_resting = 0
+
     def __init__(self, outputs: Outputs, rightness: float, most: int = 4, vocab_size: int = 50, seed: int = 0) -> None:
         self._outputs = outputs
         self._rightness = rightness
@@ -40,7 +42,12 @@ class ToyProposer:
         raise AssertionError("no draft model runs here")
 
     def proposals(self, num_rows: int) -> Proposals:
-        return Proposals(self._random.randint(0, self._most), self._random.randint(0, num_rows + 1))
+        return Proposals(
+            self._random.randint(0, self._most), self._random.randint(0, num_rows + 1), self._random.random() < 0.5
+        )
+
+    def drafts_prompt(self, num_computed: int) -> bool:
+        return self._random.random() < 0.5
 
     def begin_step(self, num_rows: int) -> bool:
         return True
@@ -67,7 +74,11 @@ class EagerSpeculation(Speculation):
         self._random = None if seed is None else random.Random(seed)
 
     def proposals(self, num_rows: int) -> Proposals:
-        return Proposals(self._some(self._most), self._some(num_rows + 1))
+        catches_up = self._config.method == "draft_model" and bool(self._some(3))
+        return Proposals(self._some(self._most), self._some(num_rows + 1), catches_up)
+
+    def drafts_prompt(self, num_computed: int) -> bool:
+        return bool(self._some(3))
 
     def begin_step(self, num_rows: int) -> bool:
         return bool(self._some(3))

@@ -7,6 +7,7 @@ import numpy as np
 from octavo.config.schema import SpeculativeConfig
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
+from octavo.core.step import NO_PROPOSALS, Proposals
 from octavo.speculation.proposals import DraftCosts, ProposalLength
 from octavo.speculation.speculation import Speculation
 from tests.fakes.engine import make_request
@@ -26,19 +27,70 @@ def test_a_cheap_and_good_model_guesses_much_and_others_less() -> None:
 
 
 def test_before_it_is_measured_it_guesses() -> None:
-    assert ProposalLength(8).choose(FLAT, 3, 0.6, None) == (8, 3)
+    length = ProposalLength(8)
+    assert length.choose(FLAT, 3, 0.6, None) == Proposals(4, 3)
+    assert length.kept(3) == Proposals(4, 3)
 
 
 def test_under_load_it_is_asked_now_and_then_for_one_row() -> None:
     length = ProposalLength(8)
-    chosen = [length.choose(LINEAR, 100, 0.9, 0.001) for _ in range(1000)]
-    assert [step for step, each in enumerate(chosen, start=1) if each == (2, 1)] == [128, 384, 896]
-    assert chosen.count((0, 0)) == 997
+    probe = Proposals(2, 1)
+
+    def choose() -> Proposals:
+        chosen = length.choose(LINEAR, 100, 0.9, 0.001)
+        if chosen == probe:
+            length.note_measured()
+        return chosen
+
+    chosen = [choose() for _ in range(1000)]
+    assert [step for step, each in enumerate(chosen, start=1) if each == probe] == [128, 384, 896]
+    assert chosen.count(NO_PROPOSALS) == 997
     assert length.choose(FLAT, 1, 0.9, 0.001)[1] == 1
-    again = [length.choose(LINEAR, 100, 0.9, 0.001) for _ in range(128)]
-    assert again[-1] == (2, 1)
-    assert ProposalLength(8).choose(LINEAR, 1000, 0.9, 0.001) == (0, 0)
-    assert ProposalLength(8).choose(LINEAR, 0, 0.9, 0.001) == (0, 0)
+    assert [choose() for _ in range(128)][-1] == probe
+    assert ProposalLength(8).choose(LINEAR, 1000, 0.9, 0.001) == NO_PROPOSALS
+    assert ProposalLength(8).choose(LINEAR, 1000, 0.9, None) == NO_PROPOSALS
+    assert ProposalLength(8).choose(LINEAR, 0, 0.9, 0.001) == NO_PROPOSALS
+
+
+def test_a_probe_of_one_row_is_no_choice_for_the_steps_behind_it() -> None:
+    length = ProposalLength(8)
+    chosen = []
+    for _ in range(400):
+        kept = length.kept(1)
+        chosen.append(length.choose(LINEAR, 1, 0.1, 0.02) if kept is None else kept)
+    assert sum(each.num_rows for each in chosen) == 1
+
+
+def test_a_draft_model_that_does_not_pay_takes_a_small_share_of_the_time() -> None:
+    step_s, prompt_s, pass_s, spent_s, num_steps = 0.01, 0.02, 0.01, 0.0, 20_000
+    length, is_drafted = ProposalLength(8), False
+    for step in range(num_steps):
+        if step % 8 == 0:  # a request of eight tokens
+            is_drafted = length.drafts_prompt(8)
+            if is_drafted:
+                spent_s += prompt_s
+                length.credit.note_saved(-prompt_s)
+        kept = length.kept(1)
+        chosen = length.choose(LINEAR, 1, 0.1, pass_s) if kept is None else kept
+        if is_drafted and chosen.num_rows:
+            spent_s += 2 * pass_s
+            length.credit.note_saved(-2 * pass_s)
+            length.note_measured()
+        length.credit.note_step(step_s)
+    assert 0.003 < spent_s / (num_steps * step_s) < 0.01
+
+
+def test_what_guesses_save_is_spent_on_prompts() -> None:
+    length = ProposalLength(8)
+    assert length.drafts_prompt(8)  # before anything is measured
+    length.credit.note_step(0.01)
+    length.credit.note_saved(-0.33)
+    assert not length.drafts_prompt(8)
+    assert length.drafts_prompt(0)  # others may find what it computes
+    length.credit.note_saved(-0.2)
+    assert not length.drafts_prompt(0)
+    length.credit.note_saved(0.3)
+    assert length.drafts_prompt(8)
 
 
 def test_the_time_of_a_pass_is_measured_by_rows() -> None:

@@ -97,14 +97,20 @@ def test_where_nothing_is_found_text_is_searched_less_often() -> None:
     proposer = Speculation(SpeculativeConfig(method="ngram"), clock=lambda: next(now) * 1e-4)
     group = SequenceGroup(make_request("a", [5, 6, 7, 8, 9, 1]), 0, 0)
     sequence = group.sequences[0]
-    may_draft = []
+    may_draft, num_resting = [], 0
     for token in range(100, 300):
         sequence.token_ids.append(token)
+        if proposer.num_resting:
+            proposer.num_resting -= 1
+            may_draft.append(False)
+            num_resting += 1
+            continue
         may_draft.append(proposer.begin_step(1))
         if may_draft[-1]:
             assert proposer.propose(group, sequence, 4) == []
         proposer.note_step(1, 0.01)
     assert all(may_draft[:32])
+    assert num_resting > 100
     # to begin, to look, and to note a step take 0.1 ms each here: 3 % of a step
     assert 160 // 16 <= may_draft[50:].count(True) <= 160 // 10
     sequence.token_ids += [5, 6]
