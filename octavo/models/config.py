@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self
@@ -90,6 +90,8 @@ class DecoderConfig:
     """Whether weights are stored [inputs, outputs]."""
     qkv_reads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """The stored tensors of queries, keys and values: one for each, or one that holds all (QKVLinear)."""
+    renamed: Mapping[str, str] | None = None
+    """Names of modules in the place of the class's `RENAMED`, where they follow from the config."""
     library: Any = None
     """transformers' config of the whole model, whose encoders are made with it; None for a model of text alone."""
     qkv_unbiased: tuple[str, ...] = ()

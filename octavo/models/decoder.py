@@ -71,6 +71,8 @@ class DecoderStack(nn.Module):
         """embedding_size: width of embedding and head, the layers' width unless given."""
         super().__init__()
         self.config = c
+        if c.renamed is not None:
+            self.__dict__["RENAMED"] = c.renamed
         self.layer_range = mesh.layer_range(c.num_layers)
         self.is_first, self.is_last = self.layer_range.start == 0, self.layer_range.stop == c.num_layers
         width = embedding_size or c.hidden_size

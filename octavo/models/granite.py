@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, SandwichLayer
@@ -54,17 +53,12 @@ def _read_mixture(c: Checkpoint, shared_width: int) -> Mixture:
 class GraniteForCausalLM(GatedDecoder):
     """Granite 3: Llama's block with factors, with dense MLPs or with mixtures of experts."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        if c.mixture is not None:  # names follow the checkpoint, not the class
-            self.__dict__["RENAMED"] = _MIXTURE_NAMES
-
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         own: dict[str, Any] = {"mlp_bias": c.bool("mlp_bias", False)}
         if "num_local_experts" in c.values:
             mixture = _read_mixture(c, c.optional_positive("shared_intermediate_size") or 0)
-            own = {"mixture": mixture, "gate_up_reads": ("input_linear",)}
+            own = {"mixture": mixture, "gate_up_reads": ("input_linear",), "renamed": _MIXTURE_NAMES}
         return DecoderConfig.common(c, bias=c.bool("attention_bias", False), **_read_factors(c), **own)
 
 
@@ -80,19 +74,15 @@ class GraniteMoeHybridForCausalLM(HybridDecoder):
     RECURRENT_NAME = "mamba"
     RENAMED: ClassVar[Mapping[str, str]] = {"mlp": "shared_mlp", "down_proj": "output_linear"}
 
-    def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        if c.mixture is not None:  # names follow the checkpoint, not the class
-            self.__dict__["RENAMED"] = _MIXTURE_NAMES
-
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
         shared, bias = c.positive("shared_intermediate_size"), c.bool("attention_bias", False)
         own: dict[str, Any] = {} if c.values.get("position_embedding_type") == "rope" else {"rope": None}
+        if c.values.get("num_local_experts", 8) != 0:
+            own |= {"mixture": _read_mixture(c, shared), "renamed": _MIXTURE_NAMES}
         return HybridConfig.common(
             c,
             intermediate_size=shared,
-            mixture=_read_mixture(c, shared) if c.values.get("num_local_experts", 8) != 0 else None,
             qkv_bias=bias,
             out_bias=bias,
             gate_up_reads=("input_linear",),

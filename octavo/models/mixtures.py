@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows
@@ -69,12 +68,6 @@ class GptOssForCausalLM(GatedDecoder):
 class MixtralForCausalLM(GatedDecoder):
     """Mixtral: Mistral with experts as wide as `intermediate_size`. Source: https://arxiv.org/abs/2401.04088."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        assert c.mixture is not None
-        # names follow the checkpoint, not the class
-        self.__dict__["RENAMED"] = {"mlp": "mlp" if c.mixture.stored.is_stacked else "block_sparse_moe"}
-
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         mixture = Mixture(
@@ -86,7 +79,8 @@ class MixtralForCausalLM(GatedDecoder):
         is_windowed = c.optional_positive("sliding_window") is not None
         eps = c.positive_float("rms_norm_eps", 1e-5)
         windows = read_windows(c, is_windowed=is_windowed)
-        return DecoderConfig.common(c, norm_eps=eps, windows=windows, mixture=mixture)
+        renamed = {"mlp": "mlp" if mixture.stored.is_stacked else "block_sparse_moe"}
+        return DecoderConfig.common(c, norm_eps=eps, windows=windows, mixture=mixture, renamed=renamed)
 
 
 class OlmoeForCausalLM(GatedDecoder):
