@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, get_args, get_type_hints
 
 from msgspec import Meta, Struct, defstruct
 
+from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody
 from octavo.server.forms import FormFields
 from octavo.server.schema.others import OfOthers
+
+T = TypeVar("T")
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -107,3 +111,35 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
             raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs come only when stream is false", field="prompt_logprobs")
+
+
+def listed_prompts(field: str, given: str | Sequence[Any]) -> list[Any]:
+    """Return the prompts of a field one by one: texts, or lists of token ids. Raises InvalidRequest for a list of
+    several kinds, and for too many or too long ones."""
+    prompts: list[Any] = [given] if isinstance(given, str) else list(given)
+    kinds = {type(each) for each in prompts}
+    if len(kinds) > 1:
+        raise InvalidRequest(
+            f"{field} mixes kinds; it is text, a list of texts, a list of token ids, or a list of such lists",
+            field=field,
+        )
+    if kinds == {int}:
+        prompts = [prompts]
+    checked_texts(field, prompts, "text or token ids")
+    num_tokens = sum(len(each) for each in prompts if not isinstance(each, str))
+    if num_tokens > MAX_REQUEST_TOKENS:
+        raise InvalidRequest(
+            f"{field} has {num_tokens:,} token ids together, must have at most {MAX_REQUEST_TOKENS:,}; send several "
+            "requests",
+            field=field,
+        )
+    return prompts
+
+
+def checked_texts(field: str, texts: list[T], kind: str = "a text") -> list[T]:
+    """Return prompts that are within the limits. kind: what each of them is. Raises InvalidRequest."""
+    if not texts:
+        raise InvalidRequest(f"{field} is an empty list; give {kind}", field=field)
+    check_entries(field, len(texts), REQUEST_LIMITS["prompt"].entries)
+    check_texts(field, texts, REQUEST_LIMITS["prompt"])
+    return texts

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from msgspec import Meta, Struct, structs
 
 from octavo.core.pooling import CLASSIFY, EMBED, PoolingParams
 from octavo.core.prompt import Prompt
-from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
 from octavo.engine.pairs import matched
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody
-from octavo.server.schema.common import Int, RequestId, TokenId
+from octavo.server.schema.common import Int, RequestId, TokenId, checked_texts, listed_prompts
 
 if TYPE_CHECKING:
     from octavo.engine.vector_input import VectorInput
@@ -74,7 +73,7 @@ class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         adds = self.add_special_tokens is not False
         return [
             Prompt(text=each, add_special_tokens=adds) if isinstance(each, str) else Prompt(token_ids=each)
-            for each in _listed(self.input)
+            for each in listed_prompts("input", self.input)
         ]
 
     def without_text(self) -> VectorRequest:
@@ -136,7 +135,7 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
         known = tools.vectors.checked(EMBED).prompts
         kind = self.input_type or ""
         name = next((each for each in (kind, *_INPUT_TYPES.get(kind, ())) if each in known), None)
-        return [tools.vectors.prompted(Prompt(text=text), name) for text in _checked("texts", self.texts)]
+        return [tools.vectors.prompted(Prompt(text=text), name) for text in checked_texts("texts", self.texts)]
 
 
 class Document(Struct, forbid_unknown_fields=True):
@@ -175,7 +174,7 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     def prompts(self, tools: VectorTools) -> list[Prompt]:
-        return prompts_of_pairs(tools, [self.query], _checked("documents", self.listed), self.instruction)
+        return prompts_of_pairs(tools, [self.query], checked_texts("documents", self.listed), self.instruction)
 
 
 class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
@@ -200,7 +199,8 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     def sides(self) -> tuple[list[str], list[str]]:
         """Return the first and the second texts. Raises InvalidRequest."""
         named = (("text_1", self.text_1 or self.queries), ("text_2", self.text_2 or self.documents))
-        first, second = (_checked(name, [texts] if isinstance(texts, str) else texts or []) for name, texts in named)
+        sides = ((name, [texts] if isinstance(texts, str) else texts or []) for name, texts in named)
+        first, second = (checked_texts(*side) for side in sides)
         return first, second
 
     def prompts(self, tools: VectorTools) -> list[Prompt]:
@@ -215,34 +215,3 @@ def prompts_of_pairs(
     if tools.vectors.checked(None).task == EMBED:
         return [tools.vectors.prompted(Prompt(text=text)) for text in (*queries, *documents)]
     return [tools.pair_prompt(query, document, instruct) for query, document in pairs]
-
-
-def _checked(field: str, texts: list[str]) -> list[str]:
-    """Return texts that are within the limits of prompts. Raises InvalidRequest."""
-    if not texts:
-        raise InvalidRequest(f"{field} is an empty list; give a text", field=field)
-    check_entries(field, len(texts), REQUEST_LIMITS["prompt"].entries)
-    check_texts(field, texts, REQUEST_LIMITS["prompt"])
-    return texts
-
-
-def _listed(given: Input) -> list[Any]:
-    """Return the inputs one by one. Raises InvalidRequest."""
-    inputs: list[Any] = [given] if isinstance(given, str) else list(given)
-    kinds = {type(each) for each in inputs}
-    if len(kinds) > 1:
-        raise InvalidRequest(
-            "input mixes kinds; it is text, a list of texts, a list of token ids, or a list of such lists",
-            field="input",
-        )
-    if kinds == {int}:
-        inputs = [inputs]
-    _checked("input", inputs)
-    num_tokens = sum(len(each) for each in inputs if not isinstance(each, str))
-    if num_tokens > MAX_REQUEST_TOKENS:
-        raise InvalidRequest(
-            f"input has {num_tokens:,} token ids together, must have at most {MAX_REQUEST_TOKENS:,}; send several "
-            "requests",
-            field="input",
-        )
-    return inputs
