@@ -1,4 +1,4 @@
-"""Which checkpoints have sounds read in the place of tokens, and the part of the config that tells of their encoder."""
+"""Which checkpoints have sounds read in the place of tokens, and the part of the config with their encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens by which a model that writes down speech is told what to write, and tells when something was said."""
+"""The tokens by which a model that writes down speech gets what it is to write, and states when something was said."""
 
 from __future__ import annotations
 

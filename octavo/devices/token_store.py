@@ -38,7 +38,7 @@ class TokenStore(Protocol):
 
 
 class DeviceTokenStore(TokenStore, Protocol):
-    """A store whose device adds tokens by itself; the host is told later."""
+    """A store whose device adds tokens by itself; the host gets them later, by `note`."""
 
     def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
         """Store drawn token i, of int64 [drawn] on the device, at `positions[i]` of line `lines[i]` there."""

@@ -300,15 +300,15 @@ class BlockManager:
         if self.pins:
             self.pins.hold(content.digest)
 
-    def disown(self, sequence: Sequence, num_trusted_tokens: int) -> None:
+    def invalidate(self, sequence: Sequence, num_trusted_tokens: int) -> None:
         """Remove what a sequence computed after its first tokens from the prefix index: it went wrong."""
         table = self._tables[sequence.seq_id]
         tail = [] if table.tail is None else [table.tail]
         for digest in table.digests[num_trusted_tokens // self.block_size :] + tail:
             self.pins.let_go(digest)
             for cache in self.token_groups:
-                cache.pool.disown(digest)
-        self.encodings.disown(table)
+                cache.pool.invalidate(digest)
+        self.encodings.invalidate(table)
 
     # ---- the host tier ----
 

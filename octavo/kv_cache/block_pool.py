@@ -220,7 +220,7 @@ class BlockPool:
             if self.listener is not None:
                 self.listener.stored(self._group, block, content)
 
-    def disown(self, digest: bytes) -> None:
+    def invalidate(self, digest: bytes) -> None:
         """Remove content that is not to be trusted from the index; its block, if cached, becomes empty."""
         block = self._index.get(digest)
         if block is None:

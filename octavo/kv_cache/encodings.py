@@ -35,11 +35,11 @@ class Encodings:
             for name, block in zip(table.encoding, blocks, strict=True):
                 cache.pool.publish(block, Content(name, name, ()))
 
-    def disown(self, table: BlockTable) -> None:
+    def invalidate(self, table: BlockTable) -> None:
         """Remove what a sequence has written from the prefix index: it went wrong."""
         for cache in self._groups:
             for name in table.encoding:
-                cache.pool.disown(name)
+                cache.pool.invalidate(name)
 
     def are_missing(self, tables: Iterable[BlockTable]) -> bool:
         """Return whether any of these sequences has not written its encoding yet."""

@@ -20,7 +20,7 @@ class BlockListener(Protocol):
         ...
 
     def removed(self, group: int, digest: bytes) -> None:
-        """Note that content has left the index of a cache group: it was evicted, disowned, or reset."""
+        """Note that content has left the index of a cache group: it was evicted, invalidated, or reset."""
         ...
 
 

@@ -219,7 +219,7 @@ class _Reply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class LookupServer:
-    """Answers `RemoteLookupBuffer`s in the background, a thread for each. An entry that does not arrive is put back."""
+    """Serves `RemoteLookupBuffer`s in the background, a thread for each. An entry that does not arrive is put back."""
 
     def __init__(self, buffer: LookupBuffer, listener: Listener) -> None:
         self._buffer, self._listener = buffer, listener

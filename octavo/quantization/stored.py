@@ -220,7 +220,7 @@ def order_of(part: Part, spec: CodeSpec, inputs: int, *, is_stated: bool) -> Ten
 
 
 def digest(order: Tensor) -> str:
-    """Return what tells this order from others."""
+    """Return what distinguishes this order from others."""
     return hashlib.sha256(order.to(torch.int32).numpy().tobytes()).hexdigest()[:16]
 
 

@@ -158,7 +158,7 @@ class Results:
 
     def _fail(self, group: SequenceGroup, error: RequestError, now: float) -> EngineCoreOutput:
         for sequence in group.live:
-            self._registry.block_manager.disown(sequence, group.num_cached_tokens)
+            self._registry.block_manager.invalidate(sequence, group.num_cached_tokens)
         self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
         return EngineCoreOutput(
             request_id=group.request_id, deltas=[], finished=True, error=error, metrics=group.metrics

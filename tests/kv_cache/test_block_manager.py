@@ -262,9 +262,9 @@ class Blocks(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), num_trusted=st.integers(0, 10))
-    def disown(self, data: st.DataObject, num_trusted: int) -> None:
+    def invalidate(self, data: st.DataObject, num_trusted: int) -> None:
         sequence = self.sequences.pop(data.draw(st.sampled_from(list(self.sequences))))
-        self.manager.disown(sequence, num_trusted)
+        self.manager.invalidate(sequence, num_trusted)
         self.manager.free(sequence)
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=10), until=st.integers(0, 9))
@@ -440,7 +440,7 @@ class TestDisown:
         manager.allocate(sequence, 12, PrefixHit())
         sequence.num_computed_tokens = 12
         manager.publish(sequence, PLAIN)
-        manager.disown(sequence, 4)
+        manager.invalidate(sequence, 4)
         other = make_group(13, first_seq_id=2)
         assert manager.find_prefix(other, other.live[0], 13).blocks[0] == table(manager, sequence)[:1]
         manager.check([sequence])

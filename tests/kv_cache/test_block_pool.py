@@ -61,7 +61,7 @@ def test_touched_empty_blocks_go_before_fresh_ones_whatever_emptied_them() -> No
     pool.publish(c, named(b"c"))
     for block in (a, b, c):
         pool.release(block)
-    pool.disown(b"c")
+    pool.invalidate(b"c")
     assert {pool.allocate(), pool.allocate()} == {a, c}
     assert pool.find(b"b") == b
     for block in (a, c, d):
@@ -185,7 +185,7 @@ def test_by_cost_a_new_content_starts_without_the_hits_of_the_old_one() -> None:
     pool.publish(first, named(b"first"))
     for _ in range(5):
         pool.note_hit(first)
-    pool.disown(b"first")
+    pool.invalidate(b"first")
     pool.publish(first, named(b"again"))
     pool.publish(second, named(b"second"))
     pool.release(first)
@@ -223,14 +223,14 @@ def test_by_cost_what_is_no_longer_asked_for_goes_at_last() -> None:
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-def test_what_is_disowned_is_found_no_more(is_used: bool) -> None:
+def test_what_is_invalidated_is_found_no_more(is_used: bool) -> None:
     pool = BlockPool(1)
     block = pool.allocate()
     pool.publish(block, named(b"a"))
     if not is_used:
         pool.release(block)
-    pool.disown(b"a")
-    pool.disown(b"never was")
+    pool.invalidate(b"a")
+    pool.invalidate(b"never was")
     assert pool.find(b"a") is None
     pool.check({block: 1} if is_used else {})
     assert pool.num_free_blocks == (0 if is_used else 1)

@@ -35,7 +35,7 @@ def test_a_pool_without_listeners_calls_nothing_and_one_listener_is_called_itsel
     assert ([*first.of(0)], [*second.of(0)]) == ([b"1"], [b"1", b"2"])
 
 
-def test_what_is_evicted_disowned_or_reset_is_removed_and_the_same_content_is_stored_once() -> None:
+def test_what_is_evicted_invalidated_or_reset_is_removed_and_the_same_content_is_stored_once() -> None:
     pool, mirror = BlockPool(3, group=2), Mirror()
     Listeners([pool]).add(mirror)
     block = stored(pool, b"1")
@@ -48,7 +48,7 @@ def test_what_is_evicted_disowned_or_reset_is_removed_and_the_same_content_is_st
     for block in (1, 2, 3):
         pool.release(block)
     stored(pool, b"2")
-    pool.disown(b"2")
+    pool.invalidate(b"2")
     pool.release(stored(pool, b"3"))
     pool.release(stored(pool, b"2"))
     assert not pool.reset()  # a block is used

@@ -105,7 +105,7 @@ def test_a_sequence_that_went_wrong_loses_its_tail() -> None:
     sequence = compute(manager, list(range(10)), 1)
     names = manager.transfer_digests(sequence, PLAIN)
     manager.pins.keep(names, 5.0)
-    manager.disown(sequence, 4)
+    manager.invalidate(sequence, 4)
     assert [only(manager).pool.find(name) for name in names] == [table(manager, sequence)[0], None, None]
     manager.check([sequence])
 

@@ -114,7 +114,7 @@ def test_wrong_content_is_removed_and_evicted_content_stays(tmp_path: Path) -> N
     desk = Desk(tmp_path, num_blocks=16)
     desk.publish(b"wrong")
     desk.tier.saved(desk.save().saves[0].save_id)
-    desk.pool.disown(b"wrong")
+    desk.pool.invalidate(b"wrong")
     assert desk.tier.commands(has_rows=True).drops == [b"wrong"]
     desk.publish(b"old")
     for number in range(16):
@@ -126,7 +126,7 @@ def test_wrong_content_is_removed_and_evicted_content_stays(tmp_path: Path) -> N
 def test_content_that_was_wrong_and_is_stored_again_is_removed_before_it_is_saved(desk: Desk) -> None:
     desk.publish(b"1")
     desk.save()
-    desk.pool.disown(b"1")
+    desk.pool.invalidate(b"1")
     desk.publish(b"1")
     commands = desk.tier.commands(has_rows=True)
     assert (commands.drops, [save.digests for save in commands.saves]) == ([b"1"], [[b"1"]])
@@ -149,7 +149,7 @@ def test_blocks_of_a_failed_load_are_not_found_until_they_are_saved_again(desk: 
     assert desk.find(b"1") == 1
     assert desk.fetch(Fetched(3, "LookupError: it is not there"), b"1") == "tier disk: LookupError: it is not there"
     assert desk.find(b"1") == 0
-    desk.pool.disown(b"1")
+    desk.pool.invalidate(b"1")
     desk.publish(b"1")
     desk.tier.saved(desk.save().saves[0].save_id)
     assert desk.find(b"1") == 1

@@ -107,7 +107,7 @@ class CudaSampler(ReferenceSampler):
             **self._runtime.options,
         )
         best = scores.amax(dim=1, keepdim=True)
-        # NaN is nobody's best, and the row gets an error: until then its token must be one of the vocabulary
+        # NaN is no best score, and the row gets an error: until then its token must be one of the vocabulary
         return places.where(scores == best, num_columns).amin(dim=1).clamp_(max=num_columns - 1).long()
 
 

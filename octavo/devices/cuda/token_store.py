@@ -38,7 +38,7 @@ class CudaTokenStore(HostTokenStore):
         self._put(lines, positions, drawn)
 
     def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
-        """Store tokens, int64 [drawn] on the device, that the host is told later, by `note`."""
+        """Store tokens, int64 [drawn] on the device, that the host gets later, by `note`."""
         self._reserve(0, max(positions) + 1)
         self._put(lines, positions, token_ids.int())
 
