@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.engine.core_start import import_beside_library
 from octavo.engine.interrupt import interrupt_handler
+from octavo.executor.executor import import_worker
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
@@ -33,9 +35,12 @@ def log_quietly(args: EngineArgs) -> None:
 def load(args: EngineArgs) -> LLMEngine:
     """Return an engine, and write what its memory is for to stderr; `octavo explain` shows the whole plan."""
     with ends_at_interrupt():
-        from octavo.engine.llm_engine import LLMEngine
+        import_beside_library()
+        from octavo.engine.llm_engine import LLMEngine, in_process_config
 
-        engine = LLMEngine.from_args(args)
+        config = in_process_config(args)  # what is wrong with the arguments is told before torch is imported
+        import_worker()
+        engine = LLMEngine.build(config)
     if sys.stderr.isatty():
         say(engine.ready.plan_bar, sys.stderr)
     say(f"memory: {engine.ready.plan_summary}", sys.stderr)

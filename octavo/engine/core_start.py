@@ -23,7 +23,7 @@ def import_beside_library() -> None:
     """Import the engine core, and let torch's library be loaded meanwhile."""
     for name in WITH_LIBRARIES:
         import_module(name)
-    threading.Thread(target=load_library, name="octavo-library", daemon=True).start()
+    threading.Thread(target=load_library, name="octavo-library").start()
     import_module("octavo.engine.engine_core")
 
 

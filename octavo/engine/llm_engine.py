@@ -74,22 +74,14 @@ class LLMEngine:
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> LLMEngine:
-        """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel.
+        """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel."""
+        return cls.build(in_process_config(args))
 
-        The queue has no limits here: a caller waits for all of its batch. Without a seed it is 0, so that a run of a
-        program repeats the one before.
-        """
+    @classmethod
+    def build(cls, config: EngineConfig) -> LLMEngine:
+        """Load the model. Raises as `from_args` does."""
         from octavo.engine.engine_core import EngineCore
 
-        for name, one in (("data_parallel_size", 1), ("prefill", 0), ("decode", 0), ("role", None)):
-            if (value := getattr(args, name)) != one:
-                raise ConfigError(
-                    f"{name} is {value}, and an engine in process (LLM) is one; leave it out, or use AsyncLLM or "
-                    "octavo serve"
-                )
-        config = configure(
-            dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None, seed=args.seed or 0)
-        )
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
         woken = threading.Event()
         core = EngineCore.build(config, tokenizer, wake=woken.set)
@@ -241,3 +233,18 @@ class LLMEngine:
     def _check_alive(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def in_process_config(args: EngineArgs) -> EngineConfig:
+    """Resolve the arguments of an engine in the caller's process. Raises ConfigError or CheckpointError.
+
+    The queue has no limits here: a caller waits for all of its batch. Without a seed it is 0, so that a run of a
+    program repeats the one before.
+    """
+    for name, one in (("data_parallel_size", 1), ("prefill", 0), ("decode", 0), ("role", None)):
+        if (value := getattr(args, name)) != one:
+            raise ConfigError(
+                f"{name} is {value}, and an engine in process (LLM) is one; leave it out, or use AsyncLLM or "
+                "octavo serve"
+            )
+    return configure(dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None, seed=args.seed or 0))

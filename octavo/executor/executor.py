@@ -117,14 +117,15 @@ def open_rank(
 
 
 def import_ahead() -> None:
-    """Import what a worker needs in a thread, while the caller waits for its configuration.
+    """Call `import_worker` in a thread, while the caller waits for its configuration."""
+    threading.Thread(target=import_worker, name="octavo-import", daemon=True).start()
+
+
+def import_worker() -> None:
+    """Import what a worker needs.
 
     Only for a process that runs nothing but an engine: it gets torch without what an engine never uses.
     """
-    threading.Thread(target=_import_worker, name="octavo-import", daemon=True).start()
-
-
-def _import_worker() -> None:
     from octavo.executor.light_torch import load_library, without_meta_registrations
     from octavo.worker.ahead import collector_paused
 

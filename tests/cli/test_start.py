@@ -22,6 +22,15 @@ def test_interrupt_while_loading_cannot_be_lost() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGINT
 
 
+def test_a_command_imports_torch_without_what_an_engine_never_uses() -> None:
+    code = (
+        "import sys; from octavo.cli.start import load; from octavo.config.args import EngineArgs\n"
+        "engine = load(EngineArgs(model='octavo-tiny', num_gpu_blocks_override=16))\n"
+        "assert 'torch' in sys.modules and 'torch._meta_registrations' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_interrupt_after_loading_is_an_exception_again() -> None:
     with ends_at_interrupt():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
