@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -52,10 +53,11 @@ def shared(sampler: Sampler, mesh: Mesh, vocab_size: int) -> Sampler:
 class SharedSampler:
     """A `Sampler` of one tensor rank, to which `logits` are those of its share of the vocabulary, [rows, room].
 
-    All ranks make the same calls. Rank 0 samples with the device's sampler. A row that draws from few tokens, and whose
-    logits nothing changes, needs the likeliest tokens of each share only: rank 0 sees all other logits as -inf, which
-    changes no bit of the draw. Logits of other rows are gathered. The results of the other ranks have the drawn tokens
-    without their log-probabilities.
+    All ranks make the same calls. Of greedy rows whose logits nothing changes each rank finds its likeliest token, and
+    all see which of these is the first. Rank 0 samples other rows with the device's sampler. One that draws from few
+    tokens, and whose logits nothing changes, needs the likeliest tokens of each share only: rank 0 sees all other
+    logits as -inf, which changes no bit of the draw. Logits of other rows are gathered. The results of the other ranks
+    have the drawn tokens without their log-probabilities.
     """
 
     def __init__(self, sampler: Sampler, mesh: Mesh, vocab_size: int) -> None:
@@ -68,6 +70,19 @@ class SharedSampler:
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
         counts = [self._num_candidates(row.sequence) for row in rows]
+        greedy = [place for place, row in enumerate(rows) if counts[place] and row.sequence.params.is_greedy]
+        found = self._likeliest(logits, rows, greedy) if greedy else {}
+        if len(found) == len(rows):
+            return [found[place] for place in range(len(rows))]
+        rest = [place for place in range(len(rows)) if place not in found]
+        # a greedy row that is left is no row of numbers
+        counts = [0 if rows[place].sequence.params.is_greedy else counts[place] for place in rest]
+        left = logits[rest] if found else logits
+        found.update(zip(rest, self._draw(left, [rows[place] for place in rest], counts), strict=True))
+        return [found[place] for place in range(len(rows))]
+
+    def _draw(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
+        """Let rank 0 draw, and tell the others. counts: from how many tokens each row draws at most; 0 for all."""
         narrow = [place for place, count in enumerate(counts) if count]
         candidates = self._candidates(logits, narrow, [counts[place] for place in narrow]) if narrow else None
         few = set(candidates.places) if candidates else set()
@@ -88,6 +103,33 @@ class SharedSampler:
                     drawn += [_UNDRAWN if result.error is None else _FAILED] * row.num_samples
         drawn = self._broadcast(drawn, sum(row.num_samples for row in rows), logits.device)
         return results or _received(rows, drawn)
+
+    def _likeliest(self, logits: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> dict[int, RowSamples]:
+        """Return by place what greedy rows draw, the same on every rank: the first of the largest logits.
+
+        Rows are left out, the same on every rank, where a share is no row of numbers.
+        """
+        length, wanted = self._share.length, [rows[place] for place in places]
+        own = [(0.0, -math.inf)] * len(places)
+        if length:
+            logits = (logits if len(places) == len(logits) else logits[places])[:, :length]
+            # greedy rows are not written over
+            sampled = self._sampler.sample(logits, wanted)
+            token_ids = [each.tokens[0].token_id if each.tokens else 0 for each in sampled]
+            values = logits.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))[:, 0].tolist()
+            own = [
+                (self._share.start + token_id, value if each.tokens else math.nan)
+                for token_id, value, each in zip(token_ids, values, sampled, strict=True)
+            ]
+        gathered: list[list[float]] = self._mesh.gather(
+            torch.tensor(own, dtype=torch.float64, device=logits.device)
+        ).tolist()
+        results = {}
+        for place, row, shares in zip(places, wanted, gathered, strict=True):
+            if not any(map(math.isnan, shares)):
+                _, token_id = max(zip(shares[1::2], shares[::2], strict=True), key=itemgetter(0))
+                results[place] = RowSamples([TokenLogprobs(token_id=int(token_id))] * row.num_samples)
+        return results
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         gathered = self._gather(logits, range(len(rows)))

@@ -44,9 +44,13 @@ MANY: list[dict[str, Any]] = [
 
 
 class Counting(ThreadCollectives):
-    """Counts the elements that are gathered."""
+    """Counts the elements that are gathered, and the broadcasts."""
 
-    num_gathered = 0
+    num_gathered = num_broadcasts = 0
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        self.num_broadcasts += 1
+        super().broadcast(tensor, source)
 
     def gather(self, share: Tensor) -> Tensor:
         self.num_gathered += share.numel() * self.size
@@ -107,6 +111,17 @@ def test_rows_that_are_no_numbers_are_refused_as_by_one_rank() -> None:
     logits[3, 20:] = -math.inf  # a whole share
     expected = check(logits, [FEW[0], FEW[2], FEW[3], FEW[2], FEW[0], {"allowed_token_ids": [1], "bad_words": ()}], 2)
     assert [row.error is not None for row in expected] == [True, True, True, False, False, False]
+    assert check(logits, [FEW[0]] * 6, 2)[3:] == check(logits[3:], [FEW[0]] * 3, 2)
+
+
+def test_greedy_rows_take_one_call_of_all_ranks() -> None:
+    logits = torch.randn(3, 40_000, generator=torch.Generator().manual_seed(0))
+    rows = [sampling_row(temperature=0.0, num_samples=count) for count in (1, 2, 1)]
+    meshes = [replace(mesh, tensor_group=counting(mesh.tensor_group)) for mesh in thread_meshes(2)]
+    found = run_on(meshes, lambda mesh: shared(native(), mesh, 40_000).sample(share_of(logits, mesh), rows))
+    assert found[0] == found[1] == native().sample(logits, rows)
+    assert [mesh.tensor_group.num_gathered for mesh in meshes] == [3 * 2 * 2] * 2  # type: ignore[attr-defined]
+    assert [mesh.tensor_group.num_broadcasts for mesh in meshes] == [0, 0]  # type: ignore[attr-defined]
 
 
 def test_rows_drawn_from_few_tokens_need_no_gather_of_their_logits() -> None:
