@@ -148,8 +148,15 @@ void SharedGroup::gather(const char* share, std::size_t stride, char* out, std::
     for_pieces(start, bytes, width, [&](std::size_t row, std::size_t column, std::size_t at, std::size_t piece) {
       std::memcpy(mine + at, share + row * stride + column, piece);
     });
-    meet("gather", signature_of(1, total, width));
+    const std::uint64_t signature = signature_of(1, total, width);
+    arrive(signature);
+    // while the others come
+    for_pieces(start, bytes, width, [&](std::size_t row, std::size_t column, std::size_t, std::size_t piece) {
+      std::memcpy(out + row * out_width + place_.rank * width + column, share + row * stride + column, piece);
+    });
+    await("gather", signature);
     for (int rank = 0; rank < place_.size; ++rank) {
+      if (rank == place_.rank) continue;
       const char* theirs = buffer(rank, round_);
       for_pieces(start, bytes, width, [&](std::size_t row, std::size_t column, std::size_t at, std::size_t piece) {
         std::memcpy(out + row * out_width + rank * width + column, theirs + at, piece);
@@ -219,15 +226,24 @@ void SharedGroup::poison(const std::string& reason) {
 }
 
 void SharedGroup::meet(const char* what, std::uint64_t signature) {
+  arrive(signature);
+  await(what, signature);
+}
+
+void SharedGroup::arrive(std::uint64_t signature) {
   check_poison();
   auto* arrivals = reinterpret_cast<Arrival*>(memory_ + place_.offset);
   const std::uint32_t round = ++round_;
   arrivals[place_.rank].signatures[round & 1] = signature;
   arrivals[place_.rank].publish(round);
+}
+
+void SharedGroup::await(const char* what, std::uint64_t signature) {
+  auto* arrivals = reinterpret_cast<Arrival*>(memory_ + place_.offset);
   for (int rank = 0; rank < place_.size; ++rank) {
     if (rank == place_.rank) continue;
-    wait(arrivals[rank], round, rank, what);
-    if (arrivals[rank].signatures[round & 1] == signature) continue;
+    wait(arrivals[rank], round_, rank, what);
+    if (arrivals[rank].signatures[round_ & 1] == signature) continue;
     const std::string reason = "ranks " + std::to_string(place_.first + place_.stride * place_.rank) + " and " +
                                std::to_string(place_.first + place_.stride * rank) +
                                " made different collective calls; the first made a " + what;

@@ -58,7 +58,10 @@ class SharedGroup {
   struct Arrival;
   struct Ring;
 
+  // A meeting: say that this rank has written its part of the next round, and wait for those of the others.
   void meet(const char* what, std::uint64_t signature);
+  void arrive(std::uint64_t signature);
+  void await(const char* what, std::uint64_t signature);
   void wait(Counter& counter, std::uint32_t least, int rank, const char* what);
   [[noreturn]] void fail(int rank, const char* what);
   void check_poison() const;
