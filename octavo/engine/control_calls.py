@@ -1,19 +1,56 @@
-"""Control calls to several cores: one result made of theirs, and the pins that a core which is started again gets."""
+"""Control calls: those that wait for their results, one result made of those of several cores, and the pins that a core
+which is started again gets."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from typing import Any, Final
 
 import msgspec
 
-from octavo.core.messages import Call, SchedulerStats
+from octavo.core.messages import Call, CallResult, SchedulerStats
 
 _NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
+
+
+class OpenCalls:
+    """The control calls over one connection whose results have not come back."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+
+    async def make(self, send: Callable[[Call], None], method: str, arguments: Iterable[Any]) -> Any:
+        """Send a call and return its result, as built-in types. Raises the error that it is resolved with."""
+        self._num_calls += 1
+        call = Call(self._num_calls, method, list(arguments))
+        result = self._results[call.call_id] = asyncio.get_running_loop().create_future()
+        try:
+            send(call)
+            return await result
+        finally:
+            del self._results[call.call_id]
+
+    def resolve(self, result: CallResult, error_of: Callable[[str], Exception]) -> None:
+        """Pass a result to its caller. error_of: makes the exception of an error."""
+        call = self._results.get(result.call_id)
+        if call is None or call.done():
+            return
+        if result.error is not None:
+            call.set_exception(error_of(result.error))
+        else:
+            call.set_result(msgspec.msgpack.decode(result.value))
+
+    def fail(self, error: Exception) -> None:
+        """Let all calls raise an error: no further result comes."""
+        for call in self._results.values():
+            if not call.done():
+                call.set_exception(error)
 
 
 class Pins:

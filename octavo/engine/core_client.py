@@ -11,8 +11,9 @@ import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
-from octavo.core.messages import PING, Call, CallResult, CoreFailed, CoreReady, FromCore, Shutdown, StepOutputs, ToCore
+from octavo.core.messages import PING, CallResult, CoreFailed, CoreReady, FromCore, Shutdown, StepOutputs, ToCore
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S, ProcessState, how_it_ended
+from octavo.engine.control_calls import OpenCalls
 from octavo.engine.core_health import CORE, CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
@@ -45,8 +46,7 @@ class ProcessClient:
         self._core = core
         self._name = name
         self._decoder = msgspec.msgpack.Decoder(FromCore)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._num_calls = 0
+        self._calls = OpenCalls()
         self._error: EngineDeadError | None = None
         self._killed_because: str | None = None
         self._health = CoreHealth(lambda: self.call(PING), None if core is None else core.process.pid, name)
@@ -123,7 +123,7 @@ class ProcessClient:
             if isinstance(message, StepOutputs):
                 return message
             if isinstance(message, CallResult):
-                self._resolve_call(message)
+                self._calls.resolve(message, RequestFailed)
             elif isinstance(message, CoreFailed):
                 self.was_ended = message.is_on_request
                 self._die(message.message)
@@ -133,15 +133,7 @@ class ProcessClient:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call, as built-in types. Raises RequestFailed with the reason of the core."""
-        self._num_calls += 1
-        call_id = self._num_calls
-        self.send(Call(call_id, method, list(arguments)))
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = result
-        try:
-            return await result
-        finally:
-            self._calls.pop(call_id, None)
+        return await self._calls.make(self.send, method, arguments)
 
     def kill(self, because: str) -> None:
         """Kill the core's process, or close the connection of one that has none; it dies with this message."""
@@ -160,20 +152,9 @@ class ProcessClient:
             await asyncio.to_thread(self._core.end, timeout_s)
         self._writer.close()
 
-    def _resolve_call(self, result: CallResult) -> None:
-        call = self._calls.get(result.call_id)
-        if call is None or call.done():
-            return
-        if result.error is not None:
-            call.set_exception(RequestFailed(result.error))
-        else:
-            call.set_result(msgspec.msgpack.decode(result.value))
-
     def _die(self, message: str) -> None:
         self._error = EngineDeadError(message)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(self._error)
+        self._calls.fail(self._error)
 
 
 async def _first_message(reader: asyncio.StreamReader, core: SpawnedCore | None, max_idle_s: float) -> bytes | None:

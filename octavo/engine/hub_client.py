@@ -24,6 +24,7 @@ from octavo.core.messages import (
     StepOutputs,
     StopSequence,
 )
+from octavo.engine.control_calls import OpenCalls
 from octavo.engine.dispatch import ToResume
 from octavo.engine.hub import Attached, CollectCounts, CollectedCounts, FromHub, ReplicaOutputs, ToHub
 from octavo.engine.replica import ReplicaState
@@ -47,8 +48,7 @@ class HubClient:
         self._reader = reader
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(FromHub)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._num_calls = 0
+        self._calls = OpenCalls()
         self._error: EngineDeadError | None = None
 
     @classmethod
@@ -78,8 +78,8 @@ class HubClient:
         """Return the sum of the states of all replicas."""
         return reduce(add, (each.stats for each in self.states))
 
-    def send(self, message: AddRequests | AbortRequests | StopSequence) -> None:
-        """Send a message about requests. Raises EngineDeadError."""
+    def send(self, message: AddRequests | AbortRequests | StopSequence | Call) -> None:
+        """Send a message. Raises EngineDeadError."""
         if self._error is not None:
             raise self._error
         self._write(message)
@@ -97,7 +97,7 @@ class HubClient:
                     self._states[state.number] = state
                     await process(state.number, StepOutputs(outputs=outputs, stats=state.stats))
                 case CallResult() as result:
-                    self._resolve(result)
+                    self._calls.resolve(result, _error_of)
                 case CollectCounts(call_id):
                     self._write(CollectedCounts(call_id, self.counts()))
                 case CoreFailed() as failure:
@@ -107,16 +107,7 @@ class HubClient:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call, as built-in types. Raises RequestFailed, and EngineDeadError."""
-        if self._error is not None:
-            raise self._error
-        self._num_calls += 1
-        call_id = self._num_calls
-        result = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._write(Call(call_id, method, list(arguments)))
-        try:
-            return await result
-        finally:
-            del self._calls[call_id]
+        return await self._calls.make(self.send, method, arguments)
 
     async def check_health(self) -> None:
         """Return when one core works. Raises as `Replicas.check_health`."""
@@ -141,17 +132,11 @@ class HubClient:
         if not self._writer.is_closing():
             self._writer.write(frames.pack(message))
 
-    def _resolve(self, result: CallResult) -> None:
-        call = self._calls.get(result.call_id)
-        if call is None or call.done():
-            return
-        if result.error is not None:
-            call.set_exception(msgspec.json.decode(result.error, type=CoreFailed).error())
-        else:
-            call.set_result(msgspec.msgpack.decode(result.value))
-
     def _die(self, message: str) -> None:
         self._error = EngineDeadError(message)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(self._error)
+        self._calls.fail(self._error)
+
+
+def _error_of(failure: str) -> Exception:
+    """Return the error that the hub has met; it sends a `CoreFailed` as text."""
+    return msgspec.json.decode(failure, type=CoreFailed).error()

@@ -147,7 +147,7 @@ class PickedLinear(PreparedLayer):
 
     def __init__(self, inputs: int, picks: Sequence[Pick], *, bias: bool = False, gated: bool = False) -> None:
         super().__init__(inputs, sum(each.length for each in picks), bias=bias, gated=gated)
-        self._inputs, self._picks = inputs, picks
+        self._picks = picks
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, outputs]."""

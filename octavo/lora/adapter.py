@@ -55,7 +55,7 @@ class Target:
             Run(start, length, names.index(name)) for start, (name, length) in zip(starts, parts, strict=False)
         )
         inputs, outputs = layer.num_inputs, layer.num_outputs
-        shape = LoRAShape(inputs, outputs, runs, len(names), num_slots, dtype)
+        shape = LoRAShape(inputs, outputs, runs, num_slots, dtype)
         if isinstance(layer, SummedLinear):
             start, length = layer.mesh.share(layer.inputs)
             return cls(path, layer, shape, names, slice(start, start + length), layer.inputs)

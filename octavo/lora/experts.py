@@ -70,7 +70,7 @@ def expert_targets(model: DecoderStack, num_slots: int, held: torch.dtype) -> It
         if isinstance(layer, Experts):
             for number, weight in enumerate(layer.stacked()):
                 runs = (Run(0, weight.own_outputs, 0),)
-                shape = LoRAShape(weight.inputs, weight.own_outputs, runs, 1, num_slots, held)
+                shape = LoRAShape(weight.inputs, weight.own_outputs, runs, num_slots, held)
                 yield ExpertTarget(path.replace("block_sparse_moe", "mlp"), number, layer, weight, shape)
 
 

@@ -26,7 +26,6 @@ from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, stored
 from octavo.ops.codes import SMALLEST, check_finite
 from octavo.quantization.method import UNQUANTIZED, WeightMethod
 
-SAVED_FORMATS: Final = ("int4", "int8")
 _DIVISORS: Final = (7.0, 7.5, 8.0, 8.5, 9.0)
 """The scale of a group is its largest magnitude over one of these, the one with the least squared error."""
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -57,7 +56,7 @@ class _Written(NamedTuple):
 
 
 def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) -> Saved:
-    """Write the checkpoint to `folder` in one of `SAVED_FORMATS`; `group` inputs share a scale of int4.
+    """Write the checkpoint to `folder` as int4, in which `group` inputs share a scale, or as int8.
 
     Raises ConfigError for a folder that is not empty, and CheckpointError for weights that cannot be quantised.
     """

@@ -130,14 +130,13 @@ class Resampler:
         self._filters: dict[int, Samples] = {}
         self._held = [np.zeros(self._half, np.float32)]
         """Input, of which the first `half` samples only surround what is next."""
-        self._num_held = self._num_input = 0
+        self._num_held = 0
         self._made: list[Samples] = []
 
     def add(self, samples: Samples) -> None:
         """Add input, of any length."""
         self._held.append(samples)
         self._num_held += len(samples)
-        self._num_input += len(samples)
         while self._num_held >= self._turn + self._half:
             whole = np.concatenate(self._held)
             self._made.append(self._filtered(whole[: self._turn + 2 * self._half], self._turn))

@@ -34,12 +34,11 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoRAShape:
-    """The sizes of one layer. Every run has a number of a source in [0, num_sources)."""
+    """The sizes of one layer."""
 
     inputs: int
     outputs: int
     runs: tuple[Run, ...]
-    num_sources: int
     num_slots: int
     """Slots are numbered from 1; the slot 0 of a row means that it has no adapter."""
     dtype: torch.dtype
@@ -132,7 +131,7 @@ def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             for rank in (8, 5, 17)
         ]
         slots = torch.randint(0, 4, (rows,), generator=generator, dtype=torch.int32)
-        yield LoRAShape(inputs, outputs, own, num_sources, 3, held), random((rows, inputs), dtype), slots, adapters
+        yield LoRAShape(inputs, outputs, own, 3, held), random((rows, inputs), dtype), slots, adapters
 
 
 def trial(

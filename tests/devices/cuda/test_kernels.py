@@ -97,7 +97,7 @@ def test_tiles_of_prompts_may_be_larger_where_bits_may_differ() -> None:
 
 
 def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others() -> None:
-    shape = LoRAShape(70, 40, (Run(0, 30, 0), Run(30, 10, 1)), 2, 3, torch.float32)
+    shape = LoRAShape(70, 40, (Run(0, 30, 0), Run(30, 10, 1)), 3, torch.float32)
     adapters = [[Factors(torch.randn(rank, 70), torch.randn(40, rank), 0.5)] * 2 for rank in (8, 70, 5)]
     x = torch.randn(9, 70)
     found = []
