@@ -3,9 +3,9 @@
 One engine computes each batch twice, with its speculation and without. Of `--text edit` and `new` the model computes
 and draws as always, and then a given text takes the place of what it drew: an edit of a file from the history of a git
 repository, behind the file as it was, or another file, behind nothing like it. So the speed is that of a model that
-writes such text, whatever its weights. `--text chat` is what octavo-tiny answers. `bound` is the speed-up that the same
-steps would give if they took what steps of as many tokens take in the middle. `interval` holds the median of the pairs
-with a probability of 95 % (resampled).
+writes such text, whatever its weights. `--text own` is what the model itself writes behind a file, `chat` what
+octavo-tiny answers. `bound` is the speed-up that the same steps would give if they took what steps of as many tokens
+take in the middle. `interval` holds the median of the pairs with a probability of 95 % (resampled).
 """
 
 from __future__ import annotations
@@ -120,27 +120,30 @@ class Workload:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
-        self.texts: list[list[int]] | None = None if asked.text == "chat" else []
+        self.texts: list[list[int]] | None = None if asked.text in ("chat", "own") else []
         self._pairs = [] if asked.text == "chat" else edits(asked.repository, 6000)
 
     def batch(self, number: int, engine: Engine) -> tuple[list[Any], list[SamplingParams]]:
         """Return the prompts of a batch and their parameters."""
-        asked, size, own = self._asked, self._asked.batch, self._asked.text != "chat"
+        asked, size, is_chat = self._asked, self._asked.batch, self._asked.text == "chat"
         params = [
             SamplingParams(
-                seed=i if own else number * size + i, max_tokens=asked.tokens, ignore_eos=own,
-                temperature=1.0 if own else asked.temperature,
+                seed=number * size + i if self.texts is None else i, max_tokens=asked.tokens, ignore_eos=not is_chat,
+                temperature=asked.temperature if self.texts is None else 1.0,
             )
             for i in range(size)
         ]  # fmt: skip
         places = [number * size + i for i in range(size)]
-        if self.texts is None:
+        if is_chat:
             return [[{"role": "user", "content": _QUESTIONS[at % len(_QUESTIONS)]}] for at in places], params
         pairs, encode = self._pairs, engine.llm.get_tokenizer().encode
+        prompts = [encode(pairs[at % len(pairs)][0])[: asked.prompt_tokens] for at in places]
+        if self.texts is None:
+            return prompts, params
         shift = len(pairs) // 2 if asked.text == "new" else 0
         written = [pairs[(at + shift) % len(pairs)][1] for at in places]
         self.texts[:] = [encode(each)[: asked.tokens + 2] for each in written]
-        return [encode(pairs[at % len(pairs)][0])[: asked.prompt_tokens] for at in places], params
+        return prompts, params
 
 
 def measure(engine: Engine, workload: Workload, num_batches: int, num_pairs: int) -> dict[str, Any]:
@@ -187,26 +190,26 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument("--repository", default=".")
-    parser.add_argument("--text", choices=("edit", "new", "chat"), default="edit")
+    parser.add_argument("--text", choices=("edit", "new", "own", "chat"), default="edit")
     parser.add_argument("--method", default="ngram")
     parser.add_argument("--draft", help="the checkpoint of a draft model or a head")
+    parser.add_argument("--draft-quantization", choices=("int8", "int4"))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0, help="of a chat")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of chat and own")
     parser.add_argument("--prompt-tokens", type=int, default=2000, help="of the file as it was, at most")
     parser.add_argument("--pairs", type=int, default=20)
     asked = parser.parse_args()
     workload = Workload(asked)
     speculative = {"method": asked.method} | ({"model": asked.draft} if asked.draft else {})
+    speculative |= {"quantization": asked.draft_quantization} if asked.draft_quantization else {}
     length = 1024 if asked.text == "chat" else 4096
     engine = Engine(
         workload.texts, model=asked.model, dtype="bfloat16", quantization=asked.quantization, max_model_len=length,
         speculative_config=speculative,
     )  # fmt: skip
-    named = ("model", "quantization", "text", "method", "draft", "batch", "tokens", "temperature", "pairs")
-    figures = measure(engine, workload, asked.batches, asked.pairs)
-    report("speculation", {key: getattr(asked, key) for key in named}, figures)
+    report("speculation", vars(asked), measure(engine, workload, asked.batches, asked.pairs))
 
 
 if __name__ == "__main__":
