@@ -21,7 +21,7 @@ import msgspec
 from octavo import __version__
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
-from octavo.core.messages import Shutdown
+from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import end_with, report_failure, run_reporting
 from octavo.errors import ConfigError
 from octavo.executor.channel import ORPHANED, FromRank, Here, Note, RankCall, Start, Step, StepResult, ToRank, Value
@@ -95,6 +95,12 @@ def _joined(start: Start, model_path: str | None) -> EngineConfig:
     return config
 
 
+def _report(connection: socket.socket, failure: CoreFailed, *, is_elsewhere: bool) -> None:
+    if is_elsewhere:  # the log of the first machine has it, too
+        _log.error("%s", failure.message)
+    report_failure(connection, failure)
+
+
 def main(open_worker: OpenWorker) -> int:
     """Run the process of a rank. Returns the exit code: 0 after Shutdown, 1 after a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what Ctrl-C means
@@ -104,7 +110,7 @@ def main(open_worker: OpenWorker) -> int:
     lifeline = {int(starter), channel}, ORPHANED
     threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
     with socket.socket(fileno=channel) as connection:
-        report = partial(report_failure, connection)
+        report = partial(_report, connection, is_elsewhere=here is not None)
         return run_reporting("the rank", report, lambda: serve_rank(connection, open_worker, here))
 
 

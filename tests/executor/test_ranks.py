@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,9 +25,9 @@ from octavo.config.schema import EngineConfig, ReplicaConfig
 from octavo.core import frames, processes
 from octavo.core.rendezvous import Rendezvous
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.executor.channel import Start
+from octavo.executor.channel import Here, Start
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
-from octavo.executor.ranks import _exit_codes, config_of_rank, serve_node, start_ranks
+from octavo.executor.ranks import _exit_codes, config_of_rank, serve_node, spawn_rank, start_ranks
 from octavo.worker.identity import Identity
 from tests.executor.test_conformance import free_port, numbered
 from tests.fakes.checkpoints import make_checkpoint
@@ -93,6 +94,23 @@ def test_settings_of_another_version_that_cannot_be_read_name_both_versions(conf
         connection.sendall(frames.pack(start))
         assert b"cannot read the settings of 9.9" in (frames.read(connection) or b"")
     processes.end(process)
+
+
+def test_the_log_of_another_machine_says_why_its_rank_is_refused(
+    config: EngineConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    identity = msgspec.structs.replace(Identity.of(config), files="abc")
+    start = Start(identity=identity, config=msgspec.Raw(frames.encode(config)), rendezvous=Rendezvous())
+    first, second = socket.socketpair()
+    memory = os.memfd_create("test")
+    with first, second:
+        here = Here(second.fileno(), memory, (1, 1))
+        starter, process = spawn_rank("tests.fakes.rank", [*os.sched_getaffinity(0)], memory, here)
+        with starter:
+            first.sendall(frames.pack(start))
+            assert process.wait(200) == 1
+    os.close(memory)
+    assert "and abc on rank 0; give every machine the same files" in capfd.readouterr().err
 
 
 def test_models_of_the_same_shape_have_different_digests(tmp_path: Path) -> None:
