@@ -18,12 +18,19 @@ def draft_config(
     args: EngineArgs, speculative: SpeculativeConfig, checkpoint: Checkpoint, tokenizer_path: Path, draft_path: Path
 ) -> DraftConfig:
     """Return the section of the model that guesses. Raises ConfigError where it cannot guess for `checkpoint`."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(args, name) > 1:
-            raise ConfigError(
-                f"speculative_config: method is {speculative.method}, and {name} is {getattr(args, name)}: a model "
-                "that guesses runs beside a model of one rank; leave that at 1, or take the method ngram or suffix"
-            )
+    if args.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"speculative_config: method is {speculative.method}, and pipeline_parallel_size is "
+            f"{args.pipeline_parallel_size}: a model that guesses runs beside ranks that have all layers; leave that "
+            "at 1, take tensor_parallel_size, or the method ngram or suffix"
+        )
+    draws = speculative.draft_sample_method
+    if args.tensor_parallel_size > 1 and draws != "greedy" and speculative.method != "draft_model":
+        raise ConfigError(
+            f"speculative_config: draft_sample_method is {draws}, and tensor_parallel_size is "
+            f"{args.tensor_parallel_size}: all ranks make the guesses of a head together, and only one draws; take "
+            "greedy"
+        )
     draft = Checkpoint.open(draft_path)
     if speculative.method == "draft_model":
         _check_tokens(checkpoint, tokenizer_path, draft, same_size=speculative.draft_sample_method == "same_key")

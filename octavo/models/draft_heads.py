@@ -87,7 +87,12 @@ class DraftHead(DecoderStack):
     def lend(self, model: DecoderStack) -> None:
         """Use the embedding and the head of the loaded model where this one has none of its own."""
         assert model.embed_tokens is not None
-        self._lent = model.embed_tokens, model.compute_logits
+        mesh, count = model.embed_tokens.mesh, self.config.vocab_size
+
+        def compute_logits(hidden: Tensor) -> Tensor:
+            return mesh.gather(model.compute_logits(hidden))[:, :count].contiguous()
+
+        self._lent = model.embed_tokens, compute_logits
 
     def embedded(self, batch: ModelInput) -> Tensor:
         """Return the embeddings of the next tokens, [tokens, hidden]."""

@@ -28,6 +28,7 @@ from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes, longest_sequence
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.transfer.block_io import held_heads
 
 
 class DraftModel:
@@ -63,6 +64,8 @@ class DraftModel:
             for each in self.shape.cache_groups
         )
         """Its cache groups; its layers follow those of the model."""
+        self.heads = [held_heads(each.keeps, Mesh.single()) for each in self.cache_groups]
+        """Those in the cache of each group: every rank has all of this model."""
         self.num_layers = self.shape.num_layers
         model, self._ids = self._opened.model, None
         if isinstance(model, Eagle3Head):

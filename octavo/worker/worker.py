@@ -139,8 +139,7 @@ class Worker:
         self._failure: str | None = None
 
     def _proving_attention(self, head_dim: int) -> AttentionBackend:
-        dtype = torch.float32
-        return self._device.attention(dtype, dtype, head_dims=[head_dim], block_size=PROOF_BLOCK_SIZE).backend
+        return self._device.attention(*[torch.float32] * 2, head_dims=[head_dim], block_size=PROOF_BLOCK_SIZE).backend
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.
@@ -194,9 +193,10 @@ class Worker:
         from octavo.worker.transfer.block_io import BlockIO, held_heads
 
         groups, layers = self._opened.model.config.shape().cache_groups, self._opened.model.layer_range
+        heads = [held_heads(group.keeps, self._mesh) for group in groups]
         if self._draft is not None:
-            groups, layers = self._groups, range(layers.stop + self._draft.num_layers)
-        return BlockIO(caches, self._groups, [held_heads(group.keeps, self._mesh) for group in groups], layers)
+            heads, layers = heads + self._draft.heads, range(layers.stop + self._draft.num_layers)
+        return BlockIO(caches, self._groups, heads, layers)
 
     def explain_disk(self) -> str | None:
         """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""

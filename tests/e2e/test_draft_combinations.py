@@ -17,6 +17,7 @@ from tests.e2e import test_images as images
 from tests.e2e import test_split as split
 from tests.e2e.test_draft_models import stats, take_all
 from tests.e2e.test_drafts import VOCABULARY, answers
+from tests.e2e.test_trained_head import HEAD
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.draft_heads import write_head
@@ -85,8 +86,8 @@ def test_guesses_over_ranks_change_nothing_or_are_refused(method: str, ranks: st
     write_byte_tokenizer(path)
     options: dict[str, Any] = {"dtype": "bfloat16", "num_gpu_blocks_override": 64, "max_model_len": 128, "threads": 1}
     guess = guessing(method, path, tmp_path / "other")
-    if method in ("draft_model", "eagle"):
-        with pytest.raises(ConfigError, match=rf"method is {method}, and {ranks} is 2: .* take the method ngram"):
+    if "model" in guess and ranks == "pipeline_parallel_size":
+        with pytest.raises(ConfigError, match=rf"method is {method}, and {ranks} is 2: .* or the method ngram"):
             LLM(str(path), speculative_config=guess, **options, **{ranks: 2})
         return
     with LLM(str(path), **options) as llm:
@@ -96,6 +97,12 @@ def test_guesses_over_ranks_change_nothing_or_are_refused(method: str, ranks: st
         for _ in range(2):
             assert answers(llm) == expected
         assert stats(llm).num_draft_tokens > 10
+
+
+def test_a_head_draws_no_guesses_over_ranks() -> None:
+    config = {"method": "eagle", "model": str(HEAD), "draft_sample_method": "same_key"}
+    with pytest.raises(ConfigError, match="draft_sample_method is same_key, and tensor_parallel_size is 2: .* take gr"):
+        LLM("octavo-tiny", speculative_config=config, tensor_parallel_size=2)
 
 
 @pytest.mark.anyio

@@ -73,6 +73,7 @@ def stats(llm: LLM) -> Any:
         {"num_gpu_blocks_override": 13, "preemption_mode": "recompute", "max_num_batched_tokens": 16, "seed": 2},
         {"speculative": {"draft_sample_method": "same_key"}},
         {"enforce_eager": True, "kv_cache_dtype": "int8"},
+        {"tensor_parallel_size": 2, "threads": 1, "seed": 3, "speculative": {"draft_sample_method": "same_key"}},
     ],
 )
 def test_a_draft_model_changes_no_bit(options: dict[str, Any], paths: dict[str, str]) -> None:
@@ -106,6 +107,7 @@ def test_prefix_hits_and_swaps_bring_the_draft_models_part(paths: dict[str, str]
     options = {"num_gpu_blocks_override": 13, "max_num_batched_tokens": 16, "max_num_seqs": 8}
     swap = {"preemption_mode": "swap", "swap_space": 0.01}
     assert tokens_per_row(paths, GREEDY, **options, **swap) == 1
+    assert tokens_per_row(paths, GREEDY, tensor_parallel_size=2, threads=1) == 1
     with load(paths, "model") as llm:
         prompt = PROMPTS[3]
         llm.generate([prompt], GREEDY[:1], use_tqdm=False)

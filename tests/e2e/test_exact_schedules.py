@@ -281,7 +281,7 @@ def test_many_schedules_give_the_bits_of_a_lonely_run(
 @settings(
     max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
-@given(batch=requests(), options=engines(), guesses=st.sampled_from(["ngram", "suffix"]))
+@given(batch=requests(), options=engines(), guesses=st.sampled_from(["ngram", "suffix", "draft_model", "eagle"]))
 def test_guesses_over_ranks_give_the_bits_of_a_lonely_run(
     alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], guesses: str
 ) -> None:

@@ -31,14 +31,15 @@ def generated(params: SamplingParams, **options: Any) -> tuple[list[list[Complet
 
 
 @pytest.mark.parametrize(
-    ("temperature", "draws", "least"), [(0.0, "greedy", 3.5), (1.0, "greedy", 3.0), (1.0, "same_key", 3.4)]
+    ("temperature", "draws", "least", "ranks"),
+    [(0.0, "greedy", 3.5, 1), (1.0, "greedy", 3.0, 1), (1.0, "same_key", 3.4, 1), (0.0, "greedy", 3.5, 2)],
 )
 def test_most_guesses_of_a_trained_head_are_right_and_change_no_bit(
-    temperature: float, draws: str, least: float
+    temperature: float, draws: str, least: float, ranks: int
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=96, logprobs=1)
     expected, _ = generated(params)
     config = {"method": "eagle", "model": str(HEAD), "num_speculative_tokens": 4, "draft_sample_method": draws}
-    found, tokens_per_row = generated(params, speculative_config=config)
+    found, tokens_per_row = generated(params, speculative_config=config, tensor_parallel_size=ranks, threads=1)
     assert found == expected
     assert least < tokens_per_row < 5
