@@ -90,8 +90,13 @@ def locate(
     do.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        if path.is_dir():
+            return path
+    except OSError as error:
+        raise CheckpointError(
+            f"{model[:60]}: cannot be looked for ({error.strerror}); check the path or the name"
+        ) from error
     model = full_name(model)
     if model == BUILTIN_MODEL:
         return _shipped()

@@ -11,9 +11,14 @@ from octavo.config.fields import Arg
 from octavo.errors import ConfigError
 
 Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
+Quantization = Literal["int8", "int4"]
+SampleMethod = Literal["greedy", "same_key"]
 
 MODEL_METHODS: Final = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 """Methods whose guesses the workers make."""
+
+_MOST_TOKENS: Final = 1 << 20
+_MOST_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +60,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
     model: str | None = None
     revision: str | None = None
-    quantization: Literal["int8", "int4"] | None = None
-    draft_sample_method: Literal["greedy", "same_key"] = "greedy"
+    quantization: Quantization | None = None
+    draft_sample_method: SampleMethod = "greedy"
     step_ms: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -83,8 +88,9 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
         config = msgspec.convert(args.speculative_config, SpeculativeConfig)
     except msgspec.ValidationError as error:
         known = ", ".join(SpeculativeConfig.__struct_fields__)
-        methods = ", ".join(get_args(Method))
-        raise ConfigError(f"speculative_config: {error}; its fields are {known}; method is one of {methods}") from error
+        choices = {"method": Method, "quantization": Quantization, "draft_sample_method": SampleMethod}
+        named = "; ".join(f"{name} is one of {', '.join(get_args(each))}" for name, each in choices.items())
+        raise ConfigError(f"speculative_config: {error}; its fields are {known}; {named}") from error
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(
             f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min}, must be at most prompt_lookup_max, "
@@ -92,17 +98,18 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
         )
     _check_model(config)
     tokens = [count for count, _ in config.step_ms]
-    if tokens != sorted(set(tokens)) or any(count < 1 or time_ms <= 0 for count, time_ms in config.step_ms):
+    is_sound = all(1 <= count <= _MOST_TOKENS and 0 < time_ms <= _MOST_MS for count, time_ms in config.step_ms)
+    if tokens != sorted(set(tokens)) or not is_sound:
         raise ConfigError(
-            f"speculative_config: step_ms is {config.step_ms}, expected pairs of tokens, from 1 on in rising order, "
-            "and milliseconds above 0; take what octavo bench calibrate writes"
+            f"speculative_config: step_ms is {config.step_ms}, expected pairs of tokens, from 1 to {_MOST_TOKENS:,} in "
+            f"rising order, and milliseconds above 0, at most {_MOST_MS:,}; take what octavo bench calibrate writes"
         )
     return config
 
 
 def _check_model(config: SpeculativeConfig) -> None:
     if config.has_model and config.method != "mtp":
-        if config.model is None:
+        if not config.model:
             raise ConfigError(
                 f"speculative_config: method is {config.method}, and model is not set; name the checkpoint of what "
                 "guesses"

@@ -78,6 +78,12 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         for name in _IN_JSON:
             if isinstance(value := getattr(self, name), dict | list):
                 msgspec.structs.force_setattr(self, name, _as_json(value, f"structured_outputs.{name}"))
+        for name in ("choice", "triggers"):
+            value = getattr(self, name) or ()
+            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                field = f"structured_outputs.{name}"
+                raise InvalidRequest(f"{field} is {value!r:.60}, expected a list of texts", field=field)
+            msgspec.structs.force_setattr(self, name, tuple(value))
         given = [name for name in FORMS if getattr(self, name)]
         self._check_regions(has_form=bool(given))
         if len(given) != 1 and (given or self.reasoning_budget is None):

@@ -106,6 +106,11 @@ def test_an_unreachable_hub_is_said_plainly(tmp_path: Path) -> None:
         locate("someone/both", endpoint=gone, cache_dir=tmp_path)
 
 
+def test_a_name_that_no_disk_takes_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"x{60}: cannot be looked for \(File name too long\); check the path"):
+        locate("x" * 3000)
+
+
 @pytest.mark.parametrize("model", ["./missing", "/nowhere/at/all", "a/b/c", "~/missing", "what is this?"])
 def test_a_path_that_does_not_exist_is_no_reason_to_ask_a_hub(model: str) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):

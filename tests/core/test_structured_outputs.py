@@ -26,6 +26,15 @@ def test_a_schema_is_kept_as_text_however_it_comes() -> None:
     assert SamplingParams(structured_outputs={"json": as_object.json}).structured_outputs == as_object
 
 
+def test_texts_may_come_as_a_list_and_are_texts() -> None:
+    form = StructuredOutputsParams(choice=["a", "b"])  # type: ignore[arg-type]
+    assert form == StructuredOutputsParams(choice=("a", "b"))
+    assert hash(form)
+    for wrong in ("ab", 5, ["a", 1]):
+        with pytest.raises(InvalidRequest, match=r"structured_outputs.choice is .*, expected a list of texts"):
+            StructuredOutputsParams(choice=wrong)  # type: ignore[arg-type]
+
+
 def test_it_travels_with_the_parameters() -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=("a", "b")))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

@@ -8,6 +8,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from tests.conformance.runtimes import LEVELS
@@ -168,14 +169,25 @@ def test_what_cannot_guess_is_refused(draft: str, options: dict[str, Any], messa
         load(paths, draft, speculative=options)
 
 
-def test_a_draft_of_a_tiny_model_is_exact_beside_texts_and_forms() -> None:
-    prompts, params = ["Once upon a time", "Two"], [SamplingParams(seed=1, n=2, stop=("e",)), SamplingParams(seed=2)]
+@pytest.mark.parametrize("draws", ["greedy", "same_key"])
+def test_a_draft_of_a_tiny_model_is_exact_beside_texts_forms_and_limits(draws: str) -> None:
+    form = StructuredOutputsParams(choice=["a cat", "a dog that sleeps"])
+    params = [
+        SamplingParams(seed=1, n=2, stop=("e",)),
+        SamplingParams(seed=2, n=2, structured_outputs=form, max_tokens=40),
+        SamplingParams(seed=3, max_tokens=1, n=2),
+        SamplingParams(seed=4, max_tokens=2),
+        SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True),  # up to the end of the context
+        SamplingParams(temperature=0.0, use_beam_search=True, n=2, best_of=3, max_tokens=12),
+    ]
+    prompts = ["Once upon a time"] * len(params)
 
     def texts(**options: Any) -> list[list[CompletionOutput]]:
-        with LLM("octavo-tiny", num_gpu_blocks_override=64, **options) as llm:
+        with LLM("octavo-tiny", num_gpu_blocks_override=64, max_model_len=96, **options) as llm:
             if options:
                 take_all(llm)
             return [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
 
     own = {"method": "draft_model", "model": "octavo-tiny", "num_speculative_tokens": 3}
+    own["draft_sample_method"] = draws
     assert texts(speculative_config=own) == texts()
