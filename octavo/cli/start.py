@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
-from octavo.engine.core_start import import_beside_library
 from octavo.engine.interrupt import interrupt_handler
 from octavo.executor.executor import import_worker
 from octavo.logging import set_up
@@ -35,7 +34,6 @@ def log_quietly(args: EngineArgs) -> None:
 def load(args: EngineArgs) -> LLMEngine:
     """Return an engine, and write what its memory is for to stderr; `octavo explain` shows the whole plan."""
     with ends_at_interrupt():
-        import_beside_library()
         from octavo.engine.llm_engine import LLMEngine, in_process_config
 
         config = in_process_config(args)  # what is wrong with the arguments is told before torch is imported

@@ -17,7 +17,7 @@ class SpawnedCore:
     The end of a `with` block ends the process unless `is_used` was set, as the client of the core does.
     """
 
-    def __init__(self, module: str = "octavo.engine.core_start") -> None:
+    def __init__(self, module: str = "octavo.engine.core_process") -> None:
         """module: what runs in the process."""
         self.connection, self.process = processes.spawn(module)
         self.is_used = False

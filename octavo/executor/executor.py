@@ -126,10 +126,9 @@ def import_worker() -> None:
 
     Only for a process that runs nothing but an engine: it gets torch without what an engine never uses.
     """
-    from octavo.executor.light_torch import load_library, without_meta_registrations
+    from octavo.executor.light_torch import without_meta_registrations
     from octavo.worker.ahead import collector_paused
 
-    load_library()  # while it loads, the importing of other threads goes on
     # who needs the module imports it again, and meets what goes wrong with it
     with suppress(ImportError), collector_paused(), without_meta_registrations():
         import_module("octavo.worker.worker")

@@ -1,32 +1,14 @@
-"""Imports torch sooner: its library beside other imports, and, in processes that run nothing but an engine, without a
-part that only its compiler needs."""
+"""Imports torch without a part that only its compiler needs, in processes that run nothing but an engine."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 _PART: Final = "_meta_registrations"
-
-
-def load_library() -> None:
-    """Load torch's largest library, which takes a fifth of its import, without Python's lock: for a thread.
-
-    A call while another one loads it waits for that. Nothing happens where torch is not installed or has other files.
-    """
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None:
-        return
-    library = Path(torch.origin).parent / "lib" / "libtorch_cpu.so"
-    if library.exists():
-        ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_NOW)
 
 
 @contextmanager

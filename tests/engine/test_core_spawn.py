@@ -53,24 +53,6 @@ async def test_a_wrong_model_ends_the_core_that_waits_for_it(tmp_path: Path) -> 
     assert core.process.returncode == 0
 
 
-def test_nothing_waits_for_the_loader_while_torchs_library_is_loaded() -> None:
-    code = """
-import sys
-from importlib import import_module
-from octavo.engine import core_start
-
-def libraries():
-    return {name for name, module in sys.modules.items() if (getattr(module, "__file__", None) or "").endswith(".so")}
-
-for name in core_start.WITH_LIBRARIES:
-    import_module(name)
-before = libraries()
-core_start.import_beside_library()
-assert not libraries() - before, libraries() - before
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_what_every_core_needs_is_imported_while_it_waits() -> None:
     code = """
 import sys, time

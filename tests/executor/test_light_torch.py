@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from octavo.executor import light_torch
 from tests.fakes.checkpoints import ALWAYS, make_checkpoint
 from tests.fakes.strangers import make_stranger
 from tests.worker.engine_config import make_config
@@ -42,25 +40,6 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.models.fallback.library import open_library
 open_library(Checkpoint.open(Path(sys.argv[1])))
 """
-
-
-def test_the_library_is_loaded_before_torch_is_imported() -> None:
-    code = """
-import sys
-from pathlib import Path
-from octavo.executor.light_torch import load_library
-load_library()
-assert "torch" not in sys.modules
-assert "libtorch_cpu" in Path("/proc/self/maps").read_text()
-import torch
-assert torch.ones(2).sum() == 2
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_nothing_is_loaded_where_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(light_torch, "find_spec", lambda name: None)
-    light_torch.load_library()
 
 
 def test_a_class_of_transformers_is_imported_after_all(tmp_path: Path) -> None:

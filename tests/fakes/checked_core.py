@@ -24,7 +24,7 @@ def spawn_checked(patch: pytest.MonkeyPatch, wrap: Wrap = list) -> None:
     def spawned(
         module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()
     ) -> tuple[socket.socket, processes.Process]:
-        if module != "octavo.engine.core_start":
+        if module != "octavo.engine.core_process":
             return spawn(module, arguments, pass_fds)
         ours, theirs = socket.socketpair()
         with theirs:

@@ -80,7 +80,7 @@ def test_servers_share_an_address_outlive_each_other_and_end_with_a_signal(serve
     assert len(texts) == 1
     metrics = ask(servers.url, "/metrics").body.decode()
     assert re.search(r'request_success_total\{finished_reason="length",[^}]*\} 8\.0', metrics)
-    [core] = servers.pids("core_start")
+    [core] = servers.pids("core_process")
     first, second = servers.pids("api_server")
     os.kill(first, signal.SIGKILL)
     eventually(lambda: set(servers.pids("api_server")) - {first, second} and _answers(servers.url), 20)

@@ -45,7 +45,7 @@ class ServerProcess:
         found = re.search(r"http://127\.0\.0\.1:[0-9]+", self.out[0])
         assert found is not None
         self.url = found[0]
-        (self.core_pid,) = [each for each in _children(self.process.pid) if b"core_start" in command_of(each)]
+        (self.core_pid,) = [each for each in _children(self.process.pid) if b"core_process" in command_of(each)]
 
     def wait(self) -> int:
         """The exit code, once process and output have ended."""
