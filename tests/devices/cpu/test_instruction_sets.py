@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,11 @@ def test_objects_hold_only_instructions_of_their_level(level: str | None) -> Non
         assert not wrong, f"{path} has {len(wrong)}: {wrong[:3]}"
 
 
-def test_a_level_is_compiled_as_one_unit() -> None:
+def test_a_level_is_compiled_in_few_units() -> None:
     """Headers take longer to read than most subjects to compile."""
     for build in {path.parents[3] for path in OBJECTS}:
-        levels = [level_of(path) for path in OBJECTS if path.is_relative_to(build)]
-        assert len(levels) == len(set(levels)), build
+        levels = Counter(level_of(path) for path in OBJECTS if path.is_relative_to(build))
+        assert max(levels.values()) <= 3, (build, levels)
 
 
 def test_levels_are_there_to_be_told_apart() -> None:
