@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.figures import figures
+from benchmarks.gpu.ranks import ranks
 from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
@@ -215,7 +216,7 @@ def main() -> int:
 
     timed_kernels, timed_sampler = partial(time_kernels, limits), partial(time_sampler, limits)
     measured_engines = partial(figures, limits)
-    for part in (measured, check_operators, check_bits, timed_kernels, timed_sampler, engines, measured_engines):
+    for part in (measured, check_operators, check_bits, timed_kernels, timed_sampler, engines, ranks, measured_engines):
         try:
             for line in part():
                 print(json.dumps(line), flush=True)

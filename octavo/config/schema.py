@@ -185,6 +185,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of cores behind one front."""
         return self.transfer.prefill + self.transfer.decode or self.replicas.data_parallel_size
 
+    def place(self, rank: int) -> int:
+        """Return the number of a rank of this core among the ranks of all cores of its machine."""
+        ranks_here = self.device.ranks_per_machine
+        return self.replicas.number * ranks_here + rank % ranks_here
+
     @property
     def numerics(self) -> dict[str, str]:
         """Return the settings that decide the bits of results, besides the checkpoint and the build."""

@@ -58,7 +58,9 @@ class DeviceMemory:
         return cls(memory.total, memory.available, memory.source)
 
     def share(self, num_ranks: int) -> DeviceMemory:
-        """Return what each of `num_ranks` ranks has that share this memory."""
+        """Return what each of `num_ranks` ranks of a machine has, of which each has a device; they share the host."""
+        if not self.is_host:
+            return self
         most_kv_bytes = None if self.most_kv_bytes is None else self.most_kv_bytes // num_ranks
         return replace(self, available=self.available // num_ranks, most_kv_bytes=most_kv_bytes)
 
@@ -109,11 +111,18 @@ class Device(Protocol):
     """Whether the bits of a row never depend on how many rows are beside it, on any processor."""
     lacks: Mapping[str, str]
     """What of `support.FEATURES` it does not have, and why."""
+    ranks_over: str | None
+    """The backend of torch's process groups by which ranks on such devices reach each other: "nccl"; None where their
+    tensors are in the memory of the host."""
     kernel_clock: KernelClock | None
     """Counts the time of the device's own kernels; None where torch computes."""
 
-    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
-        """Raise ConfigError for settings that the device does not have."""
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
+        """place: the number of the rank among those of all engines of this machine; where each has a device, it takes
+        the one with this number.
+
+        Raise ConfigError for settings that the device does not have, and where there are too few devices.
+        """
         ...
 
     @staticmethod
@@ -189,10 +198,11 @@ class Device(Protocol):
         ...
 
 
-def open_device(config: DeviceConfig, platform: Platform) -> Device:
+def open_device(config: DeviceConfig, platform: Platform, place: int = 0) -> Device:
     """Return the device of `config.device`; for auto, the first of `DEVICES` that can be used on this machine.
 
-    Raises ConfigError for a device that cannot be used here, and for settings that it does not have.
+    place: the number of the rank among those of all engines of this machine. Raises ConfigError for a device that
+    cannot be used here, and for settings that it does not have.
     """
     obstacles: dict[str, str] = {}
     for name in DEVICES if config.device == "auto" else (config.device,):
@@ -203,7 +213,7 @@ def open_device(config: DeviceConfig, platform: Platform) -> Device:
                 _log.warning("%s; PyTorch computes instead, several times slower", obstacles["cpu"])
             reasons = [f"{other} cannot run: {reason}" for other, reason in obstacles.items()]
             chosen = "the best that can run here" if config.device == "auto" else "asked for"
-            opened = device(config, platform, "; ".join(reasons) or chosen)
+            opened = device(config, platform, "; ".join(reasons) or chosen, place)
             if config.needs_exact_rows and not opened.rows_are_exact:
                 raise ConfigError(
                     f"speculative_config is set, but the bits of a row on the device {name} ({opened.because}) may "

@@ -28,6 +28,14 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "stages": Feature(
         "pipeline parallel", "pipeline_parallel_size", lambda config: config.device.pipeline_parallel_size > 1
     ),
+    "ray": Feature(
+        "ranks that Ray places",
+        "executor",
+        lambda config: (
+            config.device.executor == "ray"
+            and config.device.tensor_parallel_size * config.device.pipeline_parallel_size > 1
+        ),
+    ),
     "transfers": Feature(
         "prefill and decode apart, KV tiers",
         "role, prefill, kv_host_size or kv_disk",
@@ -37,10 +45,12 @@ FEATURES: Final[Mapping[str, Feature]] = {
 """By the name that a device's `lacks` has."""
 
 
-def open_supporting(config: EngineConfig, platform: Platform) -> Device:
-    """Return the device of a configuration. Raises ConfigError for what is asked for and the device lacks, and as
-    `open_device` does."""
-    device = open_device(config.device, platform)
+def open_supporting(config: EngineConfig, platform: Platform, place: int = 0) -> Device:
+    """Return the device of a configuration, for the rank at `place` among those of this machine.
+
+    Raises ConfigError for what is asked for and the device lacks, and as `open_device` does.
+    """
+    device = open_device(config.device, platform, place)
     for name, reason in device.lacks.items():
         feature = FEATURES[name]
         if feature.wanted(config):

@@ -27,7 +27,8 @@ class Collectives(Protocol):
 
     @property
     def is_recordable(self) -> bool:
-        """Whether a recording of compiled calls keeps these calls: they are compiled and read tensors by address."""
+        """Whether what repeats a step without Python keeps these calls: they are compiled and read tensors by address,
+        or are launched on a stream."""
         ...
 
     def gather(self, share: Tensor) -> Tensor:
@@ -52,6 +53,13 @@ class Collectives(Protocol):
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Write what rank `source` sent next to this rank over `tensor`."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineDeadError when the group is poisoned, or a call has failed: what was computed is not valid.
+
+        Where the host does not wait for calls, they return before they fail.
+        """
         ...
 
     def poison(self, reason: str) -> None:
@@ -88,6 +96,9 @@ class Alone:
 
     def receive(self, tensor: Tensor, source: int) -> None:
         raise AssertionError("a group of one rank receives nothing")
+
+    def check(self) -> None:
+        pass
 
     def poison(self, reason: str) -> None:
         pass

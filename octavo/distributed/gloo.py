@@ -6,7 +6,6 @@ sums are made here, in the order of ranks: gloo's own sums depend on the place o
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,10 +14,11 @@ from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from octavo.core.rendezvous import Rendezvous
 from octavo.distributed.mesh import Mesh
+from octavo.distributed.stores import gloo_options, tcp_store
 from octavo.errors import EngineDeadError
 
 _LOOK_S: Final = 0.05
@@ -79,13 +79,13 @@ class GlooGroup:
 
     def _copy(self, path: Any, tensor: Tensor) -> Any:
         """Begin to copy `tensor`, from the first rank of a path to the second."""
-        self._check()
+        self.check()
         # gloo does not know every element type
         return path.broadcast([tensor.view(-1).view(torch.uint8)], BroadcastOptions())
 
     def _exchange(self, share: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have one shape and type."""
-        self._check()
+        self.check()
         share = share.contiguous()
         shares = [share if rank == self.rank else torch.empty_like(share) for rank in range(self.size)]
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -104,7 +104,7 @@ class GlooGroup:
 
     def _is_finished(self, rank: int, work: Any) -> bool:
         """Return whether a copy ends before this rank should look at its poison again."""
-        self._check()
+        self.check()
         # raised when the time is over, and again below when the copy has failed
         with suppress(RuntimeError):
             work.wait(timedelta(seconds=_LOOK_S))
@@ -120,7 +120,7 @@ class GlooGroup:
         self.poison(reason)
         raise EngineDeadError(reason)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._reason is not None:
             raise EngineDeadError(self._reason)
 
@@ -132,23 +132,8 @@ class GlooStore:
         """Raises EngineDeadError when the first rank is not reached before the deadline."""
         self._rank = place.rank
         self._deadline_s = rendezvous.deadline_s
-        options_class: Any = ProcessGroupGloo
-        self._options = options_class._Options()
-        self._options._timeout = timedelta(seconds=rendezvous.deadline_s)
-        self._options._threads = 1
-        host = rendezvous.host or _own_address(rendezvous.address, rendezvous.port)
-        self._options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        try:
-            self._store = TCPStore(
-                rendezvous.address,
-                rendezvous.port,
-                is_master=self._rank == 0,
-                timeout=self._options._timeout,
-                wait_for_workers=False,
-            )
-        except RuntimeError as error:
-            where = f"{rendezvous.address}:{rendezvous.port}"
-            raise EngineDeadError(f"rank 0 cannot be reached at {where}: {error}") from error
+        self._options = gloo_options(rendezvous)
+        self._store = tcp_store(place, rendezvous)
 
     def open(self, ranks: range) -> GlooGroup:
         """Return the group of `ranks`. Raises EngineDeadError, naming a rank that does not come before the deadline."""
@@ -168,12 +153,3 @@ class GlooStore:
         except RuntimeError as error:
             other = source + target - self._rank
             raise EngineDeadError(f"rank {other} did not come within {self._deadline_s:g} s: {error}") from error
-
-
-def _own_address(address: str, port: int) -> str:
-    """Return the address of this machine from which `address` is reached; nothing is sent."""
-    family, kind, protocol, _, target = socket.getaddrinfo(address, port or 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        own: str = probe.getsockname()[0]
-        return own

@@ -21,11 +21,12 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def open_groups(place: Mesh, rendezvous: Rendezvous, allocate: Allocate = _empty) -> Mesh:
-    """Return `place` with its groups. Every rank calls this; it waits for those that are reached over TCP.
+def open_groups(place: Mesh, rendezvous: Rendezvous, allocate: Allocate = _empty, backend: str | None = None) -> Mesh:
+    """Return `place` with its groups. Every rank calls this; it waits for those that are reached over TCP or by NCCL.
 
-    `allocate` makes the tensors that gathers return. Raises EngineDeadError when a rank is not there before the
-    deadline.
+    `allocate` makes the tensors that gathers return. backend: that of torch's process groups by which devices with
+    their own memory reach each other; None where tensors are in the memory of the host. Raises EngineDeadError when a
+    rank is not there before the deadline.
     """
 
     @cache
@@ -40,9 +41,19 @@ def open_groups(place: Mesh, rendezvous: Rendezvous, allocate: Allocate = _empty
 
         return GlooStore(place, rendezvous).open
 
+    @cache
+    def of_torch() -> _Opener:
+        from octavo.distributed.process_group import ProcessGroups
+
+        assert backend is not None
+        groups = ProcessGroups(place, rendezvous, backend)
+        return lambda ranks: groups.open(ranks, allocate((1,), torch.float32).zero_())
+
     def group(ranks: range) -> Collectives:
         if len(ranks) == 1:
             return Alone()
+        if backend is not None:
+            return of_torch()(ranks)
         return (shared if rendezvous.shares_memory(ranks) else remote)()(ranks)
 
     return replace(place, tensor_group=group(place.stage_ranks), stage_group=group(place.column_ranks))

@@ -146,6 +146,11 @@ class Mesh:
         if not tensor.is_meta:
             _call(self.stage_group, self.stage_group.receive, tensor, stage)
 
+    def check(self) -> None:
+        """Raise EngineDeadError where the calls of a step have failed since the host made them."""
+        self.tensor_group.check()
+        self.stage_group.check()
+
     def poison(self, reason: str) -> None:
         """Make waiting and later calls of every rank that this one reaches raise EngineDeadError; from any thread."""
         self.tensor_group.poison(reason)

@@ -65,6 +65,7 @@ def start_ranks(
     num_here = num_ranks // device.nnodes
     timeout_s = device.distributed_timeout_seconds
     config = config_of_rank(config)
+    _keep_processes()
     shares = core_shares(num_here)
     elsewhere = gather(config) if device.nnodes > 1 else []
     memory = os.memfd_create("octavo-ranks")
@@ -123,6 +124,7 @@ def serve_node(
             index, count, first = index + 1, joined.ranks_per_node, joined.rank - index
         names = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
         _log.info("joined %s:%d as %s", address, port, names)
+        _keep_processes()
         shares = core_shares(count)
         if (num_processors := len(set().union(*shares))) < count:
             _log.warning("%s take turns on %d processor%s", names, num_processors, "s" * (num_processors > 1))
@@ -175,6 +177,14 @@ def spawn_rank(
     connection, process = processes.spawn(module, arguments, inherited)
     os.sched_setaffinity(process.pid, processors)  # before it starts a thread
     return connection, process
+
+
+def _keep_processes() -> None:
+    """Tell torch not to end this process, and those that it starts, when NCCL fails: the engine reports the error.
+
+    There is no other switch for it. A value that the user has set stays.
+    """
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 def _set_processors(thread: int, processors: set[int]) -> None:

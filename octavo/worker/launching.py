@@ -142,6 +142,6 @@ class LaunchingRunner(ModelRunner):
         return ModelRunnerOutput(step_id=launched.step_id, rows=outputs, swap_s=launched.swap_s)
 
 
-def runner_for(sampler: Sampler) -> Callable[..., ModelRunner]:
-    """Return what makes the runner for the sampler of a device."""
+def runner_for(sampler: Sampler | None) -> Callable[..., ModelRunner]:
+    """Return what makes the runner for the sampler of a device; None where it is shared by ranks."""
     return partial(LaunchingRunner, launches=sampler) if isinstance(sampler, LaunchingSampler) else ModelRunner

@@ -94,7 +94,7 @@ class Worker:
         ahead: Ahead | None = None,
         rank: int = 0,
         rendezvous: Rendezvous | None = None,
-        open_mesh: Callable[[Mesh, Rendezvous, Allocate], Mesh] = open_groups,
+        open_mesh: Callable[[Mesh, Rendezvous, Allocate, str | None], Mesh] = open_groups,
         notify: Callable[[bytes], None] | None = None,
     ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
@@ -102,12 +102,12 @@ class Worker:
         `ahead` is what was begun before. rendezvous: where this rank meets the others, in which `open_mesh`
         opens the groups; None to reach no other rank. notify: sends notes of a KV connector, from any thread.
         """
-        self._config = config
-        self._ahead = ahead or Ahead()
+        self._config, self._ahead = config, ahead or Ahead()
         self._notify = notify or (lambda _: None)
-        self._device = open_supporting(config, Platform.detect().with_available(self._ahead.taken_bytes))
+        platform = Platform.detect().with_available(self._ahead.taken_bytes)
+        self._device = device = open_supporting(config, platform, config.place(rank))
         place = place_of(config, rank)
-        self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)
+        self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, device.empty, device.ranks_over)
         dtype = DTYPES[config.model.dtype]
         self._opened = open_model(config, self._mesh)
         head_dims = self._opened.shape.head_dims
@@ -168,11 +168,11 @@ class Worker:
         self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"
 
     def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        if self._watch is None:
-            return self._runner.execute(step)
-        self._watch.begin()
+        if self._watch is not None:
+            self._watch.begin()
         output = self._runner.execute(step)
-        return msgspec.structs.replace(output, times=self._watch.end())
+        self._mesh.check()
+        return output if self._watch is None else msgspec.structs.replace(output, times=self._watch.end())
 
     @cached_property
     def _transfer(self) -> RankTransfer:
@@ -292,7 +292,7 @@ class Worker:
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         self._cache = self._made_cache()
-        is_recordable = self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable
+        is_recordable = self._mesh.tensor_group.is_recordable  # also that of a rank alone
         recorded = partial(device.recorded, loaded, scheduler.max_num_batched_tokens if is_recordable else 0)
         if self._config.lora.enable_lora:
             from octavo.lora.slots import Adapters
@@ -307,7 +307,7 @@ class Worker:
             model_of_rank = Stage(model_of_rank, self._mesh, received)
         own, sampler, grammars = open_samplers(model, device, has_forms=loaded.is_last and self._mesh.tensor.rank == 0)
         shape = opened.shape
-        self._runner = runner_for(own)(
+        self._runner = runner_for(own if self._mesh.size == 1 else None)(  # ranks get tokens by way of the host
             model_of_rank,
             self._cache,
             vocab_size=shape.vocab_size,

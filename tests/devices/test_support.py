@@ -10,6 +10,7 @@ from octavo import LLM
 from octavo.devices import DEVICES
 from octavo.devices.support import FEATURES
 from octavo.errors import ConfigError
+from octavo.executor.executor import open_rank
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 
 
@@ -22,13 +23,14 @@ def test_cuda_lacks_nothing_that_has_no_name() -> None:
     ("settings", "option"),
     [
         ({"kv_host_size": 1 << 20}, "role, prefill, kv_host_size or kv_disk asks for"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size asks for tensor parallel"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size asks for pipeline parallel"),
+        ({"tensor_parallel_size": 2, "executor": "ray"}, "executor asks for ranks that Ray places"),
     ],
 )
 def test_what_a_gpu_cannot_do_is_refused(
     settings: dict[str, Any], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
+    # without the ranks beside it, which refuse the same
+    monkeypatch.setattr("octavo.executor.ray.start_ray_ranks", lambda config, *_: open_rank(config))
     with pytest.raises(ConfigError, match=f"{option}.*, which the device cuda does not have"):
         LLM("octavo-tiny", device="cuda", dtype="float32", **settings)

@@ -40,10 +40,11 @@ class RankProcesses:
 
     def run(self, work: Work, *, tensor: int, pipeline: int = 1, kind: str, deadline_s: float = 30.0) -> list[Any]:
         """Return what `work` returns for each rank: the error that it raised, or that its process was lost."""
+        backend = "gloo" if kind.startswith("process group") else None
         with rendezvous_of(kind, deadline_s) as rendezvous:
             connections = self._connections[: tensor * pipeline]
             for rank, connection in enumerate(connections):
-                connection.send((work, rank, tensor, pipeline, rendezvous, os.getpid()))
+                connection.send((work, rank, tensor, pipeline, rendezvous, os.getpid(), backend))
             return [_received(each) for each in connections]
 
     def close(self) -> None:
@@ -56,8 +57,8 @@ class RankProcesses:
 
 @contextmanager
 def rendezvous_of(kind: str, deadline_s: float) -> Iterator[Rendezvous]:
-    """Make what the ranks of one mesh need to find each other, by `kind`: "shared memory" or "gloo"."""
-    if kind == "gloo":
+    """Make what the ranks of one mesh need to find each other, by `kind`: over TCP, else in shared memory."""
+    if kind in ("gloo", "process group over TCP"):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         yield Rendezvous(port=port, deadline_s=deadline_s)
@@ -81,7 +82,7 @@ def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            work, rank, tensor, pipeline, rendezvous, owner = connection.recv()
+            work, rank, tensor, pipeline, rendezvous, owner, backend = connection.recv()
         except EOFError:
             return
         memory = rendezvous.memory
@@ -90,7 +91,7 @@ def _serve(connection: Connection) -> None:
         place = Mesh.of_rank(rank, tensor=tensor, pipeline=pipeline)
         mesh = place
         try:
-            mesh = open_groups(place, structs.replace(rendezvous, memory=memory))
+            mesh = open_groups(place, structs.replace(rendezvous, memory=memory), backend=backend)
             if memory is not None:
                 os.close(memory)
             result = work(mesh)

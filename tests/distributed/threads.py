@@ -64,13 +64,13 @@ class ThreadCollectives:
         tensor.copy_(self._exchange(tensor)[source])
 
     def send(self, tensor: Tensor, target: int) -> None:
-        self._check()
+        self.check()
         self._shared.queues[self.rank, target].put(tensor.clone())
 
     def receive(self, tensor: Tensor, source: int) -> None:
         waited = 0.0
         while waited < self._shared.deadline_s:
-            self._check()
+            self.check()
             try:
                 received = self._shared.queues[source, self.rank].get(timeout=0.05)
             except Empty:
@@ -89,14 +89,14 @@ class ThreadCollectives:
     def close(self) -> None:
         pass
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._shared.reason is not None:
             raise EngineDeadError(self._shared.reason)
 
     def _exchange(self, tensor: Tensor) -> list[Tensor]:
         """Return copies of the tensors of all ranks."""
         shared = self._shared
-        self._check()
+        self.check()
         shared.tensors[self.rank] = tensor
         self._meet()
         copies = [shared.tensors[rank].clone() for rank in range(shared.size)]
@@ -109,7 +109,7 @@ class ThreadCollectives:
         try:
             shared.barrier.wait(shared.deadline_s)
         except threading.BrokenBarrierError:
-            self._check()
+            self.check()
             missing = [rank for rank in range(shared.size) if rank not in shared.tensors]
             raise EngineDeadError(
                 f"rank {missing[0] if missing else '?'} of {shared.size} did not come within {shared.deadline_s:g} s"

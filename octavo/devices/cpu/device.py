@@ -45,8 +45,9 @@ class CpuDevice:
     name = "cpu"
     rows_are_exact = True
     lacks: Mapping[str, str] = {}
+    ranks_over: str | None = None
 
-    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         self.because = because
         self.torch_device = torch.device("cpu")
         self.runtime = CpuRuntime.open(config.threads, config.instruction_set)

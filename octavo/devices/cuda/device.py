@@ -38,19 +38,19 @@ class CudaDevice(ReferenceDevice):
 
     name = "cuda"
     lacks: Mapping[str, str] = {
-        "tensor_ranks": "ranks on GPUs cannot reach each other yet",
-        "stages": "ranks on GPUs cannot reach each other yet",
+        "ray": "Ray is not asked for GPUs",
         "transfers": "KV blocks are read from the memory of the host",
     }
+    ranks_over = "nccl"
 
-    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set != "auto":
             raise ConfigError(
                 f"instruction_set is {config.instruction_set}, but the device cuda has none ({because}); leave it at "
                 "auto"
             )
         super().__init__(config, platform, because)
-        self.torch_device = torch.device("cuda")
+        self.torch_device = self._own_gpu(place)
         self.runtime = CudaRuntime(config.batch_invariant)
         self.rows_are_exact = config.batch_invariant
         self.ops = self.runtime.bind(config.op_overrides)
@@ -69,11 +69,36 @@ class CudaDevice(ReferenceDevice):
             return "Triton is not installed: pip install 'octavo[cuda]'"
         return None
 
+    def _own_gpu(self, place: int) -> torch.device:
+        """Return the GPU of a rank, which is the current one from then on. Raises ConfigError where there are too few.
+
+        Numbers are those of the GPUs that the process sees: CUDA_VISIBLE_DEVICES chooses them.
+        """
+        ranks_here = self._config.ranks_per_machine
+        needed, found = (place // ranks_here + 1) * ranks_here, self._num_gpus()
+        if needed > found:
+            raise ConfigError(
+                f"tensor_parallel_size x pipeline_parallel_size x data_parallel_size needs {needed} GPUs on this "
+                f"machine, one for each rank, and {found} can be seen; lower them, or check CUDA_VISIBLE_DEVICES"
+            )
+        return self._current(place)
+
+    def _num_gpus(self) -> int:
+        return torch.cuda.device_count()
+
+    def _current(self, index: int) -> torch.device:
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+
+    def begin_step(self, num_tokens: int) -> None:
+        """Make the rank's GPU that of the calling thread."""
+        self._current(self.torch_device.index or 0)
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def memory(self) -> DeviceMemory:
-        available, total = torch.cuda.mem_get_info()
+        available, total = torch.cuda.mem_get_info(self.torch_device)
         return DeviceMemory(total, available, "device", is_host=False, most_kv_bytes=None)
 
     def attention(

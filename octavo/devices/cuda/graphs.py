@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from octavo.attention.metadata import ModelInput, NotedStates
+from octavo.attention.metadata import IntermediateTensors, ModelInput, NotedStates
 from octavo.devices.cuda.attention import CHUNK, LONGEST
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.devices.device import LanguageModel
@@ -30,7 +30,7 @@ MAX_ROWS: Final = 256
 MAX_GRAPHS: Final = 256
 """The one that was not used for longest goes first."""
 
-_PLAIN: Final = frozenset({"token_ids", "positions", "attention", "kv_caches"})
+_PLAIN: Final = frozenset({"token_ids", "positions", "attention", "kv_caches", "received"})
 """The fields of `ModelInput` that a captured step has."""
 
 
@@ -103,6 +103,8 @@ class GraphedModel:
         """The least recently used one first."""
         self._results: tuple[Tensor, ...] = ()
         """[MAX_ROWS, hidden] each: where graphs write what the model returns."""
+        self._is_stage = False
+        """Whether the model returns what another pipeline stage goes on with."""
         self._is_capturable = True
         self.compute_logits = model.compute_logits
 
@@ -124,8 +126,7 @@ class GraphedModel:
             if step.graph is None:  # it could not be captured
                 return self._model(batch)
             step.graph.replay()
-            hidden, *streams = (each[:rows] for each in self._results)
-            hidden = NotedStates(hidden, tuple(streams)) if streams else hidden
+            hidden = _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
         if self._is_capturable:
             self._steps[key] = step
             if len(self._steps) > MAX_GRAPHS:
@@ -140,6 +141,7 @@ class GraphedModel:
         if watch.obstacle is not None:
             self._give_up(watch.obstacle)
         elif not self._results:
+            self._is_stage = isinstance(found, IntermediateTensors)
             self._results = tuple(each.new_empty((MAX_ROWS, *each.shape[1:])) for each in _parts(found))
         return found
 
@@ -162,8 +164,18 @@ class GraphedModel:
         _log.info("decode steps are not captured as CUDA graphs: %s", reason)
 
 
-def _parts(found: Tensor | NotedStates) -> tuple[Tensor, ...]:
+def _parts(found: Tensor | NotedStates | IntermediateTensors) -> tuple[Tensor, ...]:
+    if isinstance(found, IntermediateTensors):
+        return found.parts
     return (found.hidden, *found.streams) if isinstance(found, NotedStates) else (found,)
+
+
+def _joined(parts: Sequence[Tensor], *, is_stage: bool) -> Any:
+    """Return what `_parts` took apart. is_stage: whether another pipeline stage follows."""
+    first, *others = parts
+    if is_stage:
+        return IntermediateTensors(first, others[0] if others else None)
+    return NotedStates(first, tuple(others)) if others else first
 
 
 def _is_plain_decode(batch: ModelInput) -> bool:
@@ -174,7 +186,7 @@ def _is_plain_decode(batch: ModelInput) -> bool:
 
 def _tensors(batch: ModelInput) -> list[Tensor]:
     """Return what differs from step to step; groups share some of the tensors."""
-    found = [batch.token_ids, batch.positions]
+    found = [batch.token_ids, batch.positions, *(() if batch.received is None else batch.received.parts)]
     for each in batch.attention:
         found += each.query_starts, each.sequence_lengths, each.block_tables, each.slot_mapping
     return found
@@ -194,7 +206,11 @@ def _own(batch: ModelInput) -> ModelInput:
         for each in batch.attention
     ]
     token_ids, positions = own[id(batch.token_ids)], own[id(batch.positions)]
-    return replace(batch, token_ids=token_ids, positions=positions, attention=attention)
+    received = batch.received
+    if received is not None:
+        first, *others = (own[id(each)] for each in received.parts)
+        received = IntermediateTensors(first, others[0] if others else None)
+    return replace(batch, token_ids=token_ids, positions=positions, attention=attention, received=received)
 
 
 def _copy(source: ModelInput, target: ModelInput) -> None:

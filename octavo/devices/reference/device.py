@@ -35,8 +35,9 @@ class ReferenceDevice:
     kernel_clock = None
     rows_are_exact = False
     lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
+    ranks_over: str | None = None
 
-    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set not in ("auto", "reference"):
             raise ConfigError(
                 f"instruction_set is {config.instruction_set}, but the device {self.name} runs no compiled kernels "

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from octavo.config.schema import DeviceConfig
 from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.cuda.graphs import Graph
 from octavo.devices.device import DeviceMemory
@@ -32,9 +31,14 @@ class RepeatedCalls:
 class InterpretedCuda(CudaDevice):
     """Everything of the device but the GPU: tensors are on the CPU, Triton interprets."""
 
-    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
-        super().__init__(config, platform, because)
-        self.torch_device = torch.device("cpu")
+    ranks_over = "gloo"
+    num_gpus = 4
+
+    def _num_gpus(self) -> int:
+        return self.num_gpus
+
+    def _current(self, index: int) -> torch.device:
+        return torch.device("cpu")
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:

@@ -1,0 +1,106 @@
+"""Ranks that each have a GPU: in processes, over gloo instead of NCCL, with interpreted kernels."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo import LLM, SamplingParams
+from octavo.config.schema import DeviceConfig
+from octavo.devices import DEVICES
+from octavo.devices.device import DeviceMemory
+from octavo.engine.engine_core import EngineCore
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.multiprocess import MultiprocessExecutor
+from octavo.executor.ranks import start_ranks
+from octavo.platform import Memory, Platform
+from octavo.worker.launching import LaunchingRunner
+from octavo.worker.worker import Worker
+from tests.devices.cuda.interpreted import NAME, InterpretedCuda
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+
+SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
+EXACT: Any = SIZES | {"device": "cuda", "batch_invariant": True}
+PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
+ASKED = [
+    SamplingParams(max_tokens=6, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=6, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
+    SamplingParams(max_tokens=6, temperature=0.9, seed=2, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=301))
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    start = partial(start_ranks, module="tests.devices.cuda.interpreted_rank")
+    monkeypatch.setattr("octavo.executor.ranks.start_ranks", start)
+
+
+def answers(llm: LLM) -> list[Any]:
+    found = llm.generate(PROMPTS, ASKED, use_tqdm=False)
+    assert not any(each.error for each in found), found
+    return [each.outputs for each in found]
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DEVICES, "cuda", NAME)
+        with LLM(str(path), **EXACT) as llm:
+            return answers(llm)
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["TP", "PP"])
+def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
+    path: Path, sizes: Any, expected: list[Any]
+) -> None:
+    with LLM(str(path), **EXACT, **sizes, distributed_timeout_seconds=20) as llm:
+        assert answers(llm) == expected
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        executor = core.executor
+        assert isinstance(executor, MultiprocessExecutor)
+        assert isinstance(executor._worker, Worker)
+        assert not isinstance(executor._worker._runner, LaunchingRunner), "what ranks draw is known to the host first"
+        (rank,) = executor._ranks
+        assert rank.process is not None
+        os.kill(rank.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="rank 1 was killed"):
+            answers(llm)
+
+
+def test_fewer_gpus_than_ranks_are_refused_by_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterpretedCuda, "num_gpus", 1)
+    with pytest.raises(ConfigError, match="needs 2 GPUs on this machine, one for each rank, and 1 can be seen"):
+        LLM(str(path), **EXACT, tensor_parallel_size=2)
+
+
+def test_each_rank_of_each_engine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(InterpretedCuda, "_current", lambda _, index: chosen.append(index))
+    config = DeviceConfig(device="cuda", threads=1, tensor_parallel_size=2)
+    for place in range(4):
+        InterpretedCuda(config, Platform.detect(), "asked for", place)
+    assert chosen == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="needs 6 GPUs"):
+        InterpretedCuda(config, Platform.detect(), "asked for", 4)
+
+
+def test_ranks_divide_the_memory_of_the_host_and_not_that_of_their_gpus() -> None:
+    gpu = DeviceMemory(80, 70, "device", is_host=False, most_kv_bytes=None)
+    assert gpu.share(2) == gpu
+    host = DeviceMemory.of_host(Memory(80, 70, "machine"))
+    assert host.share(2).available == 35
