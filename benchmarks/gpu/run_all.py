@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.gpu.figures import figures
 from benchmarks.gpu.ranks import ranks
+from benchmarks.gpu.swaps import swaps
 from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
@@ -216,7 +217,17 @@ def main() -> int:
 
     timed_kernels, timed_sampler = partial(time_kernels, limits), partial(time_sampler, limits)
     measured_engines = partial(figures, limits)
-    for part in (measured, check_operators, check_bits, timed_kernels, timed_sampler, engines, ranks, measured_engines):
+    for part in (
+        measured,
+        check_operators,
+        check_bits,
+        timed_kernels,
+        timed_sampler,
+        engines,
+        swaps,
+        ranks,
+        measured_engines,
+    ):
         try:
             for line in part():
                 print(json.dumps(line), flush=True)

@@ -49,6 +49,8 @@ class DeviceMemory:
     source: str
     is_host: bool = True
     """Swap space is taken from the same memory."""
+    host_available: int | None = None
+    """What the host has for swap space, where that is other memory, which is pinned at start."""
     most_kv_bytes: int | None = KV_BYTES_ON_HOST
     """Most KV cache unless the user asks for more; None for all that is left."""
 
@@ -60,7 +62,8 @@ class DeviceMemory:
     def share(self, num_ranks: int) -> DeviceMemory:
         """Return what each of `num_ranks` ranks of a machine has, of which each has a device; they share the host."""
         if not self.is_host:
-            return self
+            of_host = self.host_available
+            return self if of_host is None else replace(self, host_available=of_host // num_ranks)
         most_kv_bytes = None if self.most_kv_bytes is None else self.most_kv_bytes // num_ranks
         return replace(self, available=self.available // num_ranks, most_kv_bytes=most_kv_bytes)
 
@@ -72,6 +75,9 @@ class CacheTier(NamedTuple):
     """One per layer, blocks in dimension 1, all with the same strides; a block of a plane lies in one piece."""
     planes: Tensor
     """int64: the addresses at which block 0 of each cache, and of each of its planes in dimension 0, begins."""
+    blocks: Tensor
+    """[blocks, layers, ...]: the memory of the caches, a block of all layers in one piece."""
+    is_swap_space: bool = False
 
 
 class LanguageModel(Protocol):
@@ -114,6 +120,8 @@ class Device(Protocol):
     ranks_over: str | None
     """The backend of torch's process groups by which ranks on such devices reach each other: "nccl"; None where their
     tensors are in the memory of the host."""
+    pins_swap_space: bool
+    """Whether swap space is made at start, because it has to be pinned, and swaps are launched beside the host."""
     kernel_clock: KernelClock | None
     """Counts the time of the device's own kernels; None where torch computes."""
 
@@ -191,6 +199,13 @@ class Device(Protocol):
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks of all layers from one tier to another or within one, in the order of `copies`."""
+        ...
+
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return zeros [blocks, ...] in the memory of the host, to and from which `copy_blocks` copies.
+
+        Raises ConfigError where the host has too little.
+        """
         ...
 
     def release_idle(self) -> None:

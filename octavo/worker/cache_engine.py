@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -37,9 +38,14 @@ class CacheEngine:
         """arenas: of each cache group; together they have every layer, some in several of them. num_draft_groups: how
         many of them, the last ones, are of a draft model, whose layers follow those of the model."""
         self._copy_blocks = device.copy_blocks
-        self._arenas = arenas
-        self._device = [_tier(arena.layout, len(arena.layers), device.torch_device) for arena in arenas]
+        self._arenas, self._swap_space, self._is_beside = arenas, device.swap_space, device.pins_swap_space
+        on_device = partial(zeroed, device=device.torch_device)
+        self._device = [_tier(arena.layout, len(arena.layers), on_device) for arena in arenas]
         self._host: list[CacheTier | None] = [None] * len(arenas)
+        if device.pins_swap_space:
+            for group, arena in enumerate(arenas):
+                if arena.num_host_blocks and arena.layers:
+                    self._host_tier(group)
         by_place = {
             (layer, place): cache
             for place, (arena, tier) in enumerate(zip(arenas, self._device, strict=True))
@@ -59,7 +65,7 @@ class CacheEngine:
 
     def apply(self, ops: BlockOps) -> float:
         """Swap out, swap in, copy: in this order, and within a list in the list's order. Returns the seconds of the
-        swaps."""
+        swaps, 0 where they are not known."""
         swap_s = self._swap(ops) if ops.swap_outs or ops.swap_ins else 0.0
         for group, copies in self._by_group(ops.copies):
             self._copy_blocks(self._device[group], self._device[group], copies)
@@ -83,7 +89,8 @@ class CacheEngine:
             self._copy_blocks(self._device[group], hosts[group], copies)
         for group, copies in ins:
             self._copy_blocks(hosts[group], self._device[group], copies)
-        return time.perf_counter() - began
+        # what is launched takes time that is not known here
+        return 0.0 if self._is_beside else time.perf_counter() - began
 
     def _by_group(self, copies: Sequence[BlockCopy]) -> list[tuple[int, Sequence[BlockCopy]]]:
         """Return the copies of each cache group that has any, in their order."""
@@ -100,16 +107,19 @@ class CacheEngine:
         if tier is None:
             layers, (shape, dtype), num_host_blocks = self._arenas[group]
             assert num_host_blocks > 0, "a step swaps, but there is no swap space"
-            tier = _tier(CacheLayout((shape[0], num_host_blocks + 1, *shape[2:]), dtype), len(layers))
+            layout = CacheLayout((shape[0], num_host_blocks + 1, *shape[2:]), dtype)
+            tier = _tier(layout, len(layers), self._swap_space)._replace(is_swap_space=True)
             self._host[group] = tier
         return tier
 
 
-def _tier(layout: CacheLayout, num_layers: int, device: torch.device | str = "cpu") -> CacheTier:
+def _tier(
+    layout: CacheLayout, num_layers: int, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor]
+) -> CacheTier:
     planes, num_blocks, *block = layout.shape
-    memory = zeroed((num_blocks, num_layers, planes, *block), layout.dtype, device)
+    memory = allocate((num_blocks, num_layers, planes, *block), layout.dtype)
     caches = tuple(memory[:, layer].transpose(0, 1) for layer in range(num_layers))
-    return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))
+    return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]), memory)
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

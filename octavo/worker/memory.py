@@ -108,6 +108,12 @@ def divide_memory(
     if memory.is_host:
         swap_bytes = min(swap_bytes, left - kv_bytes)
     host_blocks = max(0, division.most_blocks(swap_bytes))
+    pinned_bytes = division.num_bytes(host_blocks)
+    if memory.host_available is not None and pinned_bytes > memory.host_available:
+        raise ConfigError(
+            f"swap_space of {render_bytes(pinned_bytes)} has to be pinned in the memory of the host, and this rank's "
+            f"share of what that has available is {render_bytes(memory.host_available)}; lower swap_space"
+        )
     return MemoryPlan(
         device=device,
         total_memory=memory.total,
@@ -121,6 +127,6 @@ def divide_memory(
         cache_groups=shape.cache_groups,
         num_blocks_because=because,
         kv_bytes=kv_bytes,
-        host_bytes=division.num_bytes(host_blocks),
+        host_bytes=pinned_bytes,
         max_model_len=scheduler.max_model_len,
     )

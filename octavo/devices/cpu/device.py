@@ -20,6 +20,7 @@ from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, Lang
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.token_store import HostTokenStore, TokenStore
+from octavo.ops.memory import zeroed
 from octavo.ops.pages import Pages
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter
@@ -46,6 +47,7 @@ class CpuDevice:
     rows_are_exact = True
     lacks: Mapping[str, str] = {}
     ranks_over: str | None = None
+    pins_swap_space = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         self.because = because
@@ -143,6 +145,9 @@ class CpuDevice:
             block_bytes,
             block_stride,
         )
+
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return zeroed(shape, dtype)
 
     def release_idle(self) -> None:
         self.runtime.release_idle()

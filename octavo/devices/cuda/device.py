@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from math import prod
 from typing import Final
 
 import torch
 
 from octavo.config.schema import DeviceConfig
+from octavo.core.step import BlockCopy
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
+from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps
 from octavo.devices.cuda.token_store import CudaTokenStore
-from octavo.devices.device import AttentionChoice, DeviceMemory, LanguageModel, StepRun
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.device import ReferenceDevice
@@ -42,6 +45,7 @@ class CudaDevice(ReferenceDevice):
         "transfers": "KV blocks are read from the memory of the host",
     }
     ranks_over = "nccl"
+    pins_swap_space = True
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set != "auto":
@@ -51,6 +55,7 @@ class CudaDevice(ReferenceDevice):
             )
         super().__init__(config, platform, because)
         self.torch_device = self._own_gpu(place)
+        self._swaps: Swaps | None = None
         self.runtime = CudaRuntime(config.batch_invariant)
         self.rows_are_exact = config.batch_invariant
         self.ops = self.runtime.bind(config.op_overrides)
@@ -99,7 +104,14 @@ class CudaDevice(ReferenceDevice):
 
     def memory(self) -> DeviceMemory:
         available, total = torch.cuda.mem_get_info(self.torch_device)
-        return DeviceMemory(total, available, "device", is_host=False, most_kv_bytes=None)
+        return DeviceMemory(
+            total,
+            available,
+            "device",
+            is_host=False,
+            host_available=self._memory.available,
+            most_kv_bytes=None,
+        )
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
@@ -135,7 +147,7 @@ class CudaDevice(ReferenceDevice):
     def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
         """Count what the reference's operators hold: kernels of this device hold no more. Graphs have their own."""
         ops = bind()
-        total = peak_bytes(lambda: run(ops, DryAttention(), num_tokens))
+        total = STAGING_BYTES + peak_bytes(lambda: run(ops, DryAttention(), num_tokens))
         if self._config.enforce_eager:
             return total
         return total + peak_bytes(lambda: run(ops, DryAttention(), min(MAX_ROWS, num_tokens), is_decode=True))
@@ -146,6 +158,34 @@ class CudaDevice(ReferenceDevice):
         yield
         if pages is not None:
             pages.release_from(0)
+
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return pinned memory. The buffer for blocks on the way to it is made with the first."""
+        try:
+            space = self._pinned(shape, dtype)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"swap_space of {prod(shape) * dtype.itemsize:,} bytes cannot be pinned in the memory of the host: "
+                f"{error}; lower it"
+            ) from error
+        self._swaps = self._swaps or Swaps(*self._streams(), self.torch_device, space[:1].nbytes)
+        return space
+
+    def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def _streams(self) -> tuple[Stream, Stream]:
+        """Return that of what computes, and one for swaps."""
+        return CudaStream(self.torch_device, is_side=False), CudaStream(self.torch_device, is_side=True)
+
+    def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
+        """Copy within the GPU in order with what computes; swap without waiting (`cuda/swaps`)."""
+        if sources.is_swap_space == targets.is_swap_space:
+            super().copy_blocks(sources, targets, copies)
+            return
+        assert self._swaps is not None, "there is no swap space"
+        move = self._swaps.move_in if sources.is_swap_space else self._swaps.move_out
+        move(sources.blocks, targets.blocks, copies)
 
     def release_idle(self) -> None:
         torch.cuda.empty_cache()

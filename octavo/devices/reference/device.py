@@ -16,6 +16,7 @@ from octavo.devices.reference.blocks import copy_blocks
 from octavo.devices.reference.sampler import ReferenceSampler, reference_bytes
 from octavo.devices.token_store import HostTokenStore, TokenStore
 from octavo.errors import ConfigError
+from octavo.ops.memory import zeroed
 from octavo.ops.pages import Pages
 from octavo.ops.registry import bind
 from octavo.platform import Platform
@@ -36,6 +37,7 @@ class ReferenceDevice:
     rows_are_exact = False
     lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
     ranks_over: str | None = None
+    pins_swap_space = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set not in ("auto", "reference"):
@@ -98,6 +100,9 @@ class ReferenceDevice:
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         copy_blocks(sources.caches, targets.caches, copies)
+
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return zeroed(shape, dtype)
 
     def release_idle(self) -> None:
         """Do nothing: torch frees memory at once."""

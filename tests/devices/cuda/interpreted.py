@@ -8,8 +8,10 @@ import torch
 
 from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.cuda.graphs import Graph
+from octavo.devices.cuda.swaps import Stream
 from octavo.devices.device import DeviceMemory
 from octavo.platform import Platform
+from tests.devices.cuda.streams import HostStream, LateStream
 
 NAME = "tests.devices.cuda.interpreted.InterpretedCuda"
 """For `DEVICES`."""
@@ -49,6 +51,12 @@ class InterpretedCuda(CudaDevice):
 
     def read_later(self, values: torch.Tensor) -> Callable[[], list[list[float]]]:
         return values.tolist
+
+    def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def _streams(self) -> tuple[Stream, Stream]:
+        return HostStream(), LateStream()
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory.of_host(self._memory)

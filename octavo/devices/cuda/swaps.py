@@ -1,0 +1,97 @@
+"""Swaps of KV blocks between the GPU and pinned memory of the host, on a stream of their own.
+
+Blocks that leave are first copied into a buffer on the GPU, in order with what computes: they may be overwritten at
+once, while the buffer goes to the host. What computes waits for blocks that come back, the host for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.core.step import BlockCopy
+
+STAGING_BYTES: Final = 64 << 20
+"""Of the buffer on the GPU; a larger block has a buffer of its size."""
+
+
+class Stream(Protocol):
+    """Work that is done in its order, beside that of other streams."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Launch what `work` launches, behind what this stream was given before."""
+        ...
+
+    def wait_for(self, other: Stream) -> None:
+        """Let what this stream is given later wait for what `other` was given up to now."""
+        ...
+
+
+class CudaStream:
+    """A stream of a GPU. side: whether it is a new one, or that of what computes."""
+
+    def __init__(self, device: torch.device, *, is_side: bool) -> None:
+        self._device = device
+        self._side: torch.cuda.Stream | None = None
+        if is_side:
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device) if self._side is None else self._side
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def wait_for(self, other: Stream) -> None:
+        assert isinstance(other, CudaStream)
+        self._stream.wait_stream(other._stream)
+
+
+class Swaps:
+    """Swaps of one worker's blocks. A block is all its layers, in one piece."""
+
+    def __init__(self, compute: Stream, side: Stream, device: torch.device, block_bytes: int) -> None:
+        """block_bytes: of the largest block."""
+        self._compute, self._side = compute, side
+        self._staging = torch.empty(max(STAGING_BYTES, block_bytes), dtype=torch.uint8, device=device)
+
+    def move_out(self, blocks: Tensor, host: Tensor, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks [blocks, ...] to those of the host, which the next `move_in` may read."""
+        sources, targets = _rows(blocks), _rows(host)
+        width = sources.shape[1]
+        at_once = len(self._staging) // width
+        for start in range(0, len(copies), at_once):
+            some = copies[start : start + at_once]
+            staged = self._staging[: len(some) * width].view(len(some), width)
+            source_ids = torch.tensor([each.source for each in some]).to(blocks.device)
+            self._compute.wait_for(self._side)  # until the buffer is free
+            self._compute.run(lambda ids=source_ids, out=staged: out.copy_(sources.index_select(0, ids)))  # type: ignore[misc]
+            self._side.wait_for(self._compute)
+            self._side.run(lambda some=some, staged=staged: _send(staged, targets, some))  # type: ignore[misc]
+
+    def move_in(self, host: Tensor, blocks: Tensor, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks of the host to those of the GPU before what is computed next."""
+        sources, targets = _rows(host), _rows(blocks)
+
+        def work() -> None:
+            for each in copies:
+                targets[each.target].copy_(sources[each.source], non_blocking=True)
+
+        self._side.wait_for(self._compute)  # which may still read what was in the blocks
+        self._side.run(work)
+        self._compute.wait_for(self._side)
+
+
+def _send(staged: Tensor, targets: Tensor, copies: Sequence[BlockCopy]) -> None:
+    for row, each in zip(staged, copies, strict=True):
+        targets[each.target].copy_(row, non_blocking=True)
+
+
+def _rows(blocks: Tensor) -> Tensor:
+    """Return the bytes of each block, [blocks, bytes]."""
+    return blocks.view(len(blocks), -1).view(torch.uint8)
