@@ -22,7 +22,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from octavo.devices.cuda.attention import PREFILL_ROWS, ROWS, Division
+from octavo.attention.cache_format import CACHE_DTYPES
+from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.kernels import attention, experts, linear, rows, sampling
 from octavo.devices.cuda.ops.linear import TILE
@@ -57,6 +58,8 @@ class Kernel(NamedTuple):
     function: Any
     constants: Mapping[str, Any]
     num_warps: int = 4
+    types: Mapping[str, str] = {}
+    """Of arguments that have another type than their name says."""
 
 
 def kernels() -> Iterator[Kernel]:
@@ -71,8 +74,13 @@ def kernels() -> Iterator[Kernel]:
         ("attend a chunk", ROWS, True),
         ("attend a prompt", PREFILL_ROWS, False),
     ):
-        constants = {**common, **shape, "M": num_rows, "SPLIT": is_split}
-        yield Kernel(name, attention.attend, constants, num_warps(num_rows))
+        for kind, codes in {"": 0, **{f", {each}": CODES[CACHE_DTYPES[each]] for each in ("int8", "fp8")}}.items():
+            constants = {**common, **shape, "M": num_rows, "SPLIT": is_split, "CODES": codes}
+            pointers = dict.fromkeys(("keys", "values"), "*u8") if codes else {}
+            yield Kernel(name + kind, attention.attend, constants, num_warps(num_rows), pointers)
+            if codes and is_split:
+                written = {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": codes}
+                yield Kernel(f"store{kind}", attention.store_codes, written, types={"cache": "*u8"})
     yield Kernel("merge", attention.merge, common)
     yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16})
     for is_gated in (False, True):
@@ -92,7 +100,9 @@ def kernels() -> Iterator[Kernel]:
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     """Compile a kernel and return what it takes."""
     names = kernel.function.arg_names
-    signature = {name: "constexpr" if name in kernel.constants else _type_of(name) for name in names}
+    signature = {
+        name: "constexpr" if name in kernel.constants else kernel.types.get(name) or _type_of(name) for name in names
+    }
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)

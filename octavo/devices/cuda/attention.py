@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from octavo.attention.backend import Parts, Scores
-from octavo.attention.cache_format import is_quantized
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, num_warps, power_of_2
 
@@ -29,6 +28,10 @@ CHUNK: Final = 512
 _TILE: Final = 64
 LONGEST: Final = "longest"
 """The key of `AttentionMetadata.once` for the length of the longest sequence."""
+CODES: Final = {torch.int8: 1, torch.float8_e4m3fn: 2}
+"""Numbers of the kinds of codes that a cache may have, as kernels know them."""
+SCALE_BYTES: Final = 4
+"""Bytes of the scale of a head of a token beside its codes."""
 _MOST_AHEAD: Final = 1 << 30
 """Keys behind itself that a query sees: kernels add positions in 32 bits."""
 
@@ -47,20 +50,25 @@ class Division:
 
 
 class CudaBackend:
-    """`AttentionBackend` in Triton. The cache is [planes, blocks, kv_heads, block_size, dim], keys and values."""
+    """`AttentionBackend` in Triton. The cache is [planes, blocks, kv_heads, block_size, dim], keys and values.
+
+    Of int8 and float8_e4m3fn a head of a block has its codes first, and their scales behind them: so codes lie at whole
+    vectors.
+    """
 
     name = "triton"
 
     def __init__(self, runtime: CudaRuntime, cache_dtype: torch.dtype, division: Division | None = None) -> None:
         self._runtime = runtime
-        self.element_type = cache_dtype
+        self._codes = CODES.get(cache_dtype, 0)
+        self.element_type = torch.uint8 if self._codes else cache_dtype
         self._division = division or Division()
 
     @staticmethod
-    def obstacle(cache_dtype: torch.dtype, head_dims: Collection[int]) -> str | None:
+    def obstacle(cache_dtype: torch.dtype, head_dims: Collection[int], block_size: int = 16) -> str | None:
         """Return why the kernels cannot serve a model; None where they can."""
-        if is_quantized(cache_dtype):
-            return f"its kernels read no KV cache of {str(cache_dtype).removeprefix('torch.')}"
+        if cache_dtype in CODES and block_size % SCALE_BYTES:
+            return f"its kernels read 8-bit caches in blocks of a multiple of {SCALE_BYTES} tokens, not {block_size}"
         least, most = HEAD_DIMS
         odd = [dim for dim in head_dims if not least <= dim <= most]
         return f"its kernels have head sizes from {least} to {most}, not {odd[0]}" if odd else None
@@ -68,7 +76,9 @@ class CudaBackend:
     def cache_shape(
         self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0
     ) -> tuple[int, ...]:
-        return (1 if value_size else 2, num_blocks, kv_heads, block_size, head_dim)
+        """Return [planes, num_blocks, kv_heads, block_size, dim]. A code has its part of the scales in the last one."""
+        width = head_dim + (SCALE_BYTES if self._codes else 0)
+        return (1 if value_size else 2, num_blocks, kv_heads, block_size, width)
 
     def workspace_bytes(
         self,
@@ -91,6 +101,8 @@ class CudaBackend:
         if len(k):
             self._store(k, cache[0], metadata)
             self._store(v, cache[1], metadata)
+        if not metadata.query_lengths:  # nothing is read
+            return q
         return self._attend(q, cache, metadata, scores, q.shape[-1])
 
     def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
@@ -98,12 +110,16 @@ class CudaBackend:
         return self._attend(torch.cat(q, dim=-1), cache, metadata, Scores(scale), q[0].shape[-1])
 
     def _store(self, new: Tensor, plane: Tensor, metadata: AttentionMetadata) -> None:
-        from octavo.devices.cuda.kernels.attention import store
+        from octavo.devices.cuda.kernels.attention import store, store_codes
 
         new = new if new.stride(-1) == 1 else new.contiguous()
         tokens, heads, dim = new.shape
         shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": plane.shape[2]}
         strides = (*new.stride()[:2], *plane.stride()[:3])
+        if self._codes:
+            options = {**self._runtime.options, "enable_fp_fusion": False, "CODES": self._codes}
+            store_codes[(tokens, heads)](new, plane, metadata.slot_mapping, *strides[:-1], **shape, **options)
+            return
         store[(tokens, heads)](new, plane, metadata.slot_mapping, *strides, **shape, **self._runtime.options)
 
     def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
@@ -125,6 +141,7 @@ class CudaBackend:
             parts = torch.empty((tokens, heads, num_chunks, value_size), dtype=torch.float32, device=q.device)
             peaks = torch.empty((tokens, heads, num_chunks, 2), dtype=torch.float32, device=q.device)
         slopes, sinks = (out if each is None else each for each in (scores.alibi, scores.sinks))
+        slot_stride = dim if self._codes else cache.stride(3)
         common: dict[str, Any] = {
             "HEADS": heads,
             "VALUE": value_size,
@@ -137,7 +154,7 @@ class CudaBackend:
         }
         attend[(len(work), kv_heads, num_chunks)](
             *(q, cache[0], cache[-1], metadata.block_tables, metadata.sequence_lengths, work, slopes, sinks),
-            *(out, parts, peaks, *q.stride()[:2], *cache.stride()[1:4], metadata.block_tables.stride(0)),
+            *(out, parts, peaks, *q.stride()[:2], *cache.stride()[1:3], slot_stride, metadata.block_tables.stride(0)),
             *(scores.scale, num_chunks),
             GROUP=group,
             DIM=dim,
@@ -149,6 +166,7 @@ class CudaBackend:
             HAS_SLOPES=scores.alibi is not None,
             SPLIT=is_divided,
             TYPE=compute_type(q),
+            CODES=self._codes,
             num_warps=num_warps(rows),
             **common,
         )

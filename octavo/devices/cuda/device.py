@@ -116,7 +116,7 @@ class CudaDevice(ReferenceDevice):
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
     ) -> AttentionChoice:
-        reason = CudaBackend.obstacle(cache_dtype, head_dims)
+        reason = CudaBackend.obstacle(cache_dtype, head_dims, block_size)
         if reason is not None:
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
         return AttentionChoice(CudaBackend(self.runtime, cache_dtype), "compiled by Triton")

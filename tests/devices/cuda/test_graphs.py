@@ -155,12 +155,15 @@ def test_a_bound_of_lengths_changes_no_bit() -> None:
     assert torch.equal(backend.run(q, k, v, cache.clone(), bounded, Scores(0.25)), expected)
 
 
-def test_the_engine_repeats_its_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_the_engine_repeats_its_decode_steps(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
     monkeypatch.setitem(DEVICES, "cuda", NAME)
-    options = {"device": "cuda", "batch_invariant": True, "max_tokens": 6}
+    options = {"device": "cuda", "batch_invariant": True, "max_tokens": 6, "kv_cache_dtype": cache}
     before = RepeatedCalls.num_replays
     expected = generate(path, **options, enforce_eager=True)
     assert RepeatedCalls.num_replays == before
     assert generate(path, **options) == expected
     assert RepeatedCalls.num_replays > before
+    drawn = generate(path, device="reference", max_tokens=6, kv_cache_dtype=cache)
+    assert [tokens for tokens, _ in drawn] == [tokens for tokens, _ in expected]

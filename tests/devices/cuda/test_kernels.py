@@ -10,6 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
+from octavo.attention.backend import Scores
+from octavo.attention.cache_format import quantize
+from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend, Division
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.lora import Factors, LoRAShape, Run
@@ -88,6 +91,51 @@ def test_attention_is_that_of_float64_with_one_result_for_any_cut(shape: Heads, 
     for one, other, third in zip(whole, cut, beside, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, third)
+
+
+CODED = {
+    "int8, cap": (torch.int8, Heads(heads=6, kv_heads=2, dim=40, soft_cap=3.0)),
+    "fp8, window, blocks of 32": (torch.float8_e4m3fn, Heads(dim=24, window=20, block_size=32, has_sinks=True)),
+    "fp8, latents": (torch.float8_e4m3fn, Heads(heads=3, kv_heads=1, dim=32, value_size=24)),
+}
+
+
+@pytest.mark.parametrize(("cache_dtype", "shape"), CODED.values(), ids=CODED.keys())
+def test_caches_of_codes_are_read_as_they_are_kept_with_one_result_for_any_cut(
+    cache_dtype: torch.dtype, shape: Heads
+) -> None:
+    dtype = torch.bfloat16 if shape.soft_cap else torch.float32
+    sequences = Sequences.make(shape, LENGTHS, dtype)
+    whole = sequences.compute(CudaBackend(RUNTIME, cache_dtype, WHOLE), sequences.whole())
+    for one, other in zip(whole, sequences.expected(cache_dtype), strict=True):
+        assert (one.double() - other).abs().max() <= TOLERANCE[dtype]
+    cut = sequences.compute(CudaBackend(RUNTIME, cache_dtype, DIVIDED), one_by_one(sequences, [1, 7, 33]))
+    beside = sequences.compute(
+        CudaBackend(RUNTIME, cache_dtype, DIVIDED), side_by_side(sequences, [38, 1]), forgets=True
+    )
+    for one, other, third in zip(whole, cut, beside, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_codes_of_a_cache_are_those_of_the_reference(cache_dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.exp(torch.randn(40, 1, 72, generator=generator) * 3)
+    new = torch.randn(40, 1, 72, generator=generator) * spread
+    new[3], new[4, 0, 5], new[6, 0, 7] = 0.0, float("inf"), float("nan")
+    backend = CudaBackend(RUNTIME, cache_dtype)
+    cache = torch.zeros(backend.cache_shape(4, 16, 1, 72), dtype=torch.uint8)
+    backend.run(new[:0], new, new, cache, AttentionMetadata.of_slots(torch.arange(16, 56), 16), Scores(1.0))
+    blocks = cache[0, 1:].reshape(3, -1)
+    codes = blocks[:, : 16 * 72].reshape(48, 72)[:40]
+    scales = blocks[:, 16 * 72 :].contiguous().view(torch.float32).reshape(48, 1)[:40]
+    expected, expected_scales = quantize(new[:, 0], cache_dtype)
+    assert torch.equal(scales.isnan(), expected_scales.isnan())
+    finite = ~scales.isnan()[:, 0]
+    assert finite.sum() == 38
+    assert torch.equal(scales[finite], expected_scales[finite])
+    assert torch.equal(codes[finite], expected.view(torch.uint8)[finite])
 
 
 def test_tiles_of_prompts_may_be_larger_where_bits_may_differ() -> None:

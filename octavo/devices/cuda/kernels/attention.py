@@ -4,6 +4,9 @@ Keys are taken in chunks at absolute positions, and chunks are put together in a
 computes all of them or each has a program of its own: so a query's bits depend neither on how a step is divided nor on
 what else is in it. Source of the sums: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; of the division:
 https://pytorch.org/blog/flash-decoding/.
+
+Keys and values may be codes of 8 bits: CODES is 1 for integers, 2 for floats (e4m3), else 0. A head of a block is then
+its codes [BLOCK, DIM], and behind them their scales, float32 [BLOCK].
 """
 
 from __future__ import annotations
@@ -30,11 +33,68 @@ def store(
 
 
 @triton.jit
+def store_codes(
+    new, cache, slots, token_stride, head_stride, block_stride, cache_head_stride,
+    DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    """Do the same with codes; see `octavo.attention.cache_format.quantize`, whose bits they have without fusion."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, D)
+    slot = tl.load(slots + token)
+    source = new + token.to(tl.int64) * token_stride + head * head_stride
+    x = tl.load(source + d, mask=d < DIM, other=0.0).to(tl.float32)
+    largest = 127.0 if CODES == 1 else 448.0
+    is_finite = (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
+    is_spoilt = tl.max(tl.where(is_finite, 0, 1), 0) > 0
+    x = tl.where(is_finite, x, 0.0)
+    amplitude = tl.max(tl.abs(x), 0)
+    factor = tl.where(amplitude > 0, tl.div_rn(largest, tl.where(amplitude > 0, amplitude, 1.0)), 0.0)
+    scaled = x * factor
+    if CODES == 1:
+        codes = _rounded(scaled).to(tl.int32)
+    else:
+        bits = scaled.to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        # half to even on three bits of the mantissa; below 2⁻⁶ codes are multiples of 2⁻⁹
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+        small = _rounded(tl.abs(scaled) * 512.0).to(tl.int32)
+        codes = tl.where(tl.abs(scaled) < 0.015625, small, normal) | ((bits >> 24) & 0x80)
+    target = cache + (slot // BLOCK) * block_stride + head * cache_head_stride
+    tl.store(target + (slot % BLOCK) * DIM + d, codes.to(tl.uint8), mask=d < DIM)
+    scale = tl.where(is_spoilt, float("nan"), tl.div_rn(amplitude, largest))
+    tl.store((target + BLOCK * DIM + (slot % BLOCK) * 4).to(tl.pointer_type(tl.float32), bitcast=True), scale)
+
+
+@triton.jit
+def _rounded(x):
+    """Return the nearest whole number, the even one of two, of less than 2²² in magnitude."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def _factors(codes, CODES: tl.constexpr, TYPE: tl.constexpr):
+    """Return what codes stand for; of floats the 256th part, whose bits are those of a float16."""
+    if CODES == 1:
+        return codes.to(tl.int8, bitcast=True).to(TYPE)
+    wide = codes.to(tl.int16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(TYPE)
+
+
+@triton.jit
+def _scales(plane, block, slot, block_stride, read, DIM: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr):
+    """Return the scales of the keys or values in slots of blocks; those that are not read are 0."""
+    at = (plane + block * block_stride + BLOCK * DIM + slot * 4).to(tl.pointer_type(tl.float32), bitcast=True)
+    scales = tl.load(at, mask=read, other=0.0)
+    return scales * 256.0 if CODES == 2 else scales
+
+
+@triton.jit
 def _chunk(
     q, pos, low, length, start, table, keys, values, block_stride, slot_stride, scale, slopes,
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, TYPE: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """Return (largest score, sum of weights, weighted values) of the keys [start, start + CHUNK) for M queries."""
     d, dv = tl.arange(0, D), tl.arange(0, DV)
@@ -48,8 +108,12 @@ def _chunk(
         block = tl.load(table + t // BLOCK, mask=read, other=0).to(tl.int64)
         row = block * block_stride + (t % BLOCK) * slot_stride
         k_read = read[None, :] if DIM == D else read[None, :] & (d < DIM)[:, None]
-        k = tl.load(keys + row[None, :] + d[:, None], mask=k_read, other=0.0)
-        s = tl.dot(q, k.to(TYPE), input_precision="ieee") * scale
+        k = tl.load(keys + row[None, :] + d[:, None], mask=k_read, other=0)
+        if CODES == 0:
+            s = tl.dot(q, k.to(TYPE), input_precision="ieee") * scale
+        else:
+            of_keys = _scales(keys, block, t % BLOCK, block_stride, read, DIM, BLOCK, CODES)
+            s = tl.dot(q, _factors(k, CODES, TYPE), input_precision="ieee") * (of_keys * scale)[None, :]
         if CAP > 0:
             s = CAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2_E / CAP)) + 1.0))
         if HAS_SLOPES:
@@ -62,8 +126,15 @@ def _chunk(
         p = tl.where(seen, tl.exp2((s - higher[:, None]) * LOG2_E), 0.0)
         kept = tl.exp2((m - higher) * LOG2_E)
         v_read = read[:, None] if VALUE == DV else read[:, None] & (dv < VALUE)[None, :]
-        v = tl.load(values + row[:, None] + dv[None, :], mask=v_read, other=0.0)
+        v = tl.load(values + row[:, None] + dv[None, :], mask=v_read, other=0)
         total = total * kept + tl.sum(p, 1)
+        if CODES != 0:
+            of_values = _scales(values, block, t % BLOCK, block_stride, read, DIM, BLOCK, CODES)
+            if tl.float16 == TYPE:  # whose range weights times scales may leave
+                v = (_factors(v, CODES, tl.float32) * of_values[:, None]).to(TYPE)
+            else:
+                v = _factors(v, CODES, TYPE)
+                p = p * of_values[None, :]
         out = out * kept[:, None] + tl.dot(p.to(TYPE), v.to(TYPE), input_precision="ieee")
         m = higher
     return m, total, out
@@ -77,6 +148,7 @@ def attend(
     VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries of one head of keys: M rows, tokens of one sequence times the heads that share it.
 
@@ -110,7 +182,7 @@ def attend(
             return
         m, total, sums = _chunk(
             queries, pos, low, end, chunk * CHUNK, table, keys, values, block_stride, slot_stride, scale, slope,
-            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE,
+            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
         )  # fmt: skip
         part = place * num_chunks + chunk
         tl.store(parts + part[:, None] * VALUE + dv[None, :], sums, mask=live[:, None] & (dv < VALUE)[None, :])
@@ -123,7 +195,7 @@ def attend(
     for start in range(low // CHUNK * CHUNK, end, CHUNK):
         peak, weight, part_sums = _chunk(
             queries, pos, low, end, start, table, keys, values, block_stride, slot_stride, scale, slope,
-            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE,
+            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
         )  # fmt: skip
         higher = tl.maximum(m, peak)
         kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
