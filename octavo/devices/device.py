@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -122,6 +122,8 @@ class Device(Protocol):
     tensors are in the memory of the host."""
     pins_swap_space: bool
     """Whether swap space is made at start, because it has to be pinned, and swaps are launched beside the host."""
+    warms_up: bool
+    """Whether the largest steps are made once at start: the device has memory of its own, and kernels to compile."""
     kernel_clock: KernelClock | None
     """Counts the time of the device's own kernels; None where torch computes."""
 
@@ -202,10 +204,14 @@ class Device(Protocol):
         ...
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return zeros [blocks, ...] in the memory of the host, to and from which `copy_blocks` copies.
+        """Return memory [blocks, ...] of the host, to and from which `copy_blocks` copies.
 
         Raises ConfigError where the host has too little.
         """
+        ...
+
+    def measure_peak(self) -> Callable[[], int]:
+        """Return what returns the most bytes that were held at a time from now on, beside those that are held now."""
         ...
 
     def release_idle(self) -> None:

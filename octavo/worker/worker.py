@@ -41,6 +41,7 @@ from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
 from octavo.worker.stage import Stage
 from octavo.worker.step_watch import StepWatch, TimedModel
+from octavo.worker.warm_up import warm_up
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -119,11 +120,8 @@ class Worker:
             self._draft = DraftModel(config.draft, self._opened, config.scheduler)
             head_dims |= self._draft.shape.head_dims
             self._groups += self._draft.cache_groups
-        self._attention = self._device.attention(
-            dtype,
-            CACHE_DTYPES[config.cache.dtype],
-            head_dims=head_dims,
-            block_size=config.cache.block_size,
+        self._attention = device.attention(
+            dtype, CACHE_DTYPES[config.cache.dtype], head_dims=head_dims, block_size=config.cache.block_size
         )
         from octavo import __version__
 
@@ -323,6 +321,8 @@ class Worker:
             )
         if model.pooling is not None:
             self._runner.pool(model.pooling, loaded, Path(model.path))
+        elif device.warms_up:
+            warm_up(self._runner, device, scheduler, self.plan)
         self._runner.grammars, self._runner.suggests = grammars, self._config.speculative is not None
 
     def _made_cache(self) -> CacheEngine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -48,6 +48,7 @@ class CpuDevice:
     lacks: Mapping[str, str] = {}
     ranks_over: str | None = None
     pins_swap_space = False
+    warms_up = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         self.because = because
@@ -148,6 +149,10 @@ class CpuDevice:
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return zeroed(shape, dtype)
+
+    def measure_peak(self) -> Callable[[], int]:
+        """Return what returns 0: memory of the host is not measured."""
+        return lambda: 0
 
     def release_idle(self) -> None:
         self.runtime.release_idle()

@@ -46,6 +46,7 @@ class CudaDevice(ReferenceDevice):
     }
     ranks_over = "nccl"
     pins_swap_space = True
+    warms_up = True
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set != "auto":
@@ -172,7 +173,7 @@ class CudaDevice(ReferenceDevice):
         return space
 
     def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def _streams(self) -> tuple[Stream, Stream]:
         """Return that of what computes, and one for swaps."""
@@ -186,6 +187,11 @@ class CudaDevice(ReferenceDevice):
         assert self._swaps is not None, "there is no swap space"
         move = self._swaps.move_in if sources.is_swap_space else self._swaps.move_out
         move(sources.blocks, targets.blocks, copies)
+
+    def measure_peak(self) -> Callable[[], int]:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        held = torch.cuda.memory_allocated(self.torch_device)
+        return lambda: torch.cuda.max_memory_allocated(self.torch_device) - held
 
     def release_idle(self) -> None:
         torch.cuda.empty_cache()

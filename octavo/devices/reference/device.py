@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -38,6 +38,7 @@ class ReferenceDevice:
     lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
     ranks_over: str | None = None
     pins_swap_space = False
+    warms_up = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set not in ("auto", "reference"):
@@ -103,6 +104,10 @@ class ReferenceDevice:
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return zeroed(shape, dtype)
+
+    def measure_peak(self) -> Callable[[], int]:
+        """Return what returns 0: memory of the host is not measured."""
+        return lambda: 0
 
     def release_idle(self) -> None:
         """Do nothing: torch frees memory at once."""

@@ -10,6 +10,7 @@ from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.cuda.graphs import Graph
 from octavo.devices.cuda.swaps import Stream
 from octavo.devices.device import DeviceMemory
+from octavo.ops.memory import zeroed
 from octavo.platform import Platform
 from tests.devices.cuda.streams import HostStream, LateStream
 
@@ -35,6 +36,8 @@ class InterpretedCuda(CudaDevice):
 
     ranks_over = "gloo"
     num_gpus = 4
+    warms_up = False
+    """Interpreted steps of thousands of tokens would take minutes."""
 
     def _num_gpus(self) -> int:
         return self.num_gpus
@@ -53,10 +56,15 @@ class InterpretedCuda(CudaDevice):
         return values.tolist
 
     def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype)
+        return zeroed(shape, dtype)  # takes memory when it is written
 
     def _streams(self) -> tuple[Stream, Stream]:
         return HostStream(), LateStream()
+
+    def measure_peak(self) -> Callable[[], int]:
+        return lambda: self.peak_bytes
+
+    peak_bytes = 0
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory.of_host(self._memory)

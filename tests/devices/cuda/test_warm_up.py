@@ -1,0 +1,61 @@
+"""The largest steps at start: what does not fit is refused then, and what they took is measured."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo import LLM, SamplingParams
+from octavo.devices import DEVICES
+from octavo.devices.cuda.graphs import GraphedModel
+from octavo.errors import ConfigError
+from tests.devices.cuda.interpreted import NAME, InterpretedCuda
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+
+SIZES: Any = {"device": "cuda", "dtype": "float32", "max_model_len": 32, "num_gpu_blocks_override": 9}
+STEPS: Any = {"max_num_seqs": 3, "max_num_batched_tokens": 20}
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
+
+
+def test_the_largest_steps_are_made_at_start_and_change_no_token(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt: Any = {"prompt_token_ids": [5, 6, 7]}
+    asked = SamplingParams(max_tokens=4, temperature=0.9, seed=1, ignore_eos=True)
+    with LLM(str(path), **SIZES, **STEPS) as llm:
+        expected = llm.generate([prompt], asked, use_tqdm=False)[0].outputs
+    sizes: list[int] = []
+    call = GraphedModel.__call__
+    monkeypatch.setattr(
+        GraphedModel, "__call__", lambda self, batch: sizes.append(len(batch.token_ids)) or call(self, batch)
+    )
+    monkeypatch.setattr(InterpretedCuda, "warms_up", True)
+    monkeypatch.setattr(InterpretedCuda, "peak_bytes", 3 << 30)
+    with caplog.at_level(logging.INFO, "octavo"), LLM(str(path), **SIZES, **STEPS) as llm:
+        assert sizes == [20, 20, 3, 3]
+        assert llm.generate([prompt], asked, use_tqdm=False)[0].outputs == expected
+    (line,) = [each for each in caplog.records if "largest steps" in each.getMessage()]
+    assert line.levelno == logging.WARNING, "more was taken than was planned"
+    assert line.getMessage().startswith("largest steps: 3.00 GiB measured, ")
+
+
+def test_a_step_that_does_not_fit_is_refused_by_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(self: Any, batch: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(GraphedModel, "__call__", call)
+    monkeypatch.setattr(InterpretedCuda, "warms_up", True)
+    with pytest.raises(ConfigError, match=r"out of memory in a step of 20 tokens of 3 sequences, beside weights of"):
+        LLM(str(path), **SIZES, **STEPS)
