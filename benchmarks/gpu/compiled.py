@@ -26,8 +26,9 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.kernels import attention, experts, linear, rows, sampling
+from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.linear import TILE
-from octavo.devices.cuda.runtime import CudaRuntime, num_warps
+from octavo.devices.cuda.runtime import num_warps
 from octavo.devices.cuda.sampler import BLOCK
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -110,7 +111,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     }
     constants = {(names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": kernel.num_warps, **CudaRuntime().options}
+    options = {"num_warps": kernel.num_warps, **OPTIONS}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])

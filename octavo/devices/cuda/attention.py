@@ -110,21 +110,18 @@ class CudaBackend:
         return self._attend(torch.cat(q, dim=-1), cache, metadata, Scores(scale), q[0].shape[-1])
 
     def _store(self, new: Tensor, plane: Tensor, metadata: AttentionMetadata) -> None:
-        from octavo.devices.cuda.kernels.attention import store, store_codes
-
         new = new if new.stride(-1) == 1 else new.contiguous()
         tokens, heads, dim = new.shape
         shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": plane.shape[2]}
         strides = (*new.stride()[:2], *plane.stride()[:3])
+        launch, slots, grid = self._runtime.launch, metadata.slot_mapping, (tokens, heads)
         if self._codes:
-            options = {**self._runtime.options, "enable_fp_fusion": False, "CODES": self._codes}
-            store_codes[(tokens, heads)](new, plane, metadata.slot_mapping, *strides[:-1], **shape, **options)
+            shape |= {"CODES": self._codes, "enable_fp_fusion": False}
+            launch("attention.store_codes", grid, new, plane, slots, *strides[:-1], **shape)
             return
-        store[(tokens, heads)](new, plane, metadata.slot_mapping, *strides, **shape, **self._runtime.options)
+        launch("attention.store", grid, new, plane, slots, *strides, **shape)
 
     def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
-        from octavo.devices.cuda.kernels.attention import attend, merge
-
         tokens, heads, dim = q.shape
         kv_heads, division = cache.shape[2], self._division
         group = heads // kv_heads
@@ -150,9 +147,10 @@ class CudaBackend:
             "WINDOW": scores.sliding_window or 0,
             "AHEAD": min(scores.ahead, _MOST_AHEAD),
             "HAS_SINKS": scores.sinks is not None,
-            **self._runtime.options,
         }
-        attend[(len(work), kv_heads, num_chunks)](
+        self._runtime.launch(
+            "attention.attend",
+            (len(work), kv_heads, num_chunks),
             *(q, cache[0], cache[-1], metadata.block_tables, metadata.sequence_lengths, work, slopes, sinks),
             *(out, parts, peaks, *q.stride()[:2], *cache.stride()[1:3], slot_stride, metadata.block_tables.stride(0)),
             *(scores.scale, num_chunks),
@@ -171,7 +169,8 @@ class CudaBackend:
             **common,
         )
         if is_divided:
-            merge[(len(work), heads)](parts, peaks, work, metadata.sequence_lengths, sinks, out, num_chunks, **common)
+            tensors = parts, peaks, work, metadata.sequence_lengths, sinks, out
+            self._runtime.launch("attention.merge", (len(work), heads), *tensors, num_chunks, **common)
         return out
 
 

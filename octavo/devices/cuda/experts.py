@@ -30,8 +30,6 @@ class GroupedStack(PreparedStack):
         self._weights, self._biases = state["weight"].contiguous(), state.get("bias")
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
-        from octavo.devices.cuda.kernels.experts import experts
-
         x = x if x.stride(-1) == 1 else x.contiguous()
         pairs, shape = len(routing.order), self._shape
         width = shape.outputs // 2 if shape.is_gated else shape.outputs
@@ -42,7 +40,9 @@ class GroupedStack(PreparedStack):
         tile: dict[str, Any] = LARGE if has_many else self._tile
         # an expert has at most one tile that is not full
         num_tiles = pairs // tile["BM"] + min(pairs, self.experts)
-        experts[(num_tiles, -(-width // tile["BN"]))](
+        self._runtime.launch(
+            "experts.experts",
+            (num_tiles, -(-width // tile["BN"])),
             *(x, self._weights, x if self._biases is None else self._biases),
             *(routing.order, routing.starts[self.first :], out),
             *(x.stride(0), len(x), self.experts, shape.outputs, shape.inputs),
@@ -53,6 +53,5 @@ class GroupedStack(PreparedStack):
             TYPE=compute_type(x),
             num_warps=num_warps(tile["BM"]),
             **tile,
-            **self._runtime.options,
         )
         return out

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from octavo.devices.cuda.launch import Launcher, launch_by_triton
 from octavo.ops.registry import Ops, bind, implementations
 
 
 @dataclass(frozen=True)
 class CudaRuntime:
-    """Options of launches. is_invariant: the bits of a row must not depend on the others, which costs speed."""
+    """is_invariant: the bits of a row must not depend on the others, which costs speed. launch: launches kernels."""
 
     is_invariant: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of every launch: whether products and sums are fused decides the bits, and its default changes."""
-        return {"enable_fp_fusion": True}
+    launch: Launcher = launch_by_triton
 
     def bind(self, overrides: dict[str, str] | None = None) -> Ops:
         """Return the operators."""
         return bind(implementations("octavo.devices.cuda.ops"), overrides, runtime=self, because="made for CUDA")
 
 
-def compute_type(x: Tensor) -> Any:
-    """Return Triton's type of the factors of products. The interpreter, on the CPU, multiplies float32 alone."""
-    import triton.language as tl
-
+def compute_type(x: Tensor) -> str:
+    """Return Triton's name of the type of products' factors. The interpreter, on the CPU, multiplies float32 alone."""
     if x.device.type == "cpu" or x.dtype is torch.float32:
-        return tl.float32
-    return tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
+        return "float32"
+    return "bfloat16" if x.dtype is torch.bfloat16 else "float16"
 
 
 def power_of_2(number: int, least: int = 16) -> int:

@@ -90,13 +90,13 @@ class CudaSampler(ReferenceSampler):
         self, weights: Tensor, ids: Tensor | None, owners: NDArray[np.int64], keys: NDArray[np.uint32]
     ) -> Tensor:
         """Return the column that wins each draw, int64 [draws]."""
-        from octavo.devices.cuda.kernels.sampling import race
-
         device, num_columns = self._device, weights.shape[1]
         num_blocks = -(-num_columns // BLOCK)
         scores = torch.empty((len(keys), num_blocks), dtype=torch.float64, device=device)
         places = torch.empty((len(keys), num_blocks), dtype=torch.int32, device=device)
-        race[(len(keys), num_blocks)](
+        self._runtime.launch(
+            "sampling.race",
+            (len(keys), num_blocks),
             weights,
             weights if ids is None else ids,
             self._sent(keys.view(np.int32)),
@@ -104,7 +104,6 @@ class CudaSampler(ReferenceSampler):
             *(scores, places, num_columns, weights.stride(0)),
             BLOCK=BLOCK,
             HAS_IDS=ids is not None,
-            **self._runtime.options,
         )
         best = scores.amax(dim=1, keepdim=True)
         # NaN is no best score, and the row gets an error: until then its token must be one of the vocabulary

@@ -56,21 +56,20 @@ def multiplied(
     gated: bool = False,
 ) -> Tensor:
     """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows."""
-    from octavo.devices.cuda.kernels.linear import linear
-
     x = x if x.stride(-1) == 1 else x.contiguous()
     (tokens, inputs), outputs = x.shape, len(weight)
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)
     tile: dict[str, Any] = {**TILE, "TYPE": compute_type(x)}
-    linear[(-(-tokens // TILE["BM"]), -(-width // TILE["BN"]))](
+    runtime.launch(
+        "linear.linear",
+        (-(-tokens // TILE["BM"]), -(-width // TILE["BN"])),
         *(x, weight, weight if bias is None else bias, out if add is None else add.contiguous(), out),
         *(x.stride(0), out.stride(0), tokens, outputs, inputs),
         HAS_BIAS=bias is not None,
         HAS_ADDEND=add is not None,
         IS_GATED=gated,
         **tile,
-        **runtime.options,
     )
     return out
 

@@ -15,19 +15,19 @@ _BLOCK = 1024
 
 def make_rms_norm(runtime: CudaRuntime) -> Callable[..., Tensor]:
     """Make `octavo.ops.norm.rms_norm`."""
-    from octavo.devices.cuda.kernels import rows
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         x, heads = _with_strides(x)
         dim = x.shape[-1]
-        rows.rms_norm[(out.numel() // dim,)](
+        runtime.launch(
+            "rows.rms_norm",
+            (out.numel() // dim,),
             *(x, x, weight, x, out, x.stride(0), x.stride(-2), eps, offset),
             HEADS=heads,
             DIM=dim,
             D=power_of_2(dim),
             ADDS=False,
-            **runtime.options,
         )
         return out
 
@@ -36,7 +36,6 @@ def make_rms_norm(runtime: CudaRuntime) -> Callable[..., Tensor]:
 
 def make_add_rms_norm(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
     """Make `octavo.ops.norm.add_rms_norm`."""
-    from octavo.devices.cuda.kernels import rows
 
     def add_rms_norm(
         x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
@@ -44,13 +43,14 @@ def make_add_rms_norm(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tenso
         out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
         x, heads = _with_strides(x)
         dim = x.shape[-1]
-        rows.rms_norm[(out.numel() // dim,)](
+        runtime.launch(
+            "rows.rms_norm",
+            (out.numel() // dim,),
             *(x, residual.contiguous(), weight, total, out, x.stride(0), x.stride(-2), eps, offset),
             HEADS=heads,
             DIM=dim,
             D=power_of_2(dim),
             ADDS=True,
-            **runtime.options,
         )
         return out, total
 
@@ -59,13 +59,12 @@ def make_add_rms_norm(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tenso
 
 def make_silu_and_mul(runtime: CudaRuntime) -> Callable[[Tensor], Tensor]:
     """Make `octavo.ops.elementwise.silu_and_mul`."""
-    from octavo.devices.cuda.kernels import rows
 
     def silu_and_mul(x: Tensor) -> Tensor:
         tokens, dim = x.shape[0], x.shape[-1] // 2
         out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
         grid = (tokens, -(-dim // _BLOCK))
-        rows.silu_and_mul[grid](x.contiguous(), out, dim, BLOCK=_BLOCK, **runtime.options)
+        runtime.launch("rows.silu_and_mul", grid, x.contiguous(), out, dim, BLOCK=_BLOCK)
         return out
 
     return silu_and_mul
@@ -73,7 +72,6 @@ def make_silu_and_mul(runtime: CudaRuntime) -> Callable[[Tensor], Tensor]:
 
 def make_rotary(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
     """Make `octavo.ops.rotary.rotary`."""
-    from octavo.devices.cuda.kernels import rows
 
     def rotary(
         q: Tensor,
@@ -89,7 +87,9 @@ def make_rotary(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
             x, heads = _with_strides(x)
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             dim = x.shape[-1]
-            rows.rotary[(len(x) * heads,)](
+            runtime.launch(
+                "rows.rotary",
+                (len(x) * heads,),
                 *(x, out, positions, table, x if weight is None else weight, x.stride(0), x.stride(1)),
                 *eps_and_offset,
                 HEADS=heads,
@@ -98,7 +98,6 @@ def make_rotary(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
                 HALF=table.shape[-1] // 2,
                 INTERLEAVED=interleaved,
                 HAS_NORM=weight is not None,
-                **runtime.options,
             )
             return out
 

@@ -1,0 +1,41 @@
+"""How kernels are launched: by their names, so that what launches them need not be Triton."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+OPTIONS: Final = {"enable_fp_fusion": True}
+"""Of every compilation: whether products and sums are fused decides the bits, and Triton's default changes."""
+
+
+class Launcher(Protocol):
+    """Launches a kernel on the current stream of torch."""
+
+    def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        """Launch `kernel`, "module.function" of octavo.devices.cuda.kernels, in a grid of one to three sizes.
+
+        arguments: tensors and numbers, all that the kernel takes but for its constants, in its order. constants: those,
+        and options that differ from Triton's or from `OPTIONS`; TYPE is a type of Triton by its name.
+        """
+        ...
+
+
+def launch_by_triton(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel that Triton compiles where it has not yet been, as `Launcher` says."""
+    triton_function(kernel)[grid](*arguments, **{**OPTIONS, **triton_constants(constants)})
+
+
+@cache
+def triton_function(kernel: str) -> Any:
+    """Return Triton's function of a kernel."""
+    module, _, name = kernel.rpartition(".")
+    return getattr(import_module(f"octavo.devices.cuda.kernels.{module}"), name)
+
+
+def triton_constants(constants: dict[str, Any]) -> dict[str, Any]:
+    """Return constants with Triton's type instead of its name."""
+    import triton.language as tl
+
+    return {**constants, "TYPE": getattr(tl, constants["TYPE"])} if "TYPE" in constants else constants

@@ -1,0 +1,43 @@
+"""Launches of kernels by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+import triton.language as tl
+
+import octavo.devices.cuda
+from octavo.devices.cuda import launch
+
+
+class KeptLaunches:
+    """A function of Triton that keeps what it is launched with."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def keep(*arguments: Any, **constants: Any) -> None:
+            self.launched = grid, arguments, constants
+
+        return keep
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_fp_fusion": False}], ids=["pinned", "of a kernel's own"])
+def test_every_launch_says_whether_products_and_sums_are_fused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    kept = KeptLaunches()
+    monkeypatch.setattr(launch, "triton_function", lambda kernel: {"rows.rotary": kept}[kernel])
+    launch.launch_by_triton("rows.rotary", (2, 3), "x", 4, DIM=8, TYPE="bfloat16", **options)
+    expected = {"DIM": 8, "TYPE": tl.bfloat16, "enable_fp_fusion": not options}
+    assert kept.launched == ((2, 3), ("x", 4), expected)
+
+
+def test_kernels_are_launched_in_one_place() -> None:
+    folder = Path(octavo.devices.cuda.__file__).parent
+    others = [path for path in folder.rglob("*.py") if "kernels" not in path.parts and path.name != "launch.py"]
+    assert len(others) > 10
+    assert [path.name for path in others if "cuda.kernels" in path.read_text()] == []
