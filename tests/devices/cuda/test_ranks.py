@@ -16,6 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
 from octavo.devices.device import DeviceMemory
+from octavo.distributed.process_group import ProcessGroup
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.multiprocess import MultiprocessExecutor
@@ -23,7 +24,7 @@ from octavo.executor.ranks import start_ranks
 from octavo.platform import Memory, Platform
 from octavo.worker.launching import LaunchingRunner
 from octavo.worker.worker import Worker
-from tests.devices.cuda.interpreted import NAME, InterpretedCuda
+from tests.devices.cuda.interpreted import NAME, InterpretedCuda, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
@@ -47,6 +48,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     start = partial(start_ranks, module="tests.devices.cuda.interpreted_rank")
     monkeypatch.setattr("octavo.executor.ranks.start_ranks", start)
+    monkeypatch.setattr(ProcessGroup, "is_recordable", True)  # as in the process of the other rank
 
 
 def answers(llm: LLM) -> list[Any]:
@@ -67,8 +69,10 @@ def expected(path: Path) -> list[Any]:
 def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
     path: Path, sizes: Any, expected: list[Any]
 ) -> None:
+    num_before = RepeatedCalls.num_replays
     with LLM(str(path), **EXACT, **sizes, distributed_timeout_seconds=20) as llm:
         assert answers(llm) == expected
+        assert RepeatedCalls.num_replays > num_before, "steps of ranks are captured, with their calls"
         core = llm.engine.core
         assert isinstance(core, EngineCore)
         executor = core.executor
