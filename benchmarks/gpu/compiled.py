@@ -25,11 +25,11 @@ from triton.compiler import ASTSource
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.experts import LARGE
-from octavo.devices.cuda.kernels import attention, experts, linear, rows, sampling
+from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
+from octavo.devices.cuda.kernels import attention, experts, filters, linear, rows, sampling
 from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.linear import TILE
 from octavo.devices.cuda.runtime import num_warps
-from octavo.devices.cuda.sampler import BLOCK
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _STRIDES = (
@@ -42,13 +42,25 @@ _STRIDES = (
     "slot_stride",
 )
 _FLOATS = frozenset({"scale", "eps", "offset"})
-_INTEGERS = frozenset({"table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "M", "N", "K"})
+_INTEGERS = frozenset(
+    {
+        *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
+        *("M", "N", "K"),
+    }
+)
 _POINTERS = {
     **dict.fromkeys(("tables", "lengths", "work"), "*i32"),
     **dict.fromkeys(("keys_of_draws", "owners", "places", "order", "starts"), "*i32"),
     **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
     **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "table", "add", "weights"), "*fp32"),
     "scores": "*fp64",
+}
+
+_OF_FILTERS = {
+    **dict.fromkeys(("logits", "largest", "weights"), "*fp32"),
+    **dict.fromkeys(("places", "nearest", "limits", "counts", "ids", "distances"), "*i32"),
+    **dict.fromkeys(("masses", "totals", "drawn"), "*i64"),
+    "asked": "*fp64",
 }
 
 
@@ -96,6 +108,9 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("rotary", rows.rotary, turned)
     for has_ids in (False, True):
         yield Kernel(f"race{' of the likeliest' * has_ids}", sampling.race, {"BLOCK": BLOCK, "HAS_IDS": has_ids})
+    yield Kernel("filters, survey", filters.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=_OF_FILTERS)
+    for function, block in ((filters.bound, LISTED), (filters.collect, BLOCK), (filters.draw, LISTED)):
+        yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, types=_OF_FILTERS)
 
 
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.devices.cuda.sampler import CudaSampler
+from octavo.devices.cuda.sampler import CudaSampler, read_later
+from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.ops.registry import operators
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
@@ -161,9 +162,45 @@ def time_kernels(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
         }
 
 
+def gpu_sampler() -> CudaSampler:
+    """Return a sampler with all processors and filters."""
+    return CudaSampler(FASTEST, torch.device("cuda"), read_later, default_processors(), default_filters())
+
+
+def asked_rows(num_rows: int, **params: Any) -> list[SamplingRow]:
+    """Return rows of sequences of 256 tokens, each with a seed of its own."""
+    known = np.arange(256, dtype=np.int32)
+    each = (SamplingParams(seed=seed, **params) for seed in range(num_rows))
+    return [SamplingRow(BenchmarkSequence(0, one, known), 256) for one in each]
+
+
+FILTERED: Final[dict[str, dict[str, Any]]] = {
+    "top-k": {"top_k": 50},
+    "top-p": {"top_p": 0.9},
+    "min-p": {"min_p": 0.05},
+    "all": {"top_k": 200, "top_p": 0.95, "min_p": 0.001, "temperature": 1.5},
+    "wide": {"top_p": 0.99, "temperature": 30.0},
+}
+
+
+def check_sampler() -> Iterator[dict[str, Any]]:
+    """Yield how many of 128,000 rows are drawn as by the reference's filters on the GPU, 1,280 as on the CPU."""
+    torch.manual_seed(0)
+    sampler, reference, rows = gpu_sampler(), ReferenceSampler(), 64
+    for name, params in FILTERED.items():
+        asked, found = asked_rows(rows, **params), {"gpu": 0, "cpu": 0}
+        for turn in range(400):
+            logits = torch.randn(rows, 32_768, device="cuda") * (1 + turn % 5)
+            tokens = [each.tokens for each in sampler.launch(logits, asked).wait()]
+            on_cpu = reference.sample(logits.cpu(), asked) if turn < 4 else []
+            for where, results in (("gpu", sampler.sample(logits, asked)), ("cpu", on_cpu)):
+                found[where] += sum(one == each.tokens for one, each in zip(tokens, results, strict=False))
+        yield {"filters": name, "equal_on_gpu": found["gpu"], "of": 25_600, "equal_on_cpu": found["cpu"], "among": 256}
+
+
 def time_sampler(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Yield the time of drawing a token for each row, and the share of the bandwidth that reading the logits takes."""
-    sampler = CudaSampler(FASTEST, default_processors(), default_filters())
+    sampler = gpu_sampler()
     for rows in (1, 64):
         logits = torch.randn(rows, 151_936, device="cuda")
         for name, params in (
@@ -172,12 +209,16 @@ def time_sampler(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
             ("top-k and top-p", SamplingParams(seed=1, top_k=50, top_p=0.9)),
             ("log-probabilities", SamplingParams(seed=1, logprobs=5)),
         ):
-            asked = [
-                SamplingRow(BenchmarkSequence(0, params, np.arange(256, dtype=np.int32)), 256) for _ in range(rows)
-            ]
+            known = np.arange(256, dtype=np.int32)
+            asked = [SamplingRow(BenchmarkSequence(0, params, known), 256) for _ in range(rows)]
             taken = seconds(lambda a=asked, x=logits: sampler.sample(x.clone(), a))
             share = logits.nbytes / taken / limits["bytes_per_s"]
             yield {"sampler": name, "rows": rows, "us": taken * 1e6, "of_bandwidth": share}
+        for name, filters in {"plain": {}, **FILTERED}.items():
+            launched = asked_rows(rows, **filters)
+            taken = seconds(lambda a=launched, x=logits: sampler.launch(x, a))
+            share = logits.nbytes / taken / limits["bytes_per_s"]
+            yield {"launched draws": name, "rows": rows, "us": taken * 1e6, "of_bandwidth": share}
 
 
 def engines() -> Iterator[dict[str, Any]]:
@@ -217,17 +258,8 @@ def main() -> int:
 
     timed_kernels, timed_sampler = partial(time_kernels, limits), partial(time_sampler, limits)
     measured_engines = partial(figures, limits)
-    for part in (
-        measured,
-        check_operators,
-        check_bits,
-        timed_kernels,
-        timed_sampler,
-        engines,
-        swaps,
-        ranks,
-        measured_engines,
-    ):
+    checks = check_operators, check_bits, check_sampler
+    for part in (measured, *checks, timed_kernels, timed_sampler, engines, swaps, ranks, measured_engines):
         try:
             for line in part():
                 print(json.dumps(line), flush=True)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
+from octavo.devices.cuda.filtering import BLOCK, filtered_tokens
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.reference.sampler import ReferenceSampler, keys_of
-from octavo.sampling.filters import Filter
+from octavo.sampling.filters import Filter, MinP, TopK, TopP
 from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.processors import LogitsProcessor
 from octavo.sampling.refusals import refusal
@@ -24,8 +25,7 @@ from octavo.sampling.top_tokens import TopTokens
 CHUNK_BYTES: Final = 40 << 20
 """Logits that are sampled at a time: those of 64 rows of a vocabulary of 150,000 tokens."""
 
-BLOCK: Final = 1024
-"""Columns of a program."""
+_FILTERS_OF_KERNELS: Final = (MinP, TopK, TopP)
 
 
 class CudaSampler(ReferenceSampler):
@@ -46,21 +46,14 @@ class CudaSampler(ReferenceSampler):
     def may_launch(self, params: SamplingParams) -> bool:
         if params.needs_logprobs or any(each.needs(params) for each in self._processors):
             return False
-        return params.is_greedy or not any(each.needs(params) for each in self._filters)
+        return params.is_greedy or not any(
+            each.needs(params) for each in self._filters if not isinstance(each, _FILTERS_OF_KERNELS)
+        )
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        params = [row.sequence.params for row in rows]
-        largest = logits.amax(dim=-1, keepdim=True)
-        token_ids = logits.argmax(dim=-1)
-        if not all(each.is_greedy for each in params):
-            # the greedy rows are drawn too, by any temperature: no row is left out by an index from the host
-            temperatures = [1.0 if each.is_greedy else each.temperature for each in params]
-            scaled = (logits - largest) / self._sent(np.array(temperatures, dtype=np.float32))[:, None]
-            keys = np.array([key for row in rows for key in keys_of(row)], dtype=np.uint32)
-            drawn = self._winners(torch.softmax(scaled, dim=-1), None, np.arange(len(rows)), keys)
-            is_greedy = self._sent(np.array([each.is_greedy for each in params]))
-            token_ids = token_ids.where(is_greedy, drawn)
-        read = self._read_later(torch.stack((largest[:, 0].double(), token_ids.double())))
+        largest = logits.amax(dim=-1)
+        token_ids = self._drawn(logits, largest, rows)
+        read = self._read_later(torch.stack((largest.double(), token_ids.double())))
 
         def wait() -> list[RowSamples]:
             results = []
@@ -70,6 +63,34 @@ class CudaSampler(ReferenceSampler):
             return results
 
         return LaunchedDraws(token_ids, wait)
+
+    def _drawn(self, logits: Tensor, largest: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """Return a token for each row, int64 [rows], without waiting for the device."""
+        token_ids = logits.argmax(dim=-1)
+        plain: list[int] = []
+        filtered: list[int] = []
+        for place, row in enumerate(rows):
+            params = row.sequence.params
+            if not params.is_greedy:
+                (filtered if any(each.needs(params) for each in self._filters) else plain).append(place)
+        for draw, places in ((self._plain, plain), (self._filtered, filtered)):
+            if places:
+                drawn = draw(logits, largest, places, [rows[place] for place in places])
+                token_ids.index_copy_(0, self._sent(np.array(places)), drawn)
+        return token_ids
+
+    def _plain(self, logits: Tensor, largest: Tensor, places: list[int], rows: list[SamplingRow]) -> Tensor:
+        """Draw by temperature alone."""
+        if len(places) < len(logits):
+            chosen = self._sent(np.array(places))
+            logits, largest = logits.index_select(0, chosen), largest.index_select(0, chosen)
+        temperatures = self._sent(np.array([each.sequence.params.temperature for each in rows], dtype=np.float32))
+        weights = torch.softmax((logits - largest[:, None]) / temperatures[:, None], dim=-1)
+        keys = np.array([key for row in rows for key in keys_of(row)], dtype=np.uint32)
+        return self._winners(weights, None, np.arange(len(rows)), keys)
+
+    def _filtered(self, logits: Tensor, largest: Tensor, places: list[int], rows: list[SamplingRow]) -> Tensor:
+        return filtered_tokens(logits, largest, places, rows, self._sent, self._runtime.launch)
 
     def _sent(self, array: NDArray[Any]) -> Tensor:
         """Return an array on the device, without waiting for what runs there: its copy is made at once."""

@@ -18,9 +18,13 @@ from tests.devices.cuda.interpreted import NAME
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
-PLAIN: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 1}, {"seed": 2, "temperature": 0.7, "max_tokens": 3}]
+PLAIN: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"seed": 1, "top_k": 5, "top_p": 0.8},
+    {"seed": 2, "temperature": 0.7, "max_tokens": 3},
+]
 OTHERS: list[dict[str, Any]] = [
-    {"seed": 3, "top_k": 5},
+    {"seed": 3, "bad_words": ["a"]},
     {"seed": 4, "repetition_penalty": 1.3, "logprobs": 1},
     {"seed": 5, "n": 2},
     {"temperature": 0.0, "prompt_logprobs": 1},

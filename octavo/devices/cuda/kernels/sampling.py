@@ -16,6 +16,15 @@ def _mix(x):
 
 
 @triton.jit
+def arrivals(tokens, key_1, key_2):
+    """Return when tokens of weight 1 arrive, float64, by the generator of `octavo.sampling.random`."""
+    hashed = _mix(_mix(tokens ^ key_1) + key_2)
+    # rounded to float32 as the reference does; the rest in float64, because Triton's logarithms of float32 are coarse
+    uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 2.0**-24)
+    return -tl.log(1.0 - uniform.to(tl.float64))
+
+
+@triton.jit
 def race(
     weights, ids, keys_of_draws, owners, scores, places, num_columns, row_stride,
     BLOCK: tl.constexpr, HAS_IDS: tl.constexpr,
@@ -36,11 +45,7 @@ def race(
         token = tl.load(ids + row + columns, mask=here, other=0).to(tl.uint32)
     key_1 = tl.load(keys_of_draws + 2 * draw).to(tl.uint32, bitcast=True)
     key_2 = tl.load(keys_of_draws + 2 * draw + 1).to(tl.uint32, bitcast=True)
-    hashed = _mix(_mix(token ^ key_1) + key_2)
-    # rounded to float32 as the reference does; the rest in float64, because Triton's logarithms of float32 are coarse
-    uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 2.0**-24)
-    arrival = -tl.log(1.0 - uniform.to(tl.float64))
-    score = tl.where(here, weight.to(tl.float64) / arrival, -1.0)
+    score = tl.where(here, weight.to(tl.float64) / arrivals(token, key_1, key_2), -1.0)
     place = draw * tl.num_programs(1) + block
     tl.store(scores + place, tl.max(score, 0))
     tl.store(places + place, block * BLOCK + tl.argmax(score, 0))

@@ -1,0 +1,83 @@
+"""Draws from what filters keep, their kernels interpreted: the reference's tokens, whoever is beside a row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo.devices.reference.sampler import ReferenceSampler
+from tests.conformance.test_sampling import make_logits, rows_of
+from tests.devices.cuda.test_sampler import sampler
+
+FILTERS: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_k": 7, "temperature": 0.2},
+    {"top_k": 40, "top_p": 0.8, "min_p": 0.01, "temperature": 1.7},
+    {"top_k": 10_000, "top_p": 0.7},
+    {"top_k": 300, "top_p": 0.99, "temperature": 100.0},
+    {"top_p": 0.9},
+    {"top_p": 1e-9},
+    {"top_p": 1 - 1e-12},
+    {"top_p": 0.5, "temperature": 100.0},
+    {"top_p": 0.95, "temperature": 1e-4},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"min_p": 1e-4, "top_p": 0.6},
+]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "kind"), [(5, "ties"), *((2100, kind) for kind in ("normal", "ties", "equal", "barred", "large"))]
+)
+def test_tokens_are_those_of_the_reference(vocab_size: int, kind: str) -> None:
+    kinds = [each | {"seed": seed} for seed, each in enumerate(FILTERS)]
+    logits = make_logits(kind, len(kinds), vocab_size)
+    expected = ReferenceSampler().sample(logits.clone(), rows_of(kinds))
+    found = sampler().launch(logits, rows_of(kinds))
+    assert found.wait() == expected
+    assert found.token_ids.tolist() == [each.tokens[0].token_id for each in expected]
+
+
+def test_a_row_is_drawn_alike_beside_others_and_alone() -> None:
+    plain: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 8}]
+    kinds = [plain[0], *({"seed": 3} | each for each in FILTERS[:4]), plain[1]]
+    logits = make_logits("normal", len(kinds), 2050)
+    together = sampler().launch(logits, rows_of(kinds)).wait()
+    assert together == ReferenceSampler().sample(logits.clone(), rows_of(kinds))
+    for place, kind in enumerate(kinds):
+        assert sampler().launch(logits[place : place + 1], rows_of([kind])).wait() == [together[place]]
+
+
+def test_top_p_ends_with_the_token_that_reaches_it() -> None:
+    # masses 1/2, 1/4, 1/8, 1/8 of which all sums are exact
+    one_row = torch.full((1, 1100), -200.0)
+    one_row[0, 700:704] = torch.tensor([0.0, -1.0, -2.0, -2.0]) * math.log(2)
+    unfiltered = sampler().launch(one_row.repeat(60, 1), rows_of([{"seed": seed} for seed in range(60)]))
+    seeds = [unfiltered.token_ids.tolist().index(token) for token in range(700, 704)]
+    half, most = math.nextafter(0.5, 1), math.nextafter(0.75, 1)
+    cuts = {0.25: 1, 0.5: 1, half: 2, 0.75: 2, most: 4, 0.875: 4}
+    for others in ({}, {"top_k": 4, "min_p": 0.1}):
+        kinds: list[dict[str, Any]] = [{"seed": seed, "top_p": top_p} | others for top_p in cuts for seed in seeds]
+        found = iter(sampler().launch(one_row.repeat(len(kinds), 1), rows_of(kinds)).token_ids.tolist())
+        for num_kept in cuts.values():
+            tokens = [next(found) - 700 for _ in seeds]
+            # whoever wins among all wins among fewer, if it is one of them
+            assert tokens[:num_kept] == [*range(num_kept)]
+            assert set(tokens) == set(range(num_kept))
+
+
+def test_rows_of_which_nothing_can_be_drawn_get_an_error_and_a_token_of_the_vocabulary() -> None:
+    kinds = [{"seed": 1} | each for each in FILTERS[2:7]]
+    logits = make_logits("normal", len(kinds), 1030)
+    sound = sampler().launch(logits, rows_of(kinds)).wait()
+    logits[0, 3], logits[2, 1029], logits[3] = math.nan, math.inf, -math.inf
+    launched = sampler().launch(logits, rows_of(kinds))
+    found = launched.wait()
+    assert [each.error is None for each in found] == [False, True, False, False, True]
+    assert [found[1], found[4]] == [sound[1], sound[4]]
+    assert all(0 <= each < 1030 for each in launched.token_ids.tolist())
