@@ -3,7 +3,7 @@
 python -m benchmarks.gpu.compiled [--capability 90]
 
 Prints one JSON line per kernel: registers of a thread, bytes of its stack (spilled registers), bytes of shared memory,
-and how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA) its machine code has.
+and how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA; IMMA of integers) its code has.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -26,10 +27,14 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
-from octavo.devices.cuda.kernels import attention, experts, filters, linear, rows, sampling
+from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, rows, sampling
 from octavo.devices.cuda.launch import OPTIONS
+from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
+from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
 from octavo.devices.cuda.ops.linear import TILE
 from octavo.devices.cuda.runtime import num_warps
+from octavo.ops.coded import CodeSpec
+from octavo.ops.prepare_quantized import INT4, INT8
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _STRIDES = (
@@ -41,11 +46,12 @@ _STRIDES = (
     "cache_head_stride",
     "slot_stride",
 )
+UNFUSED = {"enable_fp_fusion": False}
 _FLOATS = frozenset({"scale", "eps", "offset"})
 _INTEGERS = frozenset(
     {
         *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
-        *("M", "N", "K"),
+        *("M", "N", "K", "KP", "G"),
     }
 )
 _POINTERS = {
@@ -73,6 +79,8 @@ class Kernel(NamedTuple):
     num_warps: int = 4
     types: Mapping[str, str] = {}
     """Of arguments that have another type than their name says."""
+    options: Mapping[str, Any] = {}
+    """What differs from `OPTIONS`."""
 
 
 def kernels() -> Iterator[Kernel]:
@@ -93,7 +101,7 @@ def kernels() -> Iterator[Kernel]:
             yield Kernel(name + kind, attention.attend, constants, num_warps(num_rows), pointers)
             if codes and is_split:
                 written = {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": codes}
-                yield Kernel(f"store{kind}", attention.store_codes, written, types={"cache": "*u8"})
+                yield Kernel(f"store{kind}", attention.store_codes, written, types={"cache": "*u8"}, options=UNFUSED)
     yield Kernel("merge", attention.merge, common)
     yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16})
     for is_gated in (False, True):
@@ -102,6 +110,7 @@ def kernels() -> Iterator[Kernel]:
     for num_rows, tile in ((TILE["BM"], TILE), (LARGE["BM"], LARGE)):
         constants = {"E": 128, "TOP_K": 8, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
         yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, num_warps(num_rows))
+    yield from coded_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
     yield Kernel("silu_and_mul", rows.silu_and_mul, {"BLOCK": 1024})
     turned = {"HEADS": 32, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
@@ -113,6 +122,40 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, types=_OF_FILTERS)
 
 
+def coded_kernels() -> Iterator[Kernel]:
+    """Yield products with codes, of few rows and of many."""
+    specs = {
+        "int4": INT4,
+        "int8": INT8,
+        "int4 with zero points": CodeSpec(4, 128, "zeros", torch.float16),
+        "mxfp4": CodeSpec(4, 32, "none", torch.float32, is_float=True),
+        "q4_k": CodeSpec(4, 32, "minimums", torch.int8, 256),
+    }
+    types = {"codes": "*i8", "scales": "*fp32", "sums": "*i32"}
+    flags = {"HAS_ORDER": False, "PLANES": 1, "UNIT": 64, "BLOCK": QUANTIZED_BLOCK}
+    yield Kernel("quantize", coded.quantize, flags, types=types, options=UNFUSED)
+    for name, spec in specs.items():
+        constants = {
+            "BITS": spec.bits,
+            "GROUP": spec.group,
+            "SUPER": spec.super_group,
+            "ZERO": ZEROS[spec.zero],
+            "IS_FLOAT": spec.is_float,
+            "UNIT": unit_of(spec),
+            "PLANES": 1,
+            "HAS_BIAS": False,
+            "HAS_ADDEND": False,
+        }
+        of_scales = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int8: "*i8"}
+        of_zeros = "*i16" if spec.zero == "zeros" else of_scales[spec.scale_dtype]
+        own = {"x": "*i8", "sums": "*i32", "row_scales": "*fp32", "weight": "*i8" if spec.bits == 8 else "*u8"}
+        own |= {"scales": of_scales[spec.scale_dtype], "zeros": of_zeros}
+        own |= dict.fromkeys(("super_scales", "super_zeros"), "*fp16")
+        for tile in (SKINNY, OF_FACTORS if spec.super_group else LARGE_CODED):
+            shape = {**constants, **tile, "IS_GATED": name == "int4"}
+            yield Kernel(f"coded {name}, {tile['BM']} rows", coded.coded_linear, shape, types=own, options=UNFUSED)
+
+
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     """Compile a kernel and return what it takes."""
     names = kernel.function.arg_names
@@ -122,11 +165,11 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K")
+        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K", "KP")
     }
     constants = {(names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": kernel.num_warps, **OPTIONS}
+    options = {"num_warps": kernel.num_warps, **OPTIONS, **kernel.options}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
@@ -139,6 +182,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         "registers": int(found[1]),
         "stack": int(found[2]),
         "shared": made.metadata.shared,
+        "imma": len(re.findall(r"\bI(?:G)?MMA", code)),
         "hmma": len(re.findall(r"\bHMMA", code)),
         "hgmma": len(re.findall(r"\bHGMMA", code)),
         "bytes": len(made.asm["cubin"]),

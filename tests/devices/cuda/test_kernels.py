@@ -15,8 +15,10 @@ from octavo.attention.cache_format import quantize
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend, Division
 from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.coded import CodeSpec
 from octavo.ops.lora import Factors, LoRAShape, Run
-from octavo.ops.registry import operators
+from octavo.ops.prepare_quantized import INT4, INT8
+from octavo.ops.registry import bind, operators
 from tests.conformance.paged import Heads, Sequences
 from tests.conformance.test_attention import TOLERANCE, one_by_one, side_by_side
 
@@ -44,14 +46,33 @@ LENGTHS = [1, 17, 40]
 
 
 def test_triton_has_the_operators_of_a_plain_decoder() -> None:
-    expected = ["add_rms_norm", "prepare_linear", "rms_norm", "rotary", "silu_and_mul", "slot_linear"]
+    expected = [
+        "add_rms_norm",
+        "prepare_coded",
+        "prepare_linear",
+        "prepare_quantized",
+        "rms_norm",
+        "rotary",
+        "silu_and_mul",
+        "slot_linear",
+    ]
     assert sorted(COMPILED) == expected
     plain = {choice.operator: choice.implementation for choice in CudaRuntime().bind().choices}
     assert plain["prepare_linear"] == "cublas"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", COMPILED)
+def trials() -> list[Any]:
+    """Return operators with types; those of codes, which have many examples, in float32 where tests are to be short."""
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    marks = dict.fromkeys(("prepare_coded", "prepare_quantized"), pytest.mark.long)
+    return [
+        pytest.param(name, each, marks=marks[name] if name in marks and each.itemsize == 2 else ())
+        for name in COMPILED
+        for each in types
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype"), trials(), ids=str)
 def test_a_kernel_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
     operator = operators()[name]
     for arguments in operator.examples(dtype):
@@ -142,6 +163,17 @@ def test_tiles_of_prompts_may_be_larger_where_bits_may_differ() -> None:
     sequences = Sequences.make(Heads(heads=2, kv_heads=1, dim=16), [150], torch.float32)
     found = sequences.compute(CudaBackend(CudaRuntime(), torch.float32), sequences.whole())
     assert (found[0].double() - sequences.expected(torch.float32)[0]).abs().max() <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("spec", [INT4, INT8])
+def test_a_product_with_codes_has_the_bits_of_the_reference_for_any_number_of_rows(spec: CodeSpec) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, 150, generator=generator) for size in (20, 70))
+    linear, reference = (each.prepare_quantized(spec)(weight) for each in (OPS, bind()))
+    together = linear(x)
+    assert torch.equal(together, reference(x))
+    assert all(torch.equal(linear(x[row : row + 1])[0], together[row]) for row in range(0, 20, 5))
+    assert linear.nbytes < weight.nbytes * spec.bits / 8 / 4 * 2
 
 
 def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others() -> None:

@@ -1,0 +1,192 @@
+"""Products with codes as weights: stored ones, and those of plain weights that are quantised while loading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
+from octavo.ops.codes import check_inputs
+from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
+from octavo.ops.prepare_quantized import QuantizedFormat
+from octavo.ops.registry import Implementation
+
+STEP: Final = 64
+"""Inputs of a step. Of 4 bits, a byte has input j of a step in its lower half, and input j + 32 in the upper one."""
+SKINNY: Final = {"BM": 16, "BN": 32}
+"""The tile of few rows: small, so that as many programs as can read the weight."""
+LARGE: Final = {"BM": 64, "BN": 64}
+OF_FACTORS: Final = {"BM": 32, "BN": 64}
+"""The same where two levels of sums are kept in registers."""
+UNFUSED: Final = {"enable_fp_fusion": False}
+"""Products and sums are rounded one by one, as the reference does it."""
+QUANTIZED_BLOCK: Final = 1024
+ZEROS: Final = {"none": 0, "zeros": 1, "minimums": 2}
+
+
+def unit_of(spec: CodeSpec) -> int:
+    """Return for how many codes of activations there is a sum."""
+    return min(spec.group or STEP, STEP)
+
+
+def padded_inputs(spec: CodeSpec, inputs: int) -> int:
+    """Return the inputs with zeros up to whole steps, groups and groups of groups."""
+    whole = max(STEP, spec.group, spec.super_group)
+    return -(-inputs // whole) * whole
+
+
+def pack(spec: CodeSpec, codes: Tensor) -> Tensor:
+    """Return codes [outputs, inputs] as kernels read them: uint8 [outputs, inputs / 2] of 4 bits, else int8."""
+    padded = padded_inputs(spec, codes.shape[1])
+    is_signed = codes.dtype is torch.int8
+    if spec.bits == 8:
+        signed = codes if is_signed else (codes.short() - 128).char()
+        return F.pad(signed, (0, padded - codes.shape[1]))
+    nibbles = F.pad((codes + 8).view(torch.uint8) if is_signed else codes, (0, padded - codes.shape[1]))
+    low, high = nibbles.view(len(codes), -1, 2, STEP // 2).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def unpack(spec: CodeSpec, packed: Tensor, inputs: int) -> Tensor:
+    """Return the codes [outputs, inputs] of what `pack` returned."""
+    is_signed = spec.zero == "none" and not spec.is_float
+    if spec.bits == 8:
+        codes = packed[:, :inputs]
+        return codes if is_signed else (codes.short() + 128).to(torch.uint8)
+    halves = packed.view(len(packed), -1, STEP // 2)
+    codes = torch.stack((halves & 15, halves >> 4), dim=2).flatten(1)[:, :inputs]
+    return codes.char() - 8 if is_signed else codes
+
+
+class TritonCodes(CodedLinear):
+    """State: the tensors of the spec with packed codes, perhaps `bias`."""
+
+    def __init__(self, runtime: CudaRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, shape, state)
+        self._runtime = runtime
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return self._product(x, self.shape.dtype, add)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32, None)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        own = {name: tensor if name == "order" else tensor[ids] for name, tensor in self._state.items()}
+        own["codes"] = unpack(self._spec, own["codes"], self.shape.inputs)
+        return self._spec.dequantized(own).to(self.shape.dtype)
+
+    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
+        spec, shape, state, tokens = self._spec, self.shape, self._state, len(x)
+        width = shape.outputs // 2 if shape.is_gated else shape.outputs
+        out = torch.empty((tokens, width), dtype=dtype, device=x.device)
+        codes, scales, sums = self._quantized(x)
+        tile = SKINNY if tokens <= SKINNY["BM"] else OF_FACTORS if spec.super_group else LARGE
+        weight, groups = state["codes"], state["scales"]
+        zeros = state.get("zeros", state.get("minimums", groups))
+        supers = (state.get("super_scales", groups), state.get("super_minimums", groups))
+        options: dict[str, Any] = {**UNFUSED, **tile}
+        self._runtime.launch(
+            "coded.coded_linear",
+            (-(-tokens // tile["BM"]), -(-width // tile["BN"])),
+            *(codes, sums, scales, weight, groups, zeros, *supers, state.get("bias", groups)),
+            *(scales if add is None else add.contiguous(), out, out.stride(0)),
+            *(tokens, shape.outputs, codes.shape[-1], groups.shape[1]),
+            BITS=spec.bits,
+            GROUP=spec.group,
+            SUPER=spec.super_group,
+            ZERO=ZEROS[spec.zero],
+            IS_FLOAT=spec.is_float,
+            UNIT=unit_of(spec),
+            PLANES=len(codes),
+            HAS_BIAS="bias" in state,
+            HAS_ADDEND=add is not None,
+            IS_GATED=shape.is_gated,
+            **options,
+        )
+        return out
+
+    def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes int8 [planes, tokens, padded inputs], scales of tokens, and sums of `unit_of` codes."""
+        spec, (tokens, inputs), planes = self._spec, x.shape, self._spec.activation_bits // 8
+        x, padded, unit = x if x.stride(-1) == 1 else x.contiguous(), padded_inputs(spec, inputs), unit_of(spec)
+        codes = torch.empty((planes, tokens, padded), dtype=torch.int8, device=x.device)
+        scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
+        sums = torch.empty((planes, tokens, padded // unit), dtype=torch.int32, device=x.device)
+        options: dict[str, Any] = {**UNFUSED}
+        self._runtime.launch(
+            "coded.quantize",
+            (tokens,),
+            *(x, self._state.get("order", sums), codes, scales, sums, x.stride(0), tokens, inputs, padded),
+            HAS_ORDER=spec.has_order,
+            PLANES=planes,
+            UNIT=unit,
+            BLOCK=QUANTIZED_BLOCK,
+            **options,
+        )
+        return codes, scales, sums
+
+
+def _specs(spec: CodeSpec, shape: LinearShape) -> dict[str, TensorSpec]:
+    check_inputs(shape.inputs)
+    specs = spec.tensor_specs(shape.outputs, shape.inputs)
+    padded = padded_inputs(spec, shape.inputs)
+    packed = TensorSpec((shape.outputs, padded), torch.int8)
+    if spec.bits == 4:
+        packed = TensorSpec((shape.outputs, padded // 2), torch.uint8)
+    return {**specs, "codes": packed}
+
+
+class PackedFormat(CodedFormat):
+    """Packs stored codes, two of 4 bits in a byte."""
+
+    order_of_bytes = "steps/1"
+
+    def __init__(self, runtime: CudaRuntime, spec: CodeSpec) -> None:
+        super().__init__(spec)
+        self._runtime = runtime
+
+    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        specs = _specs(self.spec, shape)
+        return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
+
+    def pack_into(
+        self, state: Mapping[str, Tensor], weight: Mapping[str, Tensor], bias: Tensor | None, *, gated: bool
+    ) -> None:
+        self.spec.check(weight)
+        for name, tensor in ({**weight, "bias": bias} if bias is not None else weight).items():
+            state[name].copy_(pack(self.spec, tensor) if name == "codes" else tensor)
+
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return TritonCodes(self._runtime, self.spec, shape, state)
+
+
+class PackedQuantizedFormat(QuantizedFormat):
+    """Quantises as the reference does, and packs."""
+
+    def __init__(self, runtime: CudaRuntime, spec: CodeSpec) -> None:
+        super().__init__(spec)
+        self._runtime = runtime
+        self.layout = f"{spec.layout}-{PackedFormat.order_of_bytes}"
+
+    def pack(self, weight: Tensor) -> dict[str, Tensor]:
+        made = super().pack(weight)
+        return {**made, "codes": pack(self.spec, made["codes"])}
+
+    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        return _specs(self.spec, shape)
+
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return TritonCodes(self._runtime, self.spec, shape, state)
+
+
+IMPLEMENTATIONS = (
+    Implementation("prepare_coded", "triton", lambda runtime: partial(PackedFormat, runtime)),
+    Implementation("prepare_quantized", "triton", lambda runtime: partial(PackedQuantizedFormat, runtime)),
+)
