@@ -32,6 +32,7 @@ from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler, read_later
 from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.ops.prepare_quantized import INT4, INT8
 from octavo.ops.registry import operators
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
@@ -59,7 +60,9 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def moved(value: Any) -> Any:
-    """Return a tensor on the GPU, anything else as it is."""
+    """Return a tensor, or a mapping of them, on the GPU; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: moved(each) for name, each in value.items()}
     return value.cuda() if isinstance(value, Tensor) else value
 
 
@@ -160,6 +163,11 @@ def time_kernels(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
             "of_bandwidth": weight.nbytes / taken["triton"] / limits["bytes_per_s"],
             "of_matrix_rate": 2 * tokens * weight.numel() / taken["triton"] / limits["flops"],
         }
+        for name, spec in {"int4": INT4, "int8": INT8}.items():
+            coded = FASTEST.bind().prepare_quantized(spec)(weight)
+            took = seconds(lambda linear=coded, x=x: linear(x))
+            share = coded.nbytes / took / limits["bytes_per_s"]
+            yield {"linear": name, "tokens": tokens, "us": took * 1e6, "of_bandwidth": share}
 
 
 def gpu_sampler() -> CudaSampler:
