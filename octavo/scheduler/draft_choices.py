@@ -27,6 +27,7 @@ class NotedChoices:
         self._proposer = proposer
         self.note_forced, self.note_proposed = proposer.note_forced, proposer.note_proposed
         self.note_drafting, self.note_step = proposer.note_drafting, proposer.note_step
+        self.note_drawn = proposer.note_drawn
         self._may_draft, self._proposals = False, NO_PROPOSALS
         self._drafts: list[list[int]] = []
         self._prompts: list[bool] = []
@@ -98,5 +99,8 @@ class GivenChoices:
     def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
         """Learn nothing."""
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
+    def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
+        """Learn nothing."""
+
+    def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
         """Learn nothing."""

@@ -53,9 +53,15 @@ class Proposer(Protocol):
         """Note the time of the worker's draft model for `num_rows` rows without prompts; 0 for a step with some."""
         ...
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
+    def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
         """Note the time of a step that has computed `num_tokens` tokens, drafts among them, and no prompt; the time of
-        a draft model is not counted."""
+        a draft model is not counted. num_plain: 0 for a step with drafts; of one without, how many have come without
+        prompts, drafts and a draft model's passes up to it, at least 1."""
+        ...
+
+    def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
+        """Note how many tokens a step with drafts has brought, those behind the end of a sequence not counted, and its
+        time without that of a draft model."""
         ...
 
 
@@ -72,6 +78,7 @@ class _DraftedStep(NamedTuple):
 
 
 _RESTING: Final = _DraftedStep(0, _NO_DRAFTS, 0)
+_PROMPTS: Final = _DraftedStep(0, _NO_DRAFTS, 0)
 
 
 class DraftLog:
@@ -80,11 +87,15 @@ class DraftLog:
     def __init__(self, proposer: Proposer, registry: Registry) -> None:
         self._proposer, self._registry = proposer, registry
         self._planned: deque[_DraftedStep] = deque()
+        self._num_plain = 0
+        """Steps without prompts, drafts and passes of a draft model, up to the last one."""
+        self._unknown: tuple[int, int, float, int] | None = None
+        """Of the last step, if it had drafts: its rows, tokens and seconds, and the tokens generated before it."""
 
     def note_planned(self, step: SchedulerOutput, plan: StepPlan) -> None:
         """Count a step that is submitted now."""
         if plan.is_resting:
-            self._planned.append(_RESTING)
+            self._planned.append(_PROMPTS if plan.num_prompt_tokens else _RESTING)
             return
         drafts, num_proposing, num_tokens = _NO_DRAFTS, 0, len(step.rows)
         if not plan.is_plain:
@@ -96,8 +107,20 @@ class DraftLog:
     def note_done(self, output: ModelRunnerOutput, seconds: float) -> None:
         """Count the results of the oldest step, which took `seconds`; before they are applied."""
         step = self._planned.popleft()
+        num_generated = self._registry.stats.num_generated_tokens
+        if self._unknown is not None:
+            num_rows, most, unknown_s, num_before = self._unknown
+            self._proposer.note_drawn(num_rows, min(most, num_generated - num_before), unknown_s)
+            self._unknown = None
+        if step is not _RESTING:
+            is_plain = step.num_tokens and not step.num_drafts and not output.draft_s
+            self._num_plain = self._num_plain + 1 if is_plain else 0
         if step.num_tokens:
-            self._proposer.note_step(step.num_tokens, seconds - output.draft_s)
+            num_plain = 0 if step.num_drafts else max(1, self._num_plain)
+            self._proposer.note_step(step.num_tokens, seconds - output.draft_s, num_plain)
+            if step.num_drafts:
+                num_rows = step.num_tokens - sum(step.num_drafts.values())
+                self._unknown = num_rows, step.num_tokens, seconds - output.draft_s, num_generated
         if output.draft_s:
             num_rows = step.num_proposing if step.num_tokens else 0
             self._proposer.note_drafting(num_rows, output.num_draft_passes, output.draft_s)

@@ -49,9 +49,10 @@ class StepCosts:
         """By tokens: how many first steps were left out."""
         self._seconds: NDArray[np.float64] | None = None
 
-    def note(self, num_tokens: int, seconds: float) -> None:
+    def note(self, num_tokens: int, seconds: float, *, num_alike: int = 0) -> None:
         """Count a step, unless it is one of the first with so many tokens. A single one that took very long says
-        little."""
+        little. num_alike: of steps without guesses, how many came one behind another: the first ones of a streak count
+        more than later ones, since what was measured before it is old."""
         if not 0 < num_tokens <= MOST_TOKENS or seconds <= 0:
             return
         num_cold = self._num_cold.get(num_tokens, 0)
@@ -64,7 +65,8 @@ class StepCosts:
         key = bucket(num_tokens)
         known = self._measured.get(key)
         if known is not None:
-            seconds = MEMORY * known[0] + (1 - MEMORY) * seconds
+            weight = max(1 - MEMORY, 1 / num_alike if num_alike else 0.0)
+            seconds = known[0] + weight * (seconds - known[0])
         self._measured[key] = seconds, self._num_notes
         if known is None or self._num_notes % _NOTES_PER_CURVE == 0:
             self._seconds = None

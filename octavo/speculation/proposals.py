@@ -23,6 +23,10 @@ _NEED_OF_PROBES, _NEED_OF_BEGINNINGS = 0.75, 0.5
 """Shares of what can be lacked, from which on nothing is tried, and no prompt computed that begins with new tokens."""
 _STEPS_PER_CHOICE: Final = 8
 """Steps for which a choice stays, while as many sequences run."""
+_STEPS_PER_STREAK: Final = 12
+"""Steps without guesses that are measured while guesses pay: else nothing says any more what they take."""
+_FIRST_STREAK, _MOST_BETWEEN_STREAKS = 16, 512
+"""Steps with guesses before the first streak, and at most from one to the next, where they double each time."""
 _STEPS_WITHOUT: Final = 32
 _MOST_WITHOUT: Final = 256
 """Steps for which the choice to guess nothing stays: at first, and at most, where they double each time."""
@@ -79,12 +83,13 @@ class DraftCredit:
 class ProposalLength:
     """Chooses how many tokens the draft model guesses for each row: as many as make tokens per second most.
 
-    Where none pay, a few are guessed now and then for one row, so that a change is noticed.
+    Where none pay, a few are guessed now and then for one row, so that a change is noticed. Where guesses seem to pay
+    and have cost more time than they saved, there are none until half a percent of the time of steps makes up for it.
     """
 
     def __init__(self, most: int, *, catches_up: bool = False) -> None:
         """catches_up: of what it chooses (`Proposals`)."""
-        self.credit = DraftCredit()
+        self.credit, self._trials = DraftCredit(), DraftCredit()
         self._most = most
         self._catches_up = catches_up
         self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
@@ -92,16 +97,33 @@ class ProposalLength:
         self._last = NO_PROPOSALS
         self._num_since = self._num_without = _STEPS_WITHOUT
         self._num_rows = 0
+        self._num_streak = 0
+        """Steps that are left of a streak."""
+        self._num_until_streak = self._num_between_streaks = _FIRST_STREAK
 
     def kept(self, num_rows: int) -> Proposals | None:
         """Return the last choice where it was made for as many rows a few steps ago; None to choose anew."""
         self._num_since += 1
+        if self._num_streak:
+            self._num_streak -= 1
+            return NO_PROPOSALS if self._num_streak else None
         num_steps = _STEPS_PER_CHOICE if self._last.num_rows else self._num_without
         if self._num_since >= num_steps or (self._last.num_rows and self._last.num_rows != num_rows):
             return None
         if not self._last.num_rows:
             self._num_idle += 1
-        return self._last
+        return self._measured(self._last)
+
+    def _measured(self, chosen: Proposals) -> Proposals:
+        """Return what was chosen, or nothing where a streak of steps without guesses begins."""
+        if not chosen.num_rows:
+            return chosen
+        self._num_until_streak -= 1
+        if self._num_until_streak:
+            return chosen
+        self._num_between_streaks = min(2 * self._num_between_streaks, _MOST_BETWEEN_STREAKS)
+        self._num_until_streak, self._num_streak = self._num_between_streaks, _STEPS_PER_STREAK
+        return NO_PROPOSALS
 
     @property
     def num_left(self) -> int:
@@ -115,6 +137,24 @@ class ProposalLength:
         self._num_since += count
         self._num_idle += count
         self.credit.note_steps(count)
+        self._trials.note_steps(count)
+
+    def note_step(self, step_s: float, *, is_plain: bool) -> None:
+        """Count a step without prompts, which took `step_s` without the draft model. is_plain: it had no guesses."""
+        self.credit.note_step(step_s)
+        if is_plain:
+            self._trials.note_step(step_s)
+
+    def note_saved(self, seconds: float) -> None:
+        """Count what a step with guesses has saved, a draft model's time not counted; below 0 what it has cost."""
+        self.credit.note_saved(seconds)
+        self._trials.note_saved(seconds)
+
+    def note_spent(self, seconds: float) -> None:
+        """Count the time of the draft model in a step."""
+        self.credit.note_saved(-seconds)
+        if self._last.num_rows:
+            self._trials.note_saved(-seconds)
 
     def note_measured(self) -> None:
         """Choose anew, since a pass was measured; what does not pay then is tried again after twice as many steps."""
@@ -134,7 +174,8 @@ class ProposalLength:
         if pass_s is None and 0 < num_rows < len(costs):
             self._last = Proposals(min(_FIRST_TOKENS, self._most), num_rows)
             return self._last
-        if pass_s is not None and (count := self._paying(costs, num_rows, probability, pass_s)):
+        pays = pass_s is not None and self._trials.allows(0.0)
+        if pays and (count := self._paying(costs, num_rows, probability, pass_s or 0.0)):
             self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
             self._last, self._num_rows = Proposals(count, num_rows, self._catches_up), 0
             return self._last

@@ -95,16 +95,23 @@ class Speculation:
         self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
         """Sequences whose outputs others may look up once they have ended."""
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
+    def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
         pace = self._pace
-        if self._is_searching:
+        if self._length is not None:
+            self._length.note_step(seconds, is_plain=num_plain > 0)
+            # behind a prompt or passes of the draft model, which fill the processor's caches, a step takes longer
+            if num_plain != 1:
+                self.costs.note(num_tokens, seconds - pace.spent_s, num_alike=num_plain)
+        elif self._is_searching:
             began = pace.clock()
             self.costs.note(num_tokens, seconds - pace.spent_s)
             pace.note_spent(began)
         elif not pace.num_left:  # the last one before a search
             self.costs.note(num_tokens, seconds)
+
+    def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
         if self._length is not None:
-            self._length.credit.note_step(seconds)
+            self._length.note_saved(num_drawn / num_rows * float(self.costs.seconds()[num_rows]) - seconds)
 
     def _rest(self) -> None:
         """Leave out the steps in which nothing would be looked for, or guessed; the last one is measured."""
@@ -124,8 +131,6 @@ class Speculation:
             return False
         if self._is_searching and self._budget is not None:
             self._pace.note_searched(self._budget.gain_s, self._budget.step_s)
-            if self._length is not None:
-                self._length.credit.note_saved(self._budget.gain_s)
         self._is_searching = self._pace.take_step() or self._has_given
         if not self._is_searching:
             self._rest()
@@ -153,7 +158,7 @@ class Speculation:
 
     def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
         assert self._length is not None, "only a draft model takes time"
-        self._length.credit.note_saved(-seconds)
+        self._length.note_spent(seconds)
         if num_rows:
             self._draft_costs.note(num_rows, num_passes, seconds)
             self._length.note_measured()

@@ -52,8 +52,11 @@ class ToyProposer:
     def begin_step(self, num_rows: int) -> bool:
         return True
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
+    def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
         assert num_tokens > 0
+
+    def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
+        assert num_rows > 0
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert max_drafts > 0

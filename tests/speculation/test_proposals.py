@@ -76,8 +76,49 @@ def test_a_draft_model_that_does_not_pay_takes_a_small_share_of_the_time() -> No
             spent_s += 2 * pass_s
             length.credit.note_saved(-2 * pass_s)
             length.note_measured()
-        length.credit.note_step(step_s)
+        length.note_step(step_s, is_plain=True)
     assert 0.003 < spent_s / (num_steps * step_s) < 0.01
+
+
+def test_guesses_that_seem_to_pay_and_do_not_are_given_up() -> None:
+    length, plain_s, spent_s, lost_s = ProposalLength(8), 0.01, 0.0, 0.0
+    length.note_step(plain_s, is_plain=True)
+    for _ in range(20_000):
+        kept = length.kept(1)
+        chosen = length.choose(FLAT, 1, 0.9, 0.001) if kept is None else kept
+        spent_s += plain_s
+        if chosen.num_rows and length._num_since:  # each costs half a step, whatever the curve says
+            length.note_saved(-0.005)
+            spent_s, lost_s = spent_s + 0.005, lost_s + 0.005
+        length.note_step(plain_s, is_plain=not chosen.num_rows)
+    assert 0.001 < lost_s / spent_s < 0.015
+
+
+def test_steps_without_guesses_are_measured_while_guesses_pay() -> None:
+    length, chosen = ProposalLength(8), []
+    for _ in range(2_000):
+        kept = length.kept(1)
+        chosen.append(length.choose(FLAT, 1, 0.9, 0.001) if kept is None else kept)
+        length.note_saved(0.01)
+    without = [step for step, each in enumerate(chosen) if not each.num_rows]
+    first = [step for step in without if step - 1 not in without]
+    assert all(set(range(step, step + 12)) <= set(without) for step in first)
+    assert len(first) >= 5 and len(without) < 0.06 * len(chosen)
+
+
+def test_plain_steps_count_where_the_one_before_was_plain_too() -> None:
+    proposer = Speculation(SpeculativeConfig(method="draft_model", model="a"))
+    for _ in range(8):
+        proposer.note_step(1, 0.01, 1)
+    assert proposer.costs.seconds()[1] == 1.0  # nothing is measured yet
+    for _ in range(4):
+        proposer.note_step(1, 0.01, 2)
+    for _ in range(100):
+        proposer.note_step(1, 0.02, 1)
+    assert abs(proposer.costs.seconds()[1] - 0.01) < 1e-6
+    for number in range(2, 10):  # a streak makes up for what was measured before
+        proposer.note_step(1, 0.004, number)
+    assert proposer.costs.seconds()[1] < 0.005
 
 
 def test_what_guesses_save_is_spent_on_prompts() -> None:
@@ -116,7 +157,7 @@ def test_a_slow_first_pass_is_soon_forgotten() -> None:
 def drafting(request: EngineCoreRequest, known: list[int], proposed: tuple[int, ...], drawn: list[int]) -> list[int]:
     proposer = Speculation(SpeculativeConfig(method="draft_model", model="a", num_speculative_tokens=4))
     for num_tokens in (1, 2, 64):
-        proposer.note_step(num_tokens, 0.05)
+        proposer.note_step(num_tokens, 0.05, 0)
     group = SequenceGroup(request, 0, 0)
     sequence = group.sequences[0]
     sequence.token_ids += known

@@ -17,7 +17,7 @@ from tests.fakes.executor import HashExecutor
 def speculation(method: str = "ngram", **options: int) -> Speculation:
     made = Speculation(SpeculativeConfig(method=method, **options))  # type: ignore[arg-type]
     for num_tokens in (1, 2, 64):
-        made.note_step(num_tokens, 0.05)  # tokens are free here
+        made.note_step(num_tokens, 0.05, 0)  # tokens are free here
     return made
 
 
@@ -108,7 +108,7 @@ def test_where_nothing_is_found_text_is_searched_less_often() -> None:
         may_draft.append(proposer.begin_step(1))
         if may_draft[-1]:
             assert proposer.propose(group, sequence, 4) == []
-        proposer.note_step(1, 0.01)
+        proposer.note_step(1, 0.01, 2)
     assert all(may_draft[:32])
     assert num_resting > 100
     # to begin, to look, and to note a step take 0.1 ms each here: 3 % of a step
@@ -137,4 +137,4 @@ def test_beside_many_sequences_a_step_is_begun_without_any_work() -> None:
     proposer = speculation()
     proposer.costs.seconds = None  # type: ignore[assignment, method-assign]
     assert not proposer.begin_step(MOST_TOKENS + 1)
-    proposer.note_step(MOST_TOKENS + 1, 0.1)
+    proposer.note_step(MOST_TOKENS + 1, 0.1, 0)

@@ -56,7 +56,7 @@ def speed_up(curve: Curve, batch: int, *, edits: bool, num_rounds: int = 4, num_
                 drafts = [proposer.propose(group, group.sequences[0], 64) for group, _ in live]
             count = len(live) + sum(map(len, drafts))
             guessed_s += seconds(count)
-            proposer.note_step(count, seconds(count) * max(0.5, source.gauss(1, 0.1)))
+            proposer.note_step(count, seconds(count) * max(0.5, source.gauss(1, 0.1)), 2 * (count == len(live)))
             for (group, text), drafted in zip(live, drafts, strict=True):
                 verify(group, text, drafted)
             live = [(group, text) for group, text in live if group.sequences[0].num_output_tokens < len(text)]
