@@ -335,7 +335,7 @@ def test_files_functions_and_parameter_lists_are_short() -> None:
             taken = node.args
             names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
             # a kernel in Triton takes the members of its tensors one by one
-            is_kernel = any(ast.unparse(each) == "triton.jit" for each in node.decorator_list)
+            is_kernel = any(ast.unparse(each).startswith("triton.jit") for each in node.decorator_list)
             if len(set(names) - {"self", "cls"}) > MOST_PARAMETERS and not is_kernel:
                 wrong.append(f"{where}:{node.lineno}: {node.name} has {len(names)} parameters")
     assert not wrong, "\n".join(wrong)

@@ -13,7 +13,10 @@ import torch
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
 from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.cubins import FOLDER, open_launcher
+from octavo.devices.cuda.driver import Driver
 from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
+from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
 from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps
@@ -57,9 +60,14 @@ class CudaDevice(ReferenceDevice):
         super().__init__(config, platform, because)
         self.torch_device = self._own_gpu(place)
         self._swaps: Swaps | None = None
-        self.runtime = CudaRuntime(config.batch_invariant)
+        self.runtime = CudaRuntime(config.batch_invariant, self.launcher(config.batch_invariant))
         self.rows_are_exact = config.batch_invariant
         self.ops = self.runtime.bind(config.op_overrides)
+
+    def launcher(self, is_invariant: bool) -> Launcher:
+        """Return what launches kernels."""
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        return open_launcher(10 * major + minor, Driver.open, is_invariant=is_invariant)
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
@@ -71,7 +79,7 @@ class CudaDevice(ReferenceDevice):
         if capability < LEAST_CAPABILITY:
             found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
             return f"{torch.cuda.get_device_name()} has compute capability {found}, and {least} is needed"
-        if find_spec("triton") is None:
+        if find_spec("triton") is None and not FOLDER.is_dir():
             return "Triton is not installed: pip install 'octavo[cuda]'"
         return None
 

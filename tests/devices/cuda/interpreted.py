@@ -8,6 +8,7 @@ import torch
 
 from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.cuda.graphs import Graph
+from octavo.devices.cuda.launch import Launcher, launch_by_triton
 from octavo.devices.cuda.swaps import Stream
 from octavo.devices.device import DeviceMemory
 from octavo.ops.memory import zeroed
@@ -44,6 +45,9 @@ class InterpretedCuda(CudaDevice):
 
     def _current(self, index: int) -> torch.device:
         return torch.device("cpu")
+
+    def launcher(self, is_invariant: bool) -> Launcher:
+        return launch_by_triton
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:

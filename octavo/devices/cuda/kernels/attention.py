@@ -140,7 +140,7 @@ def _chunk(
     return m, total, out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_chunks"])
 def attend(
     q, keys, values, tables, lengths, work, slopes, sinks, out, parts, peaks,
     token_stride, head_stride, block_stride, cache_head_stride, slot_stride, table_stride, scale, num_chunks,
@@ -216,7 +216,7 @@ def attend(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def merge(
     parts, peaks, work, lengths, sinks, out, num_chunks,
     HEADS: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,

@@ -27,7 +27,7 @@ def product(x, weight, rows, columns, row_stride, M, N, K, BM: tl.constexpr, BN:
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def linear(
     x, weight, bias, add, out, row_stride, out_stride, M, N, K,
     HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, IS_GATED: tl.constexpr,

@@ -1,0 +1,194 @@
+"""Kernels that were compiled before: an archive of machine code for one kind of GPU, and the launches that it fits.
+
+`sm_90.json` lists the variants of kernels in `sm_90.xz`, each with its hash. A variant fits a launch of the same
+constants whose arguments Triton would compile in the same way: an integer of 1 is a constant, and integers and
+addresses that 16 divides make other code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import lzma
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from ctypes import addressof, c_void_p, create_string_buffer
+from hashlib import sha256
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.devices.cuda.driver import Driver, DriverError
+from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+FOLDER: Final = Path(__file__).parent / "cubins"
+"""Where a wheel has archives. A checkout has none, unless `python -m tools.cubins` has made them."""
+_POINTERS: Final = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
+    torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", torch.int8: "*i8",
+}  # fmt: skip
+_LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
+"""By `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
+ALIGNED, ONE = "/16", "1"
+"""What stands behind the type of a multiple of 16, and instead of that of an integer that is a constant."""
+
+
+class Call(NamedTuple):
+    """What a variant is found by. types: of the arguments: "*bf16/16", "i32", "1". constants: with options."""
+
+    kernel: str
+    types: tuple[str, ...]
+    constants: frozenset[tuple[str, Any]]
+
+
+def type_of(argument: Any, *, is_specialized: bool) -> str:
+    """Return the type of an argument as a variant has it. is_specialized: its value may make other code."""
+    if isinstance(argument, Tensor):
+        aligned = ALIGNED if is_specialized and argument.data_ptr() % 16 == 0 else ""
+        return _POINTERS[argument.dtype] + aligned
+    if isinstance(argument, float):
+        return "fp32"
+    if is_specialized and argument == 1:
+        return ONE
+    kind = "i32" if -(1 << 31) <= argument < 1 << 31 else "i64"
+    return kind + (ALIGNED if is_specialized and argument % 16 == 0 else "")
+
+
+def call_of(kernel: str, arguments: Iterable[Any], constants: Mapping[str, Any], unspecialized: frozenset[int]) -> Call:
+    """Return what a variant is found by. unspecialized: places of arguments whose values make no other code."""
+    types = (type_of(each, is_specialized=place not in unspecialized) for place, each in enumerate(arguments))
+    return Call(kernel, tuple(types), frozenset(constants.items()))
+
+
+def layout_of(types: Iterable[str]) -> str:
+    """Return the layout of parameters, as `struct` writes it."""
+    kinds = (each.removesuffix(ALIGNED) for each in types if each != ONE)
+    return "".join("Q" if kind.startswith("*") else _LAYOUTS[kind] for kind in kinds)
+
+
+def source_hash() -> str:
+    """Return the hash of the sources of all kernels."""
+    total = sha256()
+    for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        total.update(f"{path.name} {sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+class _Loaded(NamedTuple):
+    function: int
+    threads: int
+    shared_bytes: int
+    layout: str
+    offsets: tuple[int, ...]
+    places: tuple[int, ...]
+    """Of the arguments that are parameters."""
+
+
+class CubinLauncher:
+    """A `Launcher` of the kernels of an archive, and for launches that none fits another one."""
+
+    def __init__(self, driver: Driver, manifest: Mapping[str, Any], codes: bytes, otherwise: Launcher | None) -> None:
+        self._driver, self._otherwise = driver, otherwise
+        self._unspecialized = {name: frozenset(each) for name, each in manifest["kernels"].items()}
+        self._missing: set[Call] = set()
+        self._loaded: dict[Call, _Loaded] = {}
+        for each in manifest["variants"]:
+            code = codes[each["offset"] : each["offset"] + each["bytes"]]
+            call = Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"])))
+            function = driver.load(code, each["function"], each["shared"])
+            layout = layout_of(call.types) + "Q" * each["num_scratch"]
+            offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
+            places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
+            threads = 32 * each["num_warps"]
+            self._loaded[call] = _Loaded(function, threads, each["shared"], layout, offsets, places)
+
+    def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        unspecialized = self._unspecialized.get(kernel)
+        call = call_of(kernel, arguments, constants, unspecialized or frozenset())
+        found = self._loaded.get(call)
+        if found is None:
+            self._launch_otherwise(call, grid, arguments, constants)
+            return
+        values = [arguments[place] for place in found.places]
+        values = [each.data_ptr() if isinstance(each, Tensor) else each for each in values]
+        values += [0] * (len(found.layout) - len(values))
+        packed = create_string_buffer(struct.pack(found.layout, *values))
+        start = addressof(packed)
+        addresses = (c_void_p * len(found.offsets))(*(start + offset for offset in found.offsets))
+        self._driver.launch(found.function, grid, found.threads, found.shared_bytes, addresses)
+
+    def _launch_otherwise(
+        self, call: Call, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]
+    ) -> None:
+        what = f"{call.kernel} of {', '.join(call.types)} with {dict(sorted(call.constants))}"
+        if self._otherwise is None:
+            raise ConfigError(f"no binary fits {what}, and Triton is not installed: pip install 'octavo[cuda]'")
+        if call not in self._missing:
+            self._missing.add(call)
+            _log.info("Triton compiles %s: no binary fits", what)
+        self._otherwise(call.kernel, grid, *arguments, **constants)
+
+
+def open_launcher(
+    capability: int, open_driver: Callable[[], Driver], *, is_invariant: bool, folder: Path = FOLDER
+) -> Launcher:
+    """Return what launches kernels: from an archive if there is one, and by Triton what that lacks.
+
+    is_invariant: all code must be of one compiler, because variants of a kernel have to agree in every bit. Raises
+    ConfigError where neither can, and as `read_archive` does.
+    """
+    has_triton = util.find_spec("triton") is not None
+    found = read_archive(folder, capability)
+    reason = "no binaries of these kernels are installed"
+    if found is not None:
+        compiler, own = found[0]["triton"], metadata.version("triton") if has_triton else None
+        if not (is_invariant and own not in (None, compiler)):
+            try:
+                return CubinLauncher(open_driver(), *found, launch_by_triton if has_triton else None)
+            except DriverError as error:
+                reason = f"the driver does not load the binaries of Triton {compiler}: {error}"
+        else:
+            reason = f"batch_invariant needs one compiler, Triton is {own}, and binaries are of {compiler}"
+    if not has_triton:
+        raise ConfigError(f"{reason} for compute capability {capability / 10}; pip install 'octavo[cuda]'")
+    _log.log(logging.INFO if folder.is_dir() else logging.DEBUG, "kernels are compiled by Triton: %s", reason)
+    return launch_by_triton
+
+
+def read_archive(folder: Path, capability: int) -> tuple[dict[str, Any], bytes] | None:
+    """Return the manifest and the machine code for a capability, such as 90; None where there is none of these sources.
+
+    Raises ConfigError for a manifest or an archive that is not what was written.
+    """
+    path = folder / f"sm_{capability}.json"
+    if not path.exists():
+        return None
+    try:
+        written = json.loads(path.read_bytes())
+        manifest, expected = written["manifest"], written["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no manifest of binaries ({error}): install octavo again") from error
+    _check(path, hash_of(manifest), expected)
+    if manifest["sources"] != source_hash():
+        _log.info("%s is not used: its kernels were compiled from other sources", path)
+        return None
+    archive = path.with_suffix(".xz")
+    packed = archive.read_bytes() if archive.exists() else b""
+    _check(archive, sha256(packed).hexdigest(), manifest["archive"])
+    return manifest, lzma.decompress(packed)
+
+
+def hash_of(manifest: Mapping[str, Any]) -> str:
+    """Return the hash of a manifest, whatever its spaces are."""
+    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _check(path: Path, found: str, expected: object) -> None:
+    if found != expected:
+        raise ConfigError(f"{path} has the sha256 {found}, expected {expected}: install octavo again")

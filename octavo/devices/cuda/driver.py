@@ -1,0 +1,76 @@
+"""The calls of CUDA's driver that load and launch machine code, by ctypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import CDLL, byref, c_char_p, c_int, c_uint, c_void_p
+from typing import Any, Final
+
+_MAX_DYNAMIC_SHARED_SIZE: Final = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_INVALID_CONTEXT: Final = 201
+SHARED_BYTES: Final = 48 << 10
+"""Shared memory that a kernel may have without asking."""
+_SIGNATURES: Final = {
+    "cuCtxGetCurrent": (c_void_p,),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuModuleLoadData": (c_void_p, c_char_p),
+    "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+}
+
+
+class DriverError(RuntimeError):
+    """A call of the driver has failed."""
+
+
+class Driver:
+    """libcuda, in the context of the thread that made it. Modules stay loaded until the process ends."""
+
+    def __init__(self, library: Any, current_stream: Callable[[], int]) -> None:
+        """current_stream: returns the handle of the stream that a launch goes to, the captured one under capture."""
+        self._calls = {name: getattr(library, name) for name in _SIGNATURES}
+        for name, call in self._calls.items():
+            call.argtypes, call.restype = _SIGNATURES[name], c_int
+        self._current_stream = current_stream
+        self._context = c_void_p()
+        self._call("cuCtxGetCurrent", byref(self._context))
+
+    @staticmethod
+    def open() -> Driver:
+        """Return the driver of this process's GPU, whose context torch makes."""
+        import torch
+
+        torch.cuda.synchronize()
+        return Driver(CDLL("libcuda.so.1"), lambda: torch.cuda.current_stream().cuda_stream)
+
+    def load(self, code: bytes, function: str, shared_bytes: int) -> int:
+        """Return the handle of a function of a cubin. Raises DriverError."""
+        module, handle = c_void_p(), c_void_p()
+        self._call("cuModuleLoadData", byref(module), code)
+        self._call("cuModuleGetFunction", byref(handle), module, function.encode())
+        if shared_bytes > SHARED_BYTES:
+            self._call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
+        return handle.value or 0
+
+    def launch(
+        self, function: int, grid: Sequence[int], threads: int, shared_bytes: int, arguments: c_void_p | Any
+    ) -> None:
+        """Launch a function; arguments: an array of the addresses of its parameters. Raises DriverError."""
+        x, y, z = (*grid, 1, 1)[:3]
+        if not x * y * z:
+            return
+        sizes = x, y, z, threads, 1, 1, shared_bytes
+        call, stream = self._calls["cuLaunchKernel"], self._current_stream()
+        code = call(function, *sizes, stream, arguments, None)
+        if code == _INVALID_CONTEXT:  # a thread that has not yet used the GPU
+            self._call("cuCtxSetCurrent", self._context)
+            code = call(function, *sizes, stream, arguments, None)
+        if code:
+            raise DriverError(f"cuLaunchKernel returned error {code} of CUDA")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = self._calls[name](*arguments)
+        if code:
+            raise DriverError(f"{name} returned error {code} of CUDA")

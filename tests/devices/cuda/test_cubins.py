@@ -1,0 +1,207 @@
+"""Kernels from an archive, launched through a driver that keeps what it is told: no GPU has run them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import lzma
+import os
+import struct
+import subprocess
+import sys
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_uint, c_void_p, string_at
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import BaseBackend
+
+from octavo.devices.cuda import cubins
+from octavo.devices.cuda.cubins import CubinLauncher, open_launcher, read_archive, type_of
+from octavo.devices.cuda.driver import Driver, DriverError
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.errors import ConfigError
+
+KERNELS = ("rows.silu_and_mul", "rows.rotary")
+
+
+class KeptDriver:
+    """libcuda as callbacks of C: modules are their code, of which it reads where parameters are."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        """sizes: bytes of each cubin by its function."""
+        self.loaded: list[str] = []
+        self.attributes: list[tuple[int, int]] = []
+        self.launches: list[tuple[Any, ...]] = []
+        self.codes: list[bytes] = []
+        self.results = {"cuLaunchKernel": [0] * 99, "cuModuleLoadData": [0] * 99}
+        self.contexts: list[int] = []
+        self._sizes = sizes
+        pointer = POINTER(c_void_p)
+        self.library = SimpleNamespace(
+            cuCtxGetCurrent=CFUNCTYPE(c_int, pointer)(self._current),
+            cuCtxSetCurrent=CFUNCTYPE(c_int, c_void_p)(lambda context: self.contexts.append(context) or 0),
+            cuModuleLoadData=CFUNCTYPE(c_int, pointer, c_void_p)(self._load),
+            cuModuleGetFunction=CFUNCTYPE(c_int, pointer, c_void_p, c_char_p)(self._function),
+            cuFuncSetAttribute=CFUNCTYPE(c_int, c_void_p, c_int, c_int)(
+                lambda function, name, value: self.attributes.append((name, value)) or 0
+            ),
+            cuLaunchKernel=CFUNCTYPE(c_int, c_void_p, *(c_uint,) * 7, c_void_p, pointer, c_void_p)(self._launch),
+        )
+
+    def _current(self, context: Any) -> int:
+        context[0] = 77
+        return 0
+
+    def _load(self, module: Any, address: int) -> int:
+        self._address = address
+        module[0] = len(self.loaded) + 1
+        return self.results["cuModuleLoadData"].pop()
+
+    def _function(self, function: Any, module: int, name: bytes) -> int:
+        self.loaded.append(name.decode())
+        self.codes.append(string_at(self._address, self._sizes[name.decode()]))
+        function[0] = len(self.loaded)
+        return 0
+
+    def _launch(self, function: int, *rest: Any) -> int:
+        *sizes, stream, parameters, _ = rest
+        result = self.results["cuLaunchKernel"].pop()
+        if not result:
+            values = [string_at(parameters[i], size) for i, size in enumerate(sizes_in(self.codes[function - 1]))]
+            self.launches.append((self.loaded[function - 1], sizes, stream, values))
+        return result
+
+
+def sizes_in(code: bytes) -> list[int]:
+    """Return the bytes of each parameter, from what the assembler wrote into a cubin (EIATTR_KPARAM_INFO)."""
+    found, mark = {}, code.find(b"\x04\x17\x0c\x00")
+    while mark >= 0:
+        _, ordinal, _, flags = struct.unpack("<IHHI", code[mark + 4 : mark + 16])
+        found[ordinal] = flags >> 18
+        mark = code.find(b"\x04\x17\x0c\x00", mark + 1)
+    return [found[each] for each in range(len(found))]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two builds, in processes of their own: here kernels are interpreted."""
+    found = [tmp_path_factory.mktemp("cubins") for _ in range(2)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    for path in found:
+        command = [sys.executable, "-m", "tools.cubins", "--out", str(path), "--capability", "90", "--most", "1"]
+        done = subprocess.run(
+            [*command, "--kernel", *KERNELS], env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return found
+
+
+def opened(folder: Path, otherwise: Any = None) -> tuple[KeptDriver, CubinLauncher]:
+    found = read_archive(folder, 90)
+    assert found is not None
+    kept = KeptDriver({each["function"]: each["bytes"] for each in found[0]["variants"]})
+    return kept, CubinLauncher(Driver(kept.library, lambda: 4321), *found, otherwise)
+
+
+def test_two_builds_are_the_same_bytes(folders: list[Path]) -> None:
+    one, other = ([(path.name, path.read_bytes()) for path in sorted(each.iterdir())] for each in folders)
+    assert [name for name, _ in one] == ["sm_90.json", "sm_90.xz"]
+    assert one == other
+
+
+def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folders: list[Path]) -> None:
+    kept, launcher = opened(folders[0])
+    q = torch.zeros(3, 16, 128, dtype=torch.bfloat16)
+    positions, table = torch.zeros(3, dtype=torch.int64), torch.zeros(9, 128)
+    out, _ = CudaRuntime(launch=launcher).bind().rotary(q, q, positions, table, None, None, (1e-6, 0.5))
+    assert sorted(kept.loaded) == ["rotary", "silu_and_mul"]
+    name, sizes, stream, values = kept.launches[0]
+    assert (name, stream, sizes[:6]) == ("rotary", 4321, [48, 1, 1, 128, 1, 1])
+    assert [len(each) for each in values] == [8] * 5 + [4] * 4 + [8] * 2
+    addresses = [each.data_ptr() for each in (q, out, positions, table, q)]
+    assert b"".join(values) == struct.pack("=5Qiiff2Q", *addresses, 2048, 128, 1e-6, 0.5, 0, 0)
+
+
+def test_what_no_variant_fits_goes_to_triton_and_is_logged_once(
+    folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    launched: list[str] = []
+    kept, launcher = opened(folders[0], lambda kernel, grid, *arguments, **constants: launched.append(kernel))
+    silu = CudaRuntime(launch=launcher).bind().silu_and_mul
+    with caplog.at_level(logging.INFO, cubins.__name__):
+        for _ in range(2):
+            silu(torch.zeros(2, 34, dtype=torch.bfloat16))  # 17 columns: 16 does not divide them
+    assert launched == ["rows.silu_and_mul"] * 2
+    assert (len(kept.launches), len(caplog.messages)) == (0, 1)
+    silu(torch.zeros(2, 64, dtype=torch.bfloat16))
+    assert len(kept.launches) == 1
+    _, launcher = opened(folders[0])
+    with pytest.raises(ConfigError, match=r"no binary fits rows.silu_and_mul of \*bf16/16, .*Triton is not"):
+        CudaRuntime(launch=launcher).bind().silu_and_mul(torch.zeros(2, 34, dtype=torch.bfloat16))
+
+
+def test_a_damaged_archive_or_manifest_is_refused_by_its_hash(folders: list[Path], tmp_path: Path) -> None:
+    written = json.loads((folders[0] / "sm_90.json").read_text())
+    packed = (folders[0] / "sm_90.xz").read_bytes()
+    assert len(lzma.decompress(packed)) == sum(each["bytes"] for each in written["manifest"]["variants"])
+    (tmp_path / "sm_90.json").write_text(json.dumps(written))
+    (tmp_path / "sm_90.xz").write_bytes(packed[:-1] + bytes([packed[-1] ^ 1]))
+    with pytest.raises(ConfigError, match=r"sm_90.xz has the sha256 \w{64}, expected"):
+        read_archive(tmp_path, 90)
+    written["manifest"]["variants"][0]["shared"] += 16
+    (tmp_path / "sm_90.json").write_text(json.dumps(written))
+    with pytest.raises(ConfigError, match=r"sm_90.json has the sha256 \w{64}, expected"):
+        read_archive(tmp_path, 90)
+
+
+def test_binaries_of_other_sources_are_not_used(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cubins, "source_hash", lambda: "another")
+    assert read_archive(folders[0], 90) is None
+    assert read_archive(folders[1], 80) is None
+    monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"no binaries of these kernels are installed for compute capability 9.0"):
+        open_launcher(90, lambda: pytest.fail("no driver is needed"), is_invariant=False, folder=folders[0])
+
+
+def test_code_of_two_compilers_is_not_mixed_where_bits_must_agree(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cubins.metadata, "version", lambda name: "0.1")
+    kept, _ = opened(folders[0])
+    chosen = [
+        open_launcher(90, lambda: Driver(kept.library, lambda: 0), is_invariant=each, folder=folders[0])
+        for each in (False, True)
+    ]
+    assert [isinstance(each, CubinLauncher) for each in chosen] == [True, False]
+
+
+@pytest.mark.parametrize("is_specialized", [True, False])
+def test_arguments_are_specialised_as_triton_does(is_specialized: bool) -> None:
+    values = [1, 0, 16, 17, -16, 1 << 31, (1 << 40) + 1, 0.5, torch.zeros(3), torch.zeros(9, dtype=torch.int64)[1:]]
+    for value in values:
+        kind, attribute = native_specialize_impl(BaseBackend, value, False, is_specialized, True)
+        expected = cubins.ONE if kind == "constexpr" else kind + cubins.ALIGNED * (attribute == "D")
+        assert type_of(value, is_specialized=is_specialized) == expected, value
+
+
+def test_the_driver_asks_for_shared_memory_and_names_what_failed() -> None:
+    kept = KeptDriver({"f": 1})
+    driver = Driver(kept.library, lambda: 0)
+    assert [driver.load(b"x", "f", each) for each in (48 << 10, 100_000)] == [1, 2]
+    assert kept.attributes == [(8, 100_000)]
+    kept.results["cuLaunchKernel"] = [0, 201]  # another thread: its context is set, and the launch made again
+    driver.launch(1, (1,), 32, 0, None)
+    assert (kept.contexts, len(kept.launches)) == ([77], 1)
+    kept.results["cuLaunchKernel"] = [700]
+    with pytest.raises(DriverError, match="cuLaunchKernel returned error 700"):
+        driver.launch(1, (1,), 32, 0, None)
+    kept.results["cuModuleLoadData"] = [209]
+    with pytest.raises(DriverError, match="cuModuleLoadData returned error 209"):
+        driver.load(b"x", "f", 0)
