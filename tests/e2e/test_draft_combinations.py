@@ -26,7 +26,7 @@ from tests.lora.adapter_folders import LINEAR, make_adapter
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3")
 
 
 def guessing(method: str, model: Path, folder: Path) -> dict[str, Any]:
@@ -38,8 +38,14 @@ def guessing(method: str, model: Path, folder: Path) -> dict[str, Any]:
         make_checkpoint("llama", folder, vocab_size=values["vocab_size"], num_hidden_layers=1)
         shutil.copy(model / "tokenizer.json", folder)
         return config | {"model": str(folder)}
-    if method == "eagle":
-        head = write_head(folder, values["vocab_size"], is_third=False, hidden=values["hidden_size"])
+    if method in ("eagle", "eagle3"):
+        head = write_head(
+            folder,
+            values["vocab_size"],
+            is_third=method == "eagle3",
+            draft_vocab=values["vocab_size"] // 2,
+            hidden=values["hidden_size"],
+        )
         return config | {"model": str(head)}
     return config | {"prompt_lookup_min": 1}
 
@@ -47,7 +53,7 @@ def guessing(method: str, model: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    make_checkpoint("llama", base, vocab_size=VOCABULARY)
+    make_checkpoint("llama", base, vocab_size=VOCABULARY, num_hidden_layers=3)
     write_byte_tokenizer(base)
     for seed, name in enumerate(adapters.NAMES, 1):
         make_adapter(base, base / name, LINEAR, rank=4 * seed, seed=seed)
@@ -60,8 +66,10 @@ def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> 
         assert stats(llm).num_draft_tokens > 10
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("gemma3", each) for each in METHODS] + [("qwen3_vl", each) for each in METHODS if each != "eagle3"],
+)
 def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str, tmp_path: Path) -> None:
     path = make_vision_checkpoint(family, tmp_path / "model")
     params = [
@@ -82,7 +90,7 @@ def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str,
 @pytest.mark.parametrize("method", METHODS)
 def test_guesses_over_ranks_change_nothing_or_are_refused(method: str, ranks: str, tmp_path: Path) -> None:
     path = tmp_path / "model"
-    make_checkpoint("llama", path, vocab_size=VOCABULARY)
+    make_checkpoint("llama", path, vocab_size=VOCABULARY, num_hidden_layers=3)
     write_byte_tokenizer(path)
     options: dict[str, Any] = {"dtype": "bfloat16", "num_gpu_blocks_override": 64, "max_model_len": 128, "threads": 1}
     guess = guessing(method, path, tmp_path / "other")
