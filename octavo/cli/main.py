@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from octavo import __version__
@@ -162,7 +162,22 @@ def _unknown_option(error: UnknownOptionError) -> str:
     begun = [option for option in options if option.startswith(flag)]
     if len(begun) == 1:
         return f"Unknown option: {flag}. Did you mean {begun[0]}?"
-    return _flag_of_llama_cpp(flag) or " ".join(str(error).split())
+    return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or " ".join(str(error).split())
+
+
+def _field_of_requests(name: str, flag: str, options: Collection[str]) -> str | None:
+    """Return a message about a sampling parameter given to a command that takes none; None for any other option."""
+    import difflib
+
+    from octavo.core.sampling_params import SamplingParams
+
+    fields = {each for each in SamplingParams.__struct_fields__ if f"--{each.replace('_', '-')}" not in options}
+    nearest = difflib.get_close_matches(
+        name, [*fields, *(each.lstrip("-").replace("-", "_") for each in options)], 1, 0.8
+    )
+    if not nearest or nearest[0] not in fields:
+        return None
+    return f"Unknown option: {flag}. {nearest[0]} is a field of requests: a client of the server sends it"
 
 
 def _flag_of_llama_cpp(flag: str) -> str | None:

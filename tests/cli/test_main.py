@@ -140,6 +140,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "latncy"], 'Did you mean "latency"?'),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["run", "x", "--temprature", "1"], "Did you mean --temperature?"),
+        (["serve", "--temprature", "1"], "temperature is a field of requests: a client of the server sends it"),
+        (["serve", "--min-tokens", "1"], "min_tokens is a field of requests"),
         (["serve", "--port", "many"], "Invalid value for --port: 'many' is not a whole number"),
         (["run", "x", "--top-k", "1.5"], "'1.5' is not a whole number"),
         (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
