@@ -14,11 +14,13 @@ from torch import Tensor
 
 from octavo import LLM, SamplingParams
 from tests.conformance.runtimes import LEVELS
+from tests.e2e import test_adapters as adapters
 from tests.e2e.test_draft_heads import proposals
 from tests.e2e.test_draft_models import stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.lora.adapter_folders import make_adapter
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -75,6 +77,19 @@ def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) 
     with load(path, max_num_seqs=8, **options) as llm:
         for _ in range(2):
             assert answers(llm) == expected
+        assert stats(llm).num_draft_tokens > 30
+
+
+def test_it_changes_no_bit_beside_adapters(path: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"  # without the layer, of which no adapter knows
+    make_checkpoint(json.loads((path / "config.json").read_text())["model_type"], plain, vocab_size=VOCABULARY)
+    for seed, name in enumerate(adapters.NAMES, 1):
+        make_adapter(plain, tmp_path / name, ("o_proj",), seed=seed)
+    options = {"max_model_len": 128, "enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 64}
+    with load(path, is_on=False, **options) as llm:
+        expected = adapters.together(llm, tmp_path)
+    with load(path, max_num_seqs=8, **options) as llm:
+        assert adapters.together(llm, tmp_path) == expected
         assert stats(llm).num_draft_tokens > 30
 
 
