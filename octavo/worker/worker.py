@@ -112,8 +112,7 @@ class Worker:
         dtype = DTYPES[config.model.dtype]
         self._opened = open_model(config, self._mesh)
         head_dims = self._opened.shape.head_dims
-        self._draft: DraftModel | None = None
-        self._groups = self._opened.shape.cache_groups
+        self._draft, self._groups = None, self._opened.shape.cache_groups
         if config.draft is not None:
             from octavo.worker.draft_model import DraftModel
 
@@ -169,7 +168,8 @@ class Worker:
         if self._watch is not None:
             self._watch.begin()
         output = self._runner.execute(step)
-        self._mesh.check()
+        if self._device.ranks_over is not None:
+            self._mesh.check()
         return output if self._watch is None else msgspec.structs.replace(output, times=self._watch.end())
 
     @cached_property
@@ -290,7 +290,7 @@ class Worker:
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         self._cache = self._made_cache()
-        is_recordable = self._mesh.tensor_group.is_recordable  # also that of a rank alone
+        is_recordable = self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable
         recorded = partial(device.recorded, loaded, scheduler.max_num_batched_tokens if is_recordable else 0)
         if self._config.lora.enable_lora:
             from octavo.lora.slots import Adapters
