@@ -46,7 +46,6 @@ from octavo.worker.warm_up import warm_up
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.lora.slots import Adapters
-    from octavo.worker.draft_model import DraftModel
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
