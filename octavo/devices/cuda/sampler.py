@@ -50,6 +50,21 @@ class CudaSampler(ReferenceSampler):
             each.needs(params) for each in self._filters if not isinstance(each, _FILTERS_OF_KERNELS)
         )
 
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
+        """Draw. Rows that could be launched are drawn by the same kernels here: which draw a row must not depend on
+        whether its step waits for the host because of another row."""
+        launched: list[int] = []
+        waiting: list[int] = []
+        for place, row in enumerate(rows):
+            may_launch = row.num_samples == 1 and self.may_launch(row.sequence.params)
+            (launched if may_launch else waiting).append(place)
+        if not launched:
+            return super().sample(logits, rows)
+        draws = self.launch(logits[launched], [rows[place] for place in launched])
+        results = dict(zip(waiting, super().sample(logits[waiting], [rows[place] for place in waiting]), strict=True))
+        results |= zip(launched, draws.wait(), strict=True)
+        return [results[place] for place in range(len(rows))]
+
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         largest = logits.amax(dim=-1)
         token_ids = self._drawn(logits, largest, rows)

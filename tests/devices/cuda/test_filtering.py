@@ -53,6 +53,15 @@ def test_a_row_is_drawn_alike_beside_others_and_alone() -> None:
         assert sampler().launch(logits[place : place + 1], rows_of([kind])).wait() == [together[place]]
 
 
+def test_a_row_is_drawn_by_the_same_kernels_in_a_step_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[dict[str, Any]] = [{"seed": 1, "presence_penalty": 1.0}, {"seed": 2, "top_k": 7}, {"seed": 3}]
+    logits, drawn, waits = make_logits("normal", len(kinds), 300), list[int](), sampler()
+    launch = waits.launch
+    monkeypatch.setattr(waits, "launch", lambda *given: (drawn.append(len(given[1])), launch(*given))[1])
+    assert waits.sample(logits.clone(), rows_of(kinds)) == ReferenceSampler().sample(logits.clone(), rows_of(kinds))
+    assert drawn == [2]
+
+
 def test_top_p_ends_with_the_token_that_reaches_it() -> None:
     # masses 1/2, 1/4, 1/8, 1/8 of which all sums are exact
     one_row = torch.full((1, 1100), -200.0)
