@@ -1,12 +1,14 @@
 """Build, check and time everything of the device cuda on a GPU: `python -m benchmarks.gpu.run_all`.
 
-Each part prints one JSON line and does not end the others when it fails: kernels beside the reference, bits in other
+Each part prints JSON lines and does not end the others when it fails: kernels beside the reference, bits in other
 cuts, shares of the bandwidth and of the matrix rate that this GPU reaches in the same run, and whole engines beside the
-device cpu. Times are medians of `RUNS`, by events of the GPU.
+device cpu. Times are medians of `RUNS`, by events of the GPU. `--parts` chooses some; those that time nothing may run
+beside each other, in processes of their own.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import statistics
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
 from benchmarks.gpu.figures import figures
 from benchmarks.gpu.ranks import ranks
 from benchmarks.gpu.swaps import swaps
@@ -234,7 +237,8 @@ def engines() -> Iterator[dict[str, Any]]:
     prompts: Any = ["Once upon a time", "The little dog", "One day"] * 8
     params = SamplingParams(max_tokens=64, temperature=0.8, seed=1, ignore_eos=True)
     expected: list[Any] | None = None
-    exact, fastest = {"device": "cuda", "batch_invariant": True}, {"device": "cuda"}
+    fastest = {"device": "cuda", "kv_cache_memory": "64MiB"}
+    exact = fastest | {"batch_invariant": True}
     for args in ({"device": "cpu"}, exact, exact | {"enforce_eager": True}, fastest, fastest | {"enforce_eager": True}):
         begun = time.monotonic()
         with LLM("octavo-tiny", dtype="bfloat16", **args) as llm:
@@ -256,24 +260,40 @@ def engines() -> Iterator[dict[str, Any]]:
 
 def main() -> int:
     """Run every part; return 1 where one has failed."""
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
     limits: dict[str, float] = {}
-    num_failed = 0
 
     def measured() -> Iterator[dict[str, Any]]:
         limits.update(ceilings())
         yield dict(limits)
 
-    timed_kernels, timed_sampler = partial(time_kernels, limits), partial(time_sampler, limits)
-    measured_engines = partial(figures, limits)
-    checks = check_operators, check_bits, check_sampler
-    for part in (measured, *checks, timed_kernels, timed_sampler, engines, swaps, ranks, measured_engines):
+    parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "operators": check_operators,
+        "bits": check_bits,
+        "sampler": check_sampler,
+        "engines": engines,
+        "exact-ways": partial(exactness, WAYS, is_one=True),
+        "other-ways": partial(exactness, OTHERS, is_one=False),
+        "swaps": swaps,
+        "ranks": ranks,
+        "kernel-times": partial(time_kernels, limits),
+        "sampler-times": partial(time_sampler, limits),
+        "figures": partial(figures, limits),
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(parts), choices=parts)
+    chosen = parser.parse_args().parts
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
+    num_failed = 0
+    is_timed = any(name.endswith(("-times", "figures")) for name in chosen)
+    for name, part in [*([("limits", measured)] if is_timed else []), *((name, parts[name]) for name in chosen)]:
+        begun = time.monotonic()
         try:
             for line in part():
                 print(json.dumps(line), flush=True)
         except Exception:  # the other parts are still of use
             num_failed += 1
             traceback.print_exc()
+        print(json.dumps({"part": name, "s": round(time.monotonic() - begun, 1)}), flush=True)
     return int(num_failed > 0)
 
 
