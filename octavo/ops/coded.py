@@ -113,8 +113,8 @@ class CodeSpec:
             if found[name].dtype.is_floating_point and not tensors[name].isfinite().all():
                 raise NotFinite(int((~tensors[name].isfinite()).any(1).nonzero()[0]))
         if self.has_order:
-            inputs = tensors["codes"].shape[1]
-            if not torch.equal(tensors["order"].sort().values, torch.arange(inputs, dtype=torch.int32)):
+            inputs, order = tensors["codes"].shape[1], tensors["order"]
+            if not torch.equal(order.sort().values, torch.arange(inputs, dtype=torch.int32, device=order.device)):
                 raise CheckpointError(f"order of a stored weight is no permutation of its {inputs} inputs")
 
     def code_values(self, codes: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import triton.runtime.interpreter as interpreter
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.devices import DEVICES
+from octavo.errors import CheckpointError
+from octavo.ops.coded import example_specs, example_weight
 from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -73,6 +75,16 @@ def test_tensors_of_both_memories_do_not_mix() -> None:
         for mix in (lambda: ours + torch.ones(3), lambda: torch.cat([ours, torch.ones(2)]), ours.numpy):
             with pytest.raises(MixedDevices):
                 mix()
+
+
+def test_codes_on_the_device_are_checked_there() -> None:
+    spec = next(each for each in example_specs() if each.has_order)
+    weight = example_weight(spec, 18, 80, torch.Generator().manual_seed(3))
+    with ApartMode():
+        there = {name: tensor.to("apart:0") for name, tensor in weight.items()}
+        spec.check(there)
+        with pytest.raises(CheckpointError, match="no permutation"):
+            spec.check({**there, "order": torch.zeros(80, dtype=torch.int32, device="apart:0")})
 
 
 @pytest.fixture(scope="module")
