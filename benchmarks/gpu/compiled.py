@@ -27,7 +27,7 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
-from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, rows, sampling
+from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, logprobs, rows, sampling
 from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
 from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
@@ -120,6 +120,9 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("filters, survey", filters.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=_OF_FILTERS)
     for function, block in ((filters.bound, LISTED), (filters.collect, BLOCK), (filters.draw, LISTED)):
         yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, types=_OF_FILTERS)
+    surveyed = {**dict.fromkeys(("keys", "nearest", "masses", "ahead", "places"), "*i64")}
+    surveyed |= dict.fromkeys(("logits", "largest", "chosen"), "*fp32")
+    yield Kernel("logprobs, survey", logprobs.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=surveyed)
 
 
 def coded_kernels() -> Iterator[Kernel]:

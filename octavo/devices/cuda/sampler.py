@@ -13,8 +13,10 @@ from torch import Tensor
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.devices.cuda.filtering import BLOCK, filtered_tokens
+from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.devices.reference.sampler import ReferenceSampler, keys_of
+from octavo.devices.reference.sampler import Describer, ReferenceSampler, keys_of
+from octavo.sampling.chunks import chunks
 from octavo.sampling.filters import Filter, MinP, TopK, TopP
 from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.processors import LogitsProcessor
@@ -44,7 +46,7 @@ class CudaSampler(ReferenceSampler):
         self._runtime, self._device, self._read_later = runtime, device, read_later
 
     def may_launch(self, params: SamplingParams) -> bool:
-        if params.needs_logprobs or any(each.needs(params) for each in self._processors):
+        if any(each.needs(params) for each in self._processors):
             return False
         return params.is_greedy or not any(
             each.needs(params) for each in self._filters if not isinstance(each, _FILTERS_OF_KERNELS)
@@ -68,16 +70,49 @@ class CudaSampler(ReferenceSampler):
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         largest = logits.amax(dim=-1)
         token_ids = self._drawn(logits, largest, rows)
-        read = self._read_later(torch.stack((largest.double(), token_ids.double())))
+        values = [largest.double(), token_ids.double()]
+        places = [place for place, row in enumerate(rows) if row.sequence.params.needs_logprobs]
+        wanted = [rows[place].sequence.params.logprobs for place in places]
+        if places:
+            at, num_top = self._sent(np.array(places)), num_listed(wanted, logits.shape[1])
+            values.append(described(logits, largest, at, token_ids[at], num_top, self._runtime.launch).flatten())
+        read = self._read_later(torch.cat(values).unsqueeze(0))
 
         def wait() -> list[RowSamples]:
+            (found,) = read()
+            num_rows, first = len(rows), 2 * len(rows)
+            drawn = [int(each) for each in found[num_rows:first]]
+            tokens = [TokenLogprobs(token_id=token_id) for token_id in drawn]
+            if places:
+                width = (len(found) - first) // len(places)
+                lines = [found[start : start + width] for start in range(first, len(found), width)]
+                for place, token in zip(places, tokens_of(lines, [drawn[at] for at in places], wanted), strict=True):
+                    tokens[place] = token
             results = []
-            for row, top, token_id in zip(rows, *read(), strict=True):
+            for row, token, top in zip(rows, tokens, found[:num_rows], strict=True):
                 error = refusal(row.position, row.sequence.params, top, top)
-                results.append(RowSamples([] if error else [TokenLogprobs(token_id=int(token_id))], error))
+                results.append(RowSamples([] if error else [token], error))
             return results
 
         return LaunchedDraws(token_ids, wait)
+
+    def _describer(self, logits: Tensor) -> Describer:
+        kept = logits.clone()
+        largest = kept.amax(dim=-1)
+
+        def describe(
+            owners: Sequence[int], token_ids: Sequence[int], wanted: Sequence[int | None]
+        ) -> list[TokenLogprobs]:
+            found: list[TokenLogprobs] = []
+            # as many at a time as there are rows: so much is planned for
+            for part in (slice(*each) for each in chunks(len(owners), len(kept))):
+                at, chosen = self._sent(np.array(owners[part])), self._sent(np.array(token_ids[part]))
+                num_top = num_listed(wanted[part], kept.shape[1])
+                lines = described(kept, largest, at, chosen, num_top, self._runtime.launch).tolist()
+                found += tokens_of(lines, token_ids[part], wanted[part])
+            return found
+
+        return describe
 
     def _drawn(self, logits: Tensor, largest: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         """Return a token for each row, int64 [rows], without waiting for the device."""

@@ -7,8 +7,9 @@ A row's result depends on its logits, its sequence and its key; the other rows o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,10 @@ CHUNK_BYTES = 2 << 20
 
 PEAK_FACTOR = 28
 """Most bytes alive while a chunk is sampled, in multiples of its logits; a test guards it."""
+
+
+Describer = Callable[[Sequence[int], Sequence[int], Sequence[int | None]], list[TokenLogprobs]]
+"""Describes a token of each of the rows given, which do not fall, with as many likeliest ones as are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +79,13 @@ class ReferenceSampler:
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
         results: list[TokenLogprobs] = []
         for start, end in chunks(len(logits), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
-            logprobs = torch.log_softmax(logits[start:end], dim=-1)
             wanted = [num_logprobs] * (end - start)
-            results += token_logprobs(logprobs, range(end - start), token_ids[start:end], wanted)
+            results += self._describer(logits[start:end])(range(end - start), token_ids[start:end], wanted)
         return results
+
+    def _describer(self, logits: Tensor) -> Describer:
+        """Return what describes tokens by logits, float32 [rows, vocab], as they are now."""
+        return partial(token_logprobs, torch.log_softmax(logits, dim=-1))
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         # the processors act on log-probabilities, which are not normalised again: so do those of transformers
@@ -95,12 +103,12 @@ class ReferenceSampler:
     def _sample_chunk(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
         traits = [self._traits_of(row.sequence) for row in rows]
         described = [row for row, each in enumerate(traits) if each.is_described]
-        logprobs = torch.log_softmax(_rows(logits, described), dim=-1) if described else None
+        describe = self._describer(_rows(logits, described)) if described else None
         errors = self._process(logits, rows)
         draws = self._draw(logits, rows, traits, errors)
         tokens = [[TokenLogprobs(token_id=token_id) for token_id in each] for each in draws]
-        if logprobs is not None:
-            for row, each in zip(described, _describe(logprobs, described, rows, draws), strict=True):
+        if describe is not None:
+            for row, each in zip(described, _describe(describe, described, rows, draws), strict=True):
                 tokens[row] = each
         return [RowSamples(each, errors.get(row)) for row, each in enumerate(tokens)]
 
@@ -227,15 +235,15 @@ def _rows(logits: Tensor, rows: list[int]) -> Tensor:
 
 
 def _describe(
-    logprobs: Tensor, described: list[int], rows: Sequence[SamplingRow], draws: list[list[int]]
+    describe: Describer, described: list[int], rows: Sequence[SamplingRow], draws: list[list[int]]
 ) -> list[list[TokenLogprobs]]:
-    """Return the draws of the `described` rows, which are those of `logprobs`."""
+    """Return the draws of the `described` rows, which are those that `describe` has."""
     owners = [place for place, row in enumerate(described) for _ in draws[row]]
     token_ids = [token_id for row in described for token_id in draws[row]]
     if not token_ids:
         return [[] for _ in described]
     wanted = [rows[described[place]].sequence.params.logprobs for place in owners]
-    tokens = iter(token_logprobs(logprobs, owners, token_ids, wanted))
+    tokens = iter(describe(owners, token_ids, wanted))
     return [[next(tokens) for _ in draws[row]] for row in described]
 
 

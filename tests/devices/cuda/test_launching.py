@@ -22,6 +22,7 @@ PLAIN: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"seed": 1, "top_k": 5, "top_p": 0.8},
     {"seed": 2, "temperature": 0.7, "max_tokens": 3},
+    {"seed": 7, "logprobs": 2},
 ]
 OTHERS: list[dict[str, Any]] = [
     {"seed": 3, "bad_words": ["a"]},
@@ -74,6 +75,20 @@ def test_plain_steps_are_launched_before_the_last_one_is_read(path: Path, monkey
     )
     generate(path, PLAIN, device="cuda", max_steps_in_flight=3)
     assert max(num_waiting) == 2
+
+
+def test_log_probabilities_are_the_same_bits_in_steps_that_wait(path: Path) -> None:
+    def described(kinds: list[dict[str, Any]], depth: int) -> Any:
+        args = {"device": "cuda", "max_steps_in_flight": depth, "batch_invariant": True}
+        with LLM(str(path), dtype="float32", max_model_len=64, num_gpu_blocks_override=32, **args) as llm:
+            params = [SamplingParams(max_tokens=5, ignore_eos=True, **kind) for kind in kinds]
+            prompts: Any = [{"prompt_token_ids": [5, 6, 7]}] * len(kinds)
+            return [each.outputs[0].logprobs for each in llm.generate(prompts, params, use_tqdm=False)]
+
+    asked: list[dict[str, Any]] = [{"seed": 1, "logprobs": 3}, {"temperature": 0.0, "logprobs": 0}]
+    alone = described(asked, 2)
+    assert described([*asked, {"n": 2, "best_of": 2, "use_beam_search": True}], 2)[:2] == alone
+    assert [len(each) for each in alone] == [5, 5]
 
 
 def test_an_error_of_a_step_is_that_of_its_result() -> None:

@@ -1,0 +1,43 @@
+"""What log-probabilities are made of, in one pass over the logits, in Triton: whole numbers, which no order changes."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LEAST = tl.constexpr(-(1 << 63))
+"""The key of a column behind the last one."""
+_ONE = tl.constexpr(float(1 << 42))
+"""The mass of the likeliest token. The masses of two million tokens together are an int64."""
+
+
+@triton.jit
+def survey(
+    logits, places, largest, chosen, keys, nearest, masses, ahead, num_columns, num_groups, row_stride,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Write the keys of a block of columns and the largest of each group; add the block's mass, and its logits above
+    the chosen one, to those of the row.
+
+    A key is the bits of a logit, as an integer in the order of logits, times 2^32, less the column: no two are equal.
+    keys: int64 [rows, groups · GROUP]. nearest: int64 [rows, groups]. masses, ahead: int64 [rows], 0 before. places:
+    int64 [rows], where a row's logits, float32, stand. largest, chosen: float32 [rows].
+    """
+    row, block = tl.program_id(0), tl.program_id(1)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    here = columns < num_columns
+    place = tl.load(places + row)
+    values = tl.load(logits + place * row_stride + columns, mask=here, other=-float("inf"))
+    distances = values.to(tl.float64) - tl.load(largest + row).to(tl.float64)
+    # the mass of what is no number counts nothing: its row has an error
+    weights = tl.exp(tl.where(distances <= 0.0, distances, -float("inf")))
+    tl.atomic_add(masses + row, tl.sum((weights * _ONE + 0.5).to(tl.int64), 0))
+    tl.atomic_add(ahead + row, tl.sum((values > tl.load(chosen + row)).to(tl.int64), 0))
+    # -0.0 has other bits than 0.0
+    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    found = tl.where(here, (ordered.to(tl.int64) << 32) - columns, _LEAST)
+    tl.store(keys + row.to(tl.int64) * num_groups * GROUP + columns, found, mask=columns < num_groups * GROUP)
+    of_block: tl.constexpr = BLOCK // GROUP
+    groups = block * of_block + tl.arange(0, of_block)
+    tl.store(nearest + row * num_groups + groups, tl.max(tl.reshape(found, (of_block, GROUP)), 1), groups < num_groups)
