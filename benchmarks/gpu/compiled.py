@@ -157,20 +157,26 @@ def coded_kernels() -> Iterator[Kernel]:
         for tile in (SKINNY, OF_FACTORS if spec.super_group else LARGE_CODED):
             shape = {**constants, **tile, "IS_GATED": name == "int4"}
             yield Kernel(f"coded {name}, {tile['BM']} rows", coded.coded_linear, shape, types=own, options=UNFUSED)
+        if name == "int8":
+            shape |= {**SKINNY, "PLANES": 2}
+            yield Kernel("coded int8 and 16 bits", coded.coded_linear, shape, types=own, options=UNFUSED)
 
 
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     """Compile a kernel and return what it takes."""
     names = kernel.function.arg_names
-    signature = {
-        name: "constexpr" if name in kernel.constants else kernel.types.get(name) or _type_of(name) for name in names
-    }
+    # a step of one row: Triton makes its number a constant where the kernel does not forbid it
+    one = dict.fromkeys(
+        [each.name for each in kernel.function.params if each.name == "M" and not each.do_not_specialize], 1
+    )
+    known = {**one, **kernel.constants}
+    signature = {name: "constexpr" if name in known else kernel.types.get(name) or _type_of(name) for name in names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
         if signature[name].startswith("*") or name in (*_STRIDES, "N", "K", "KP")
     }
-    constants = {(names.index(name),): value for name, value in kernel.constants.items()}
+    constants = {(names.index(name),): value for name, value in known.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": kernel.num_warps, **OPTIONS, **kernel.options}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

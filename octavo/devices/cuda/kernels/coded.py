@@ -16,7 +16,7 @@ def _rounded(x):
     return (x + 12582912.0) - 12582912.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def quantize(
     x, order, codes, scales, sums, row_stride, M, K, KP,
     HAS_ORDER: tl.constexpr, PLANES: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
@@ -170,7 +170,7 @@ def _value(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def coded_linear(
     x, sums, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, out, out_stride, M, N, KP, G,
     BITS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
