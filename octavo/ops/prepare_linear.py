@@ -222,7 +222,11 @@ class PlainLinear(PreparedLinear):
         product = linear(x, self._state["weight"], self._state.get("bias"))
         if add is not None:
             product = (product + add).to(x.dtype)
-        return silu_and_mul(product) if self.shape.is_gated else product
+        return self._activated(product) if self.shape.is_gated else product
+
+    def _activated(self, product: Tensor) -> Tensor:
+        """Return silu(gate) * up of the product of a gated weight."""
+        return silu_and_mul(product)
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         heads = self._state["weight"].view(x.shape[1], -1, self.shape.inputs)

@@ -14,11 +14,12 @@ from octavo.attention.backend import Scores
 from octavo.attention.cache_format import quantize
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend, Division
+from octavo.devices.cuda.launch import launch_by_triton
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.coded import CodeSpec
 from octavo.ops.lora import Factors, LoRAShape, Run
 from octavo.ops.prepare_quantized import INT4, INT8
-from octavo.ops.registry import bind, operators
+from octavo.ops.registry import Ops, bind, operators
 from tests.conformance.paged import Heads, Sequences
 from tests.conformance.test_attention import TOLERANCE, one_by_one, side_by_side
 
@@ -74,10 +75,27 @@ def trials() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "dtype"), trials(), ids=str)
 def test_a_kernel_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    check_agreement(OPS, name, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_gated_product_of_cublas_is_activated_by_one_launch(dtype: torch.dtype) -> None:
+    launched: list[str] = []
+
+    def launch(kernel: str, *arguments: Any, **constants: Any) -> None:
+        launched.append(kernel)
+        launch_by_triton(kernel, *arguments, **constants)
+
+    check_agreement(CudaRuntime(launch=launch).bind(), "prepare_linear", dtype)
+    num_gated = sum(arguments[4] for arguments in operators()["prepare_linear"].examples(dtype))
+    assert launched == ["rows.silu_and_mul"] * num_gated
+
+
+def check_agreement(ops: Ops, name: str, dtype: torch.dtype) -> None:
     operator = operators()[name]
     for arguments in operator.examples(dtype):
         found, expected = (
-            _tensors(operator.trial(each, *arguments)) for each in (getattr(OPS, name), operator.reference)
+            _tensors(operator.trial(each, *arguments)) for each in (getattr(ops, name), operator.reference)
         )
         for one, other in zip(found, expected, strict=True):
             assert (one.dtype, one.shape) == (other.dtype, other.shape)

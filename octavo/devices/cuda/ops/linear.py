@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cuda.experts import GroupedStack
+from octavo.devices.cuda.ops.rows import make_silu_and_mul
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear
@@ -74,11 +75,25 @@ def multiplied(
     return out
 
 
+class CublasLinear(PlainLinear):
+    """The weight as the checkpoint has it, multiplied by cuBLAS. A gated product is activated in one launch."""
+
+    def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
+        super().__init__(shape, state)
+        self._silu_and_mul = make_silu_and_mul(runtime)
+
+    def _activated(self, product: Tensor) -> Tensor:
+        return self._silu_and_mul(product)
+
+
 class CublasFormat(PlainFormat):
-    """The format of the reference, whose products are cuBLAS's on this device; those of experts are one kernel."""
+    """The format of `CublasLinear`; products of experts are one kernel."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
+
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PlainLinear:
+        return CublasLinear(shape, state, self._runtime)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
         return GroupedStack(shape, state, first, self._runtime, TILE)
