@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.core.model_shape import Encoded, Kept, KeysAndValues, Latent, State
+from octavo.ops.rotary import Rotation
 
 
 class Scores(NamedTuple):
@@ -95,6 +96,20 @@ class AttentionBackend(Protocol):
 
         `q` is [tokens, heads, value_size] and [tokens, heads, rest], `latents` [tokens, value_size] and [tokens, rest];
         the result is [tokens, heads, value_size].
+        """
+        ...
+
+
+@runtime_checkable
+class RotatingBackend(Protocol):
+    """An `AttentionBackend` that rotates heads where it writes keys to the cache."""
+
+    def rotate_and_store(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, rotation: Rotation
+    ) -> Tensor:
+        """Write k [tokens, kv_heads, dim], rotated, and `v` to their slots, and return q [tokens, heads, dim] rotated.
+
+        The bits are those of the operator `rotary` and of `run`, which is called next, without keys and values.
         """
         ...
 

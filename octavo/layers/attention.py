@@ -8,11 +8,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from octavo.attention.backend import AttentionBackend, Scores
+from octavo.attention.backend import AttentionBackend, RotatingBackend, Scores
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer, TensorSlot
+from octavo.ops.rotary import Rotation
 
 ALL_AHEAD: Final = 2**31 - 1
 """Tokens behind itself that a query sees where it sees all."""
@@ -38,16 +39,34 @@ class PagedAttention(CachedLayer):
         self.heads = heads
         self.scores = Scores(heads.dim**-0.5 if scale is None else scale, sliding_window, soft_cap, ahead=ahead)
         self._backend: AttentionBackend
+        self._rotating: RotatingBackend | None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
-        """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim]."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None = None) -> Tensor:
+        """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim].
+
+        q and k are rotated first where `rotation` is given.
+        """
+        q, k, v = self._rotated(q, k, v, batch, rotation)
         cache = batch.kv_caches[self.cache_index]
         metadata = batch.attention[self.cache_group]
         out = self._backend.run(q, k, v, cache, metadata, self.scores)  # [tokens, heads, dim]
         return out.flatten(1)
 
+    def _rotated(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q rotated, and keys and values that are not in the cache yet."""
+        if rotation is None:
+            return q, k, v
+        if self._rotating is None:
+            return *rotation.of(self.ops.rotary, q, k), v
+        cache, metadata = batch.kv_caches[self.cache_index], batch.attention[self.cache_group]
+        return self._rotating.rotate_and_store(q, k, v, cache, metadata, rotation), k[:0], v[:0]
+
     def bind(self, binding: Binding) -> None:
+        super().bind(binding)
         self._backend = binding.backend
+        self._rotating = binding.backend if isinstance(binding.backend, RotatingBackend) else None
 
 
 class SpanAttention(PagedAttention):
@@ -57,7 +76,8 @@ class SpanAttention(PagedAttention):
     keys from them as from other tokens.
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None = None) -> Tensor:
+        q, k, v = self._rotated(q, k, v, batch, rotation)
         out = super().forward(q, k, v, batch)
         if batch.spans is None:
             return out

@@ -9,6 +9,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.layers.layer import Binding, Layer
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
+from octavo.ops.rotary import Rotation
 
 
 class Rotary(Layer):
@@ -24,18 +25,18 @@ class Rotary(Layer):
         self, q: Tensor, k: Tensor, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None
     ) -> tuple[Tensor, Tensor]:
         """q [tokens, heads, dim], k [tokens, kv_heads, dim] → the same shapes; `norms` are those of q and k."""
-        weights: tuple[Tensor | None, Tensor | None, tuple[float, float]] = (None, None, (0.0, 0.0))
-        if norms is not None:
-            weights = norms[0].weight, norms[1].weight, (norms[0].eps, norms[0].offset)
-        positions, table, rest = batch.positions, self._table, (*weights, self.rope.interleaved)
+        return self.rotation(batch, norms).of(self.ops.rotary, q, k)
+
+    def rotation(self, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None) -> Rotation:
+        """Return what rotates the queries and keys of a step."""
+        positions, q_table, k_table = batch.positions, self._query_table, self._table
         if batch.rope_positions is not None:
-            positions, table = self._of_images(batch.rope_positions, batch)
-        elif self._query_table is not table:
-            q, _ = self.ops.rotary(q, k[:, :0], positions, self._query_table, *rest)
-            _, k = self.ops.rotary(q[:, :0], k, positions, table, *rest)
-            return q, k
-        q, k = self.ops.rotary(q, k, positions, table, *rest)
-        return q, k
+            positions, k_table = self._of_images(batch.rope_positions, batch)
+            q_table = k_table
+        if norms is None:
+            return Rotation(positions, q_table, k_table, None, None, (0.0, 0.0), self.rope.interleaved)
+        weights = norms[0].weight, norms[1].weight, (norms[0].eps, norms[0].offset)
+        return Rotation(positions, q_table, k_table, *weights, self.rope.interleaved)
 
     def _of_images(self, positions: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
         """Return places in a table of this step's tokens, and that table, which all layers share."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -81,7 +82,7 @@ class RotaryAttention(nn.Module):
         # norms of single heads are one operator with the rotation
         is_fused = rope is not None and norms is not None and type(norms[0]) is RMSNorm
         self._norms_apart: NormPair | None = None if is_fused else norms
-        self._norms_within = norms if is_fused else None
+        self._norms_within = cast("tuple[RMSNorm, RMSNorm]", norms) if is_fused else None
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
         self.attend: PagedAttention = (
             SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
@@ -100,9 +101,8 @@ class RotaryAttention(nn.Module):
         q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
         if self._norms_apart is not None:
             q, k = self._norms_apart[0](q), self._norms_apart[1](k)
-        if self.rope is not None:
-            q, k = self.rope(q, k, batch, norms=self._norms_within)
-        attended = self.attend(q, k, v, batch)
+        rotation = None if self.rope is None else self.rope.rotation(batch, self._norms_within)
+        attended = self.attend(q, k, v, batch, rotation)
         if self.gate is not None:
             attended = self.gate(attended, gates[0].flatten(1))
         out: Tensor = self.o_proj(attended)

@@ -133,15 +133,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
+        rotation = None
         if self.attend.shares_cache_of is None:
             q, k, v = self.qkv_proj(x)  # each [tokens, heads, dim]
             v = self.v_norm(v)
-            q, k = self.rope(q, k, batch, norms=(self.q_norm, self.k_norm))
+            rotation = self.rope.rotation(batch, (self.q_norm, self.k_norm))
         else:
             q = self.q_proj(x).view(x.shape[0], -1, self._heads.dim)
             q, _ = self.rope(q, q[:, :0], batch, norms=(self.q_norm, self.q_norm))
             k = v = q[:0, : self._heads.kv]  # nothing to write
-        out: Tensor = self.o_proj(self.attend(q, k, v, batch))
+        out: Tensor = self.o_proj(self.attend(q, k, v, batch, rotation))
         return out
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,25 @@ def rotary(
     eps, offset = eps_and_offset
     norm = partial(rms_norm, eps=eps, offset=offset)
     return _turn(q, cos, sin, q_weight, norm, interleaved), _turn(k, cos, sin, k_weight, norm, interleaved)
+
+
+class Rotation(NamedTuple):
+    """What rotates queries and keys: the arguments of `rotary` behind them, and a table of queries alone."""
+
+    positions: Tensor
+    q_table: Tensor
+    k_table: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    eps_and_offset: tuple[float, float]
+    interleaved: bool
+
+    def of(self, rotary: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q [tokens, heads, dim] and k [tokens, kv_heads, dim] rotated by an implementation of `rotary`."""
+        positions, q_table, k_table, *rest = self
+        if q_table is k_table:
+            return rotary(q, k, positions, k_table, *rest)
+        return rotary(q, k[:, :0], positions, q_table, *rest)[0], rotary(q[:, :0], k, positions, k_table, *rest)[1]
 
 
 def _turn(
