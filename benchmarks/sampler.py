@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from octavo.cli.report import report
 from octavo.config.schema import DeviceConfig
@@ -52,9 +53,14 @@ class BenchmarkSequence:
     num_prompt_tokens: int = 256
     end_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    line: int = 0
 
     def first_tokens(self, count: int) -> NDArray[np.int32]:
         return self.tokens[:count]
+
+    def stored_tokens(self) -> Tensor:
+        """Return its tokens, the only line there."""
+        return torch.from_numpy(self.tokens).unsqueeze(0)
 
 
 def measure(

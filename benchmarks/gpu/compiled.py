@@ -27,7 +27,7 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
-from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, logprobs, rows, sampling
+from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, logprobs, processors, rows, sampling
 from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
 from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
@@ -123,6 +123,10 @@ def kernels() -> Iterator[Kernel]:
     surveyed = {**dict.fromkeys(("keys", "nearest", "masses", "ahead", "places"), "*i64")}
     surveyed |= dict.fromkeys(("logits", "largest", "chosen"), "*fp32")
     yield Kernel("logprobs, survey", logprobs.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=surveyed)
+    stored = {"logits": "*fp32", "tokens": "*i32", "words": "*i64", "asked": "*fp64", "counts": "*i32"}
+    yield Kernel("bad words", processors.bar_words, {"WIDTH": 16}, types=stored)
+    yield Kernel("penalties, count", processors.count, {"BLOCK": BLOCK}, types=stored)
+    yield Kernel("penalties", processors.penalise, {"BLOCK": BLOCK}, types=stored, options=UNFUSED)
 
 
 def coded_kernels() -> Iterator[Kernel]:

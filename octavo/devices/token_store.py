@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,6 +35,10 @@ class TokenStore(Protocol):
 
     def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:
         """Return the first tokens of a line, on the host; valid until the next change."""
+        ...
+
+    def on_device(self) -> Tensor:
+        """Return all lines, int32 [lines, width], where the device computes; valid until the next change."""
         ...
 
 
@@ -81,6 +86,9 @@ class HostTokenStore:
 
     def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:
         return self._tokens[line, :num_tokens]
+
+    def on_device(self) -> Tensor:
+        return torch.from_numpy(self._tokens)
 
     def _reserve(self, num_lines: int, width: int) -> None:
         """Make room for so many lines and tokens in each."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
@@ -32,6 +33,16 @@ class SampledSequence(Protocol):
 
     def first_tokens(self, count: int) -> NDArray[np.int32]:
         """Return the first `count` tokens of prompt and output, a view that is valid during the step."""
+        ...
+
+    @property
+    def line(self) -> int:
+        """Its line of `stored_tokens`."""
+        ...
+
+    def stored_tokens(self) -> Tensor:
+        """Return the tokens of all sequences, int32 [lines, width], where the device has them: also those that it has
+        drawn and the host does not know yet."""
         ...
 
     @property

@@ -48,7 +48,7 @@ class LaunchedDraws(NamedTuple):
 
 @runtime_checkable
 class LaunchingSampler(Protocol):
-    """Draws without waiting for the device, where nothing but logits decides."""
+    """Draws without waiting for the device, where nothing decides that the host gets to know later."""
 
     def may_launch(self, params: SamplingParams) -> bool:
         """Return whether `launch` can draw for a request with these parameters."""

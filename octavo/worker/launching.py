@@ -49,11 +49,11 @@ class _Launched(NamedTuple):
 
 
 class LaunchingRunner(ModelRunner):
-    """A runner that does not wait for steps whose tokens are drawn on the device from logits alone.
+    """A runner that does not wait for steps whose tokens are drawn by what is on the device alone.
 
     Their tokens go to the store there, where the next step reads them; the host gets to know them when the step is
-    collected, in the order of the steps. Any other step is begun when all before it are collected: processors read what
-    was drawn.
+    collected, in the order of the steps. Any other step is begun when all before it are collected: what the host does
+    for it reads what was drawn.
     """
 
     def __init__(

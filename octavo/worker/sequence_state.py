@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestError
@@ -53,6 +54,10 @@ class SequenceState:
     def first_tokens(self, count: int) -> NDArray[np.int32]:
         """Return the first `count` tokens of its line, a view; drafts may follow the known ones."""
         return self.store.read(self.line, count)
+
+    def stored_tokens(self) -> Tensor:
+        """Return the lines of all sequences, int32 [lines, width], on the device."""
+        return self.store.on_device()
 
 
 class Sequences:

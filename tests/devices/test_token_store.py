@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.token_store import HostTokenStore, TokenStore
 
 
-@pytest.fixture(params=[HostTokenStore])
+@pytest.fixture(params=["host", "cuda"])
 def store(request: pytest.FixtureRequest) -> TokenStore:
-    return request.param(1, 4)
+    return HostTokenStore(1, 4) if request.param == "host" else CudaTokenStore(torch.device("cpu"))
 
 
 def gathered(store: TokenStore, *places: tuple[int, int]) -> list[int]:
@@ -34,6 +35,14 @@ def test_what_a_step_draws_the_next_one_gathers(store: TokenStore) -> None:
         store.append([0, 1], positions, [10 + number, 20 + number])
         assert gathered(store, (0, 3 + number), (1, 1 + number)) == [10 + number, 20 + number]
     assert store.read(1, 11).tolist() == [4, *range(20, 30)]
+
+
+def test_lines_are_on_the_device_as_they_are_now(store: TokenStore) -> None:
+    store.write(0, 0, [1, 2, 3])
+    store.write(1, 2, range(70))
+    store.append([0], [3], [4])
+    assert store.on_device()[0, :4].tolist() == [1, 2, 3, 4]
+    assert store.on_device()[1, 2:72].tolist() == [*range(70)]
 
 
 def test_a_copied_line_goes_on_alone(store: TokenStore) -> None:

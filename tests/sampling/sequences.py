@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.devices.token_store import HostTokenStore
 from octavo.sampling.metadata import SamplingRow
+
+_STORE, _LINES = HostTokenStore(), count()
 
 
 @dataclass(eq=False)
@@ -24,9 +29,21 @@ class FakeSequence:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     drafts: list[int] = field(default_factory=list)
 
+    own_line: int | None = None
+
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt)
+
+    @property
+    def line(self) -> int:
+        """A line that has its tokens as they are now; few tests need one."""
+        self.own_line = next(_LINES) if self.own_line is None else self.own_line
+        _STORE.write(self.own_line, 0, self.prompt + self.output + self.drafts)
+        return self.own_line
+
+    def stored_tokens(self) -> Tensor:
+        return _STORE.on_device()
 
     def first_tokens(self, count: int) -> NDArray[np.int32]:
         return np.array((self.prompt + self.output + self.drafts)[:count], dtype=np.int32)

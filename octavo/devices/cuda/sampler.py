@@ -14,12 +14,13 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.devices.cuda.filtering import BLOCK, filtered_tokens
 from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
+from octavo.devices.cuda.processing import LAUNCHED, apply
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.reference.sampler import Describer, ReferenceSampler, keys_of
 from octavo.sampling.chunks import chunks
 from octavo.sampling.filters import Filter, MinP, TopK, TopP
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from octavo.sampling.processors import LogitsProcessor
+from octavo.sampling.processors import LogitsProcessor, ProcessedRow
 from octavo.sampling.refusals import refusal
 from octavo.sampling.sampler import LaunchedDraws
 from octavo.sampling.top_tokens import TopTokens
@@ -46,7 +47,7 @@ class CudaSampler(ReferenceSampler):
         self._runtime, self._device, self._read_later = runtime, device, read_later
 
     def may_launch(self, params: SamplingParams) -> bool:
-        if any(each.needs(params) for each in self._processors):
+        if any(each.needs(params) for each in self._processors if not isinstance(each, LAUNCHED)):
             return False
         return params.is_greedy or not any(
             each.needs(params) for each in self._filters if not isinstance(each, _FILTERS_OF_KERNELS)
@@ -68,20 +69,25 @@ class CudaSampler(ReferenceSampler):
         return [results[place] for place in range(len(rows))]
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        largest = logits.amax(dim=-1)
-        token_ids = self._drawn(logits, largest, rows)
-        values = [largest.double(), token_ids.double()]
         places = [place for place, row in enumerate(rows) if row.sequence.params.needs_logprobs]
         wanted = [rows[place].sequence.params.logprobs for place in places]
+        of_model, largest = logits, logits.amax(dim=-1)
+        left = largest
+        if any(self._traits_of(row.sequence).processors for row in rows):
+            of_model = logits.clone() if places else logits
+            self._change(logits, rows)
+            left = logits.amax(dim=-1)
+        token_ids = self._drawn(logits, left, rows)
+        values = [largest.double(), left.double(), token_ids.double()]
         if places:
             at, num_top = self._sent(np.array(places)), num_listed(wanted, logits.shape[1])
-            values.append(described(logits, largest, at, token_ids[at], num_top, self._runtime.launch).flatten())
+            values.append(described(of_model, largest, at, token_ids[at], num_top, self._runtime.launch).flatten())
         read = self._read_later(torch.cat(values).unsqueeze(0))
 
         def wait() -> list[RowSamples]:
             (found,) = read()
-            num_rows, first = len(rows), 2 * len(rows)
-            drawn = [int(each) for each in found[num_rows:first]]
+            num_rows, first = len(rows), 3 * len(rows)
+            drawn = [int(each) for each in found[2 * num_rows : first]]
             tokens = [TokenLogprobs(token_id=token_id) for token_id in drawn]
             if places:
                 width = (len(found) - first) // len(places)
@@ -89,12 +95,16 @@ class CudaSampler(ReferenceSampler):
                 for place, token in zip(places, tokens_of(lines, [drawn[at] for at in places], wanted), strict=True):
                     tokens[place] = token
             results = []
-            for row, token, top in zip(rows, tokens, found[:num_rows], strict=True):
-                error = refusal(row.position, row.sequence.params, top, top)
+            tops = found[:num_rows], found[num_rows : 2 * num_rows]
+            for row, token, *largest_two in zip(rows, tokens, *tops, strict=True):
+                error = refusal(row.position, row.sequence.params, *largest_two)
                 results.append(RowSamples([] if error else [token], error))
             return results
 
         return LaunchedDraws(token_ids, wait)
+
+    def _apply(self, processor: LogitsProcessor, rows: Sequence[ProcessedRow], logits: Tensor) -> None:
+        apply(processor, rows, logits, self._sent, self._runtime.launch)
 
     def _describer(self, logits: Tensor) -> Describer:
         kept = logits.clone()

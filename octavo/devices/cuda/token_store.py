@@ -32,6 +32,9 @@ class CudaTokenStore(HostTokenStore):
     def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
         out.copy_(self._there.view(-1).index_select(0, self._places(lines, positions)))
 
+    def on_device(self) -> Tensor:
+        return self._there
+
     def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         super().append(lines, positions, token_ids)
         drawn = torch.from_numpy(np.array(token_ids, dtype=np.int32)).to(self._device, non_blocking=True)

@@ -132,13 +132,7 @@ class ReferenceSampler:
         model_largest: list[float] = logits.amax(dim=-1).tolist()
         largest = model_largest
         if any(each.processors for each in traits):
-            for processor in self._processors:
-                wanting = [
-                    ProcessedRow(row, rows[row]) for row, each in enumerate(traits) if processor in each.processors
-                ]
-                if wanting:
-                    processor.update(wanting)
-                    processor.apply(logits)
+            self._change(logits, rows)
             largest = logits.amax(dim=-1).tolist()
         errors = {}
         for place, row in enumerate(rows):
@@ -148,6 +142,18 @@ class ReferenceSampler:
             if error is not None:
                 errors[place] = error
         return errors
+
+    def _change(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+        """Let each processor change the logits of the rows that need it."""
+        traits = [self._traits_of(row.sequence) for row in rows]
+        for processor in self._processors:
+            wanting = [ProcessedRow(row, rows[row]) for row, each in enumerate(traits) if processor in each.processors]
+            if wanting:
+                self._apply(processor, wanting, logits)
+
+    def _apply(self, processor: LogitsProcessor, rows: Sequence[ProcessedRow], logits: Tensor) -> None:
+        processor.update(rows)
+        processor.apply(logits)
 
     def _draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits], errors: dict[int, RequestError]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.processors.processor import ProcessedRow
+from octavo.sampling.processors.processor import ProcessedRow, placed
 
 
 class AllowedTokenIds:
@@ -28,7 +27,7 @@ class AllowedTokenIds:
 
     def apply(self, logits: Tensor) -> None:
         for each in self._rows:
-            allowed = torch.tensor(each.sequence.params.allowed_token_ids, device=logits.device)
+            allowed = placed(each.sequence.params.allowed_token_ids or (), logits)
             row = logits[each.row]
             kept = row[allowed]
             row.fill_(-math.inf)

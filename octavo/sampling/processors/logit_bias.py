@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.processors.processor import ProcessedRow
+from octavo.sampling.processors.processor import ProcessedRow, placed
 
 
 class LogitBias:
@@ -33,6 +33,5 @@ class LogitBias:
             self._values += bias.values()
 
     def apply(self, logits: Tensor) -> None:
-        rows = torch.tensor(self._rows, device=logits.device)
-        token_ids = torch.tensor(self._token_ids, device=logits.device)
-        logits[rows, token_ids] += torch.tensor(self._values, dtype=torch.float32, device=logits.device)
+        rows, token_ids = placed(self._rows, logits), placed(self._token_ids, logits)
+        logits[rows, token_ids] += placed(self._values, logits, torch.float32)

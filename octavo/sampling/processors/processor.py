@@ -78,5 +78,9 @@ class TokenMask:
         """Write `value` to all places."""
         if self._rows:
             # two indices, not one flat index: an id outside the vocabulary raises instead of hitting the next row
-            rows = torch.tensor(self._rows, device=logits.device)
-            logits[rows, torch.tensor(self._token_ids, device=logits.device)] = value
+            logits[placed(self._rows, logits), placed(self._token_ids, logits)] = value
+
+
+def placed(values: Sequence[float], logits: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return numbers where the logits are, without waiting for what is computed there."""
+    return torch.tensor(values, dtype=dtype).to(logits.device, non_blocking=True)

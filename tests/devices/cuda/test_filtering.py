@@ -54,7 +54,7 @@ def test_a_row_is_drawn_alike_beside_others_and_alone() -> None:
 
 
 def test_a_row_is_drawn_by_the_same_kernels_in_a_step_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: list[dict[str, Any]] = [{"seed": 1, "presence_penalty": 1.0}, {"seed": 2, "top_k": 7}, {"seed": 3}]
+    kinds: list[dict[str, Any]] = [{"seed": 1, "num_samples": 2}, {"seed": 2, "top_k": 7}, {"seed": 3}]
     logits, drawn, waits = make_logits("normal", len(kinds), 300), list[int](), sampler()
     launch = waits.launch
     monkeypatch.setattr(waits, "launch", lambda *given: (drawn.append(len(given[1])), launch(*given))[1])

@@ -24,6 +24,11 @@ PLAIN: list[dict[str, Any]] = [
     {"seed": 2, "temperature": 0.7, "max_tokens": 3},
     {"seed": 7, "logprobs": 2},
 ]
+PROCESSED: list[dict[str, Any]] = [
+    {"seed": 8, "repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3, "logprobs": 1},
+    {"temperature": 0.0, "bad_words": ["a", "ab"], "logit_bias": {97: 9.0, 98: 9.0, 99: 8.0}},
+    {"seed": 9, "min_tokens": 5, "stop_token_ids": [*range(0, 300, 2)], "allowed_token_ids": [*range(0, 300, 3)]},
+]
 OTHERS: list[dict[str, Any]] = [
     {"seed": 3, "bad_words": ["a"]},
     {"seed": 4, "repetition_penalty": 1.3, "logprobs": 1},
@@ -51,8 +56,8 @@ def generate(path: Path, kinds: list[dict[str, Any]], **args: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "kinds",
-    [PLAIN, PLAIN[:2] + OTHERS[1:2], pytest.param(PLAIN + OTHERS, marks=pytest.mark.long)],
-    ids=["plain", "with penalties", "mixed"],
+    [PLAIN, PROCESSED, pytest.param(PLAIN + PROCESSED + OTHERS, marks=pytest.mark.long)],
+    ids=["plain", "processed", "mixed"],
 )
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_tokens_are_those_of_the_reference(path: Path, depth: int, kinds: list[dict[str, Any]]) -> None:
@@ -67,13 +72,13 @@ def test_the_tokens_are_those_of_the_reference(path: Path, depth: int, kinds: li
     assert generate(path, kinds, device="cuda", max_steps_in_flight=depth, **tight) == expected
 
 
-def test_plain_steps_are_launched_before_the_last_one_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_launched_before_the_last_one_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_waiting: list[int] = []
     launch = LaunchingRunner.launch
     monkeypatch.setattr(
         LaunchingRunner, "launch", lambda self, step: num_waiting.append(len(self._launched)) or launch(self, step)
     )
-    generate(path, PLAIN, device="cuda", max_steps_in_flight=3)
+    generate(path, PLAIN[1:2] + PROCESSED, device="cuda", max_steps_in_flight=3)
     assert max(num_waiting) == 2
 
 

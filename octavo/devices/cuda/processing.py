@@ -1,0 +1,98 @@
+"""Logits processors on CUDA that need nothing of the host but what a request asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.devices.cuda.filtering import BLOCK
+from octavo.devices.cuda.launch import Launcher
+from octavo.devices.cuda.runtime import power_of_2
+from octavo.sampling.processors import (
+    AllowedTokenIds,
+    BadWords,
+    LogitBias,
+    LogitsProcessor,
+    MinTokens,
+    Penalties,
+    ProcessedRow,
+)
+
+LAUNCHED: Final = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
+"""The processors that need not wait for the device."""
+
+
+def apply(
+    processor: LogitsProcessor,
+    rows: Sequence[ProcessedRow],
+    logits: Tensor,
+    sent: Callable[[NDArray[Any]], Tensor],
+    launch: Launcher,
+) -> None:
+    """Apply a processor to those rows of `logits`, float32 [all rows, vocab], that need it.
+
+    Penalties have the roundings of the CPU: torch on CUDA multiplies by a reciprocal instead of dividing. The tokens
+    before a row's position are those of the store on the device. sent: copies an array to the device without waiting
+    for it.
+    """
+    if isinstance(processor, BadWords):
+        _bar_words(rows, logits, sent, launch)
+    elif isinstance(processor, Penalties):
+        _penalise(rows, logits, sent, launch)
+    else:
+        processor.update(rows)
+        processor.apply(logits)
+
+
+def _bar_words(
+    rows: Sequence[ProcessedRow], logits: Tensor, sent: Callable[[NDArray[Any]], Tensor], launch: Launcher
+) -> None:
+    tokens, starts = _stored(rows)
+    lines: list[list[int]] = []
+    for each, start in zip(rows, starts, strict=True):
+        for word in each.sequence.bad_words_token_ids:
+            first = each.sampling.position - len(word) + 1
+            # what the prompt says is not ours to bar
+            if word and first >= each.sequence.num_prompt_tokens:
+                lines.append([each.row, start + first, len(word) - 1, word[-1], *word[:-1]])
+    if not lines:
+        return
+    width = power_of_2(max(map(len, lines)) - 4)
+    words = np.zeros((len(lines), 4 + width), dtype=np.int64)
+    for place, line in enumerate(lines):
+        words[place, : len(line)] = line
+    launch("processors.bar_words", (len(lines),), logits, tokens, sent(words), logits.stride(0), WIDTH=width)
+
+
+def _penalise(
+    rows: Sequence[ProcessedRow], logits: Tensor, sent: Callable[[NDArray[Any]], Tensor], launch: Launcher
+) -> None:
+    tokens, starts = _stored(rows)
+    asked = np.zeros((len(rows), 7), dtype=np.float64)
+    for line, each, start in zip(asked, rows, starts, strict=True):
+        params = each.sequence.params
+        line[:4] = each.row, start, each.sequence.num_prompt_tokens, each.sampling.position
+        line[4:] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+    there, num_columns = sent(asked), logits.shape[1]
+    counts = torch.zeros((len(rows), num_columns), dtype=torch.int32, device=logits.device)
+    num_blocks, of_columns = (-(-int(size) // BLOCK) for size in (asked[:, 3].max(), num_columns))
+    launch("processors.count", (len(rows), num_blocks), tokens, there, counts, num_columns, BLOCK=BLOCK)
+    launch(
+        "processors.penalise",
+        (len(rows), of_columns),
+        *(logits, there, counts, num_columns, logits.stride(0)),
+        BLOCK=BLOCK,
+        enable_fp_fusion=False,
+    )
+
+
+def _stored(rows: Sequence[ProcessedRow]) -> tuple[Tensor, list[int]]:
+    """Return the store on the device, and where in it the line of each row begins."""
+    lines = [each.sequence.line for each in rows]
+    tokens = rows[0].sequence.stored_tokens()
+    return tokens, [line * tokens.stride(0) for line in lines]
