@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
@@ -34,4 +34,4 @@ class LogitBias:
 
     def apply(self, logits: Tensor) -> None:
         rows, token_ids = placed(self._rows, logits), placed(self._token_ids, logits)
-        logits[rows, token_ids] += placed(self._values, logits, torch.float32)
+        logits[rows, token_ids] += placed(self._values, logits, np.float32)

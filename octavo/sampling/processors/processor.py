@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
@@ -81,6 +81,7 @@ class TokenMask:
             logits[placed(self._rows, logits), placed(self._token_ids, logits)] = value
 
 
-def placed(values: Sequence[float], logits: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+def placed(values: Sequence[float] | NDArray[Any], logits: Tensor, dtype: DTypeLike = np.int64) -> Tensor:
     """Return numbers where the logits are, without waiting for what is computed there."""
-    return torch.tensor(values, dtype=dtype).to(logits.device, non_blocking=True)
+    # numpy reads long lists several times as fast as torch does
+    return torch.from_numpy(np.asarray(values, dtype=dtype)).to(logits.device, non_blocking=True)
