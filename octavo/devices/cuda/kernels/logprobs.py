@@ -31,8 +31,8 @@ def survey(
     distances = values.to(tl.float64) - tl.load(largest + row).to(tl.float64)
     # the mass of what is no number counts nothing: its row has an error
     weights = tl.exp(tl.where(distances <= 0.0, distances, -float("inf")))
-    tl.atomic_add(masses + row, tl.sum((weights * _ONE + 0.5).to(tl.int64), 0))
-    tl.atomic_add(ahead + row, tl.sum((values > tl.load(chosen + row)).to(tl.int64), 0))
+    tl.atomic_add(masses + row, tl.sum((weights * _ONE + 0.5).to(tl.int64), 0), sem="relaxed")
+    tl.atomic_add(ahead + row, tl.sum((values > tl.load(chosen + row)).to(tl.int64), 0), sem="relaxed")
     # -0.0 has other bits than 0.0
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -45,9 +45,10 @@ def count(tokens, asked, counts, num_columns, BLOCK: tl.constexpr):
     token = tl.load(tokens + first + offsets, mask=offsets < num_known, other=-1)
     here = (token >= 0) & (token < num_columns)
     is_output = offsets >= num_prompt
+    # no program reads what another one writes: the order of memory is that of launches
     targets = counts + row.to(tl.int64) * num_columns + token
-    tl.atomic_add(targets, is_output.to(tl.int32), mask=here & is_output)
-    tl.atomic_or(targets, tl.where(is_output, 0, _SEEN), mask=here & (offsets < num_prompt))
+    tl.atomic_add(targets, is_output.to(tl.int32), mask=here & is_output, sem="relaxed")
+    tl.atomic_or(targets, tl.where(is_output, 0, _SEEN), mask=here & (offsets < num_prompt), sem="relaxed")
 
 
 @triton.jit
