@@ -51,7 +51,7 @@ _FLOATS = frozenset({"scale", "eps", "offset"})
 _INTEGERS = frozenset(
     {
         *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
-        *("M", "N", "K", "KP", "G"),
+        *("M", "N", "K", "KP", "G", "num_heads", "group", "window"),
     }
 )
 _POINTERS = {
@@ -86,9 +86,8 @@ class Kernel(NamedTuple):
 def kernels() -> Iterator[Kernel]:
     """Yield every kernel."""
     division = Division()
-    common = {"HEADS": 32, "VALUE": 128, "DV": 128, "CHUNK": division.chunk, "WINDOW": 0, "AHEAD": 0}
-    common["HAS_SINKS"] = False
-    shape = {"GROUP": 4, "DIM": 128, "D": 128, "TILE": division.tile, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
+    common = {"VALUE": 128, "DV": 128, "CHUNK": division.chunk, "AHEAD": 0, "HAS_WINDOW": False, "HAS_SINKS": False}
+    shape = {"DIM": 128, "D": 128, "TILE": division.tile, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
     shape["TYPE"] = tl.bfloat16
     for name, num_rows, is_split in (
         ("attend one token", ROWS, False),

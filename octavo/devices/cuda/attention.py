@@ -138,13 +138,13 @@ class CudaBackend:
             parts = torch.empty((tokens, heads, num_chunks, value_size), dtype=torch.float32, device=q.device)
             peaks = torch.empty((tokens, heads, num_chunks, 2), dtype=torch.float32, device=q.device)
         slopes, sinks = (out if each is None else each for each in (scores.alibi, scores.sinks))
+        window = scores.sliding_window or 0
         slot_stride = dim if self._codes else cache.stride(3)
         common: dict[str, Any] = {
-            "HEADS": heads,
             "VALUE": value_size,
             "DV": power_of_2(value_size),
             "CHUNK": division.chunk,
-            "WINDOW": scores.sliding_window or 0,
+            "HAS_WINDOW": window > 0,
             "AHEAD": min(scores.ahead, _MOST_AHEAD),
             "HAS_SINKS": scores.sinks is not None,
         }
@@ -153,8 +153,7 @@ class CudaBackend:
             (len(work), kv_heads, num_chunks),
             *(q, cache[0], cache[-1], metadata.block_tables, metadata.sequence_lengths, work, slopes, sinks),
             *(out, parts, peaks, *q.stride()[:2], *cache.stride()[1:3], slot_stride, metadata.block_tables.stride(0)),
-            *(scores.scale, num_chunks),
-            GROUP=group,
+            *(scores.scale, num_chunks, heads, group, window),
             DIM=dim,
             D=power_of_2(dim),
             M=rows,
@@ -170,7 +169,7 @@ class CudaBackend:
         )
         if is_divided:
             tensors = parts, peaks, work, metadata.sequence_lengths, sinks, out
-            self._runtime.launch("attention.merge", (len(work), heads), *tensors, num_chunks, **common)
+            self._runtime.launch("attention.merge", (len(work), heads), *tensors, num_chunks, heads, window, **common)
         return out
 
 

@@ -31,7 +31,7 @@ FOLDER: Final = Path(__file__).parent / "cubins"
 """Where a wheel has archives. A checkout has none, unless `python -m tools.cubins` has made them."""
 _POINTERS: Final = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
-    torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", torch.int8: "*i8",
+    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
 }  # fmt: skip
 _LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
 """By `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""

@@ -28,7 +28,7 @@ from octavo.devices.cuda.driver import Driver, DriverError
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.errors import ConfigError
 
-KERNELS = ("rows.silu_and_mul", "rows.rotary")
+KERNELS = ("rows.rms_norm", "rows.rotary")
 
 
 class KeptDriver:
@@ -96,6 +96,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     for path in found:
         command = [sys.executable, "-m", "tools.cubins", "--out", str(path), "--capability", "90", "--most", "1"]
+        command += ["--model", "Qwen3-0.6B", "--dtype", "bfloat16"]
         done = subprocess.run(
             [*command, "--kernel", *KERNELS], env=environment, capture_output=True, text=True, timeout=200, check=False
         )
@@ -119,13 +120,13 @@ def test_two_builds_are_the_same_bytes(folders: list[Path]) -> None:
 def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folders: list[Path]) -> None:
     kept, launcher = opened(folders[0])
     q = torch.zeros(3, 16, 128, dtype=torch.bfloat16)
-    positions, table = torch.zeros(3, dtype=torch.int64), torch.zeros(9, 128)
-    out, _ = CudaRuntime(launch=launcher).bind().rotary(q, q, positions, table, None, None, (1e-6, 0.5))
-    assert sorted(kept.loaded) == ["rotary", "silu_and_mul"]
+    positions, table, weight = torch.zeros(3, dtype=torch.int64), torch.zeros(9, 128), q.new_zeros(128)
+    out, _ = CudaRuntime(launch=launcher).bind().rotary(q, q, positions, table, weight, weight, (1e-6, 0.5))
+    assert sorted(kept.loaded) == ["rms_norm", "rotary"]
     name, sizes, stream, values = kept.launches[0]
     assert (name, stream, sizes[:6]) == ("rotary", 4321, [48, 1, 1, 128, 1, 1])
     assert [len(each) for each in values] == [8] * 5 + [4] * 4 + [8] * 2
-    addresses = [each.data_ptr() for each in (q, out, positions, table, q)]
+    addresses = [each.data_ptr() for each in (q, out, positions, table, weight)]
     assert b"".join(values) == struct.pack("=5Qiiff2Q", *addresses, 2048, 128, 1e-6, 0.5, 0, 0)
 
 
@@ -134,17 +135,17 @@ def test_what_no_variant_fits_goes_to_triton_and_is_logged_once(
 ) -> None:
     launched: list[str] = []
     kept, launcher = opened(folders[0], lambda kernel, grid, *arguments, **constants: launched.append(kernel))
-    silu = CudaRuntime(launch=launcher).bind().silu_and_mul
+    norm, weight = CudaRuntime(launch=launcher).bind().rms_norm, torch.zeros(1024, dtype=torch.bfloat16)
     with caplog.at_level(logging.INFO, cubins.__name__):
         for _ in range(2):
-            silu(torch.zeros(2, 34, dtype=torch.bfloat16))  # 17 columns: 16 does not divide them
-    assert launched == ["rows.silu_and_mul"] * 2
+            norm(weight.new_zeros(2, 1025)[:, :1024], weight, 1e-6)  # a stride that 16 does not divide
+    assert launched == ["rows.rms_norm"] * 2
     assert (len(kept.launches), len(caplog.messages)) == (0, 1)
-    silu(torch.zeros(2, 64, dtype=torch.bfloat16))
+    norm(weight.new_zeros(2, 1024), weight, 1e-6)
     assert len(kept.launches) == 1
     _, launcher = opened(folders[0])
-    with pytest.raises(ConfigError, match=r"no binary fits rows.silu_and_mul of \*bf16/16, .*Triton is not"):
-        CudaRuntime(launch=launcher).bind().silu_and_mul(torch.zeros(2, 34, dtype=torch.bfloat16))
+    with pytest.raises(ConfigError, match=r"no binary fits rows.rms_norm of \*bf16/16, .*Triton is not"):
+        CudaRuntime(launch=launcher).bind().rms_norm(weight.new_zeros(2, 992), weight[:992], 1e-6)
 
 
 def test_a_damaged_archive_or_manifest_is_refused_by_its_hash(folders: list[Path], tmp_path: Path) -> None:
@@ -180,6 +181,13 @@ def test_code_of_two_compilers_is_not_mixed_where_bits_must_agree(
         for each in (False, True)
     ]
     assert [isinstance(each, CubinLauncher) for each in chosen] == [True, False]
+
+
+def test_arguments_of_every_type_of_torch_have_a_name() -> None:
+    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16)
+    for dtype in (*dtypes, torch.int8, torch.uint8):
+        kind, _ = native_specialize_impl(BaseBackend, torch.zeros(1, dtype=dtype), False, False, True)
+        assert type_of(torch.zeros(1, dtype=dtype), is_specialized=False) == kind, dtype
 
 
 @pytest.mark.parametrize("is_specialized", [True, False])

@@ -90,10 +90,10 @@ def _scales(plane, block, slot, block_stride, read, DIM: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _chunk(
-    q, pos, low, length, start, table, keys, values, block_stride, slot_stride, scale, slopes,
+    q, pos, low, length, start, table, keys, values, block_stride, slot_stride, scale, window, slopes,
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, TYPE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, TYPE: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
     """Return (largest score, sum of weights, weighted values) of the keys [start, start + CHUNK) for M queries."""
@@ -119,8 +119,8 @@ def _chunk(
         if HAS_SLOPES:
             s += slopes[:, None] * (t[None, :] - pos[:, None]).to(tl.float32)
         seen = (t[None, :] <= pos[:, None] + AHEAD) & (t < length)[None, :]
-        if WINDOW > 0:
-            seen = seen & (t[None, :] > pos[:, None] - WINDOW)
+        if HAS_WINDOW:
+            seen = seen & (t[None, :] > pos[:, None] - window)
         s = tl.where(seen, s, LOWEST)
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.where(seen, tl.exp2((s - higher[:, None]) * LOG2_E), 0.0)
@@ -140,13 +140,14 @@ def _chunk(
     return m, total, out
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_chunks"])
+@triton.jit(do_not_specialize=["table_stride", "num_chunks", "num_heads", "group", "window"])
 def attend(
     q, keys, values, tables, lengths, work, slopes, sinks, out, parts, peaks,
     token_stride, head_stride, block_stride, cache_head_stride, slot_stride, table_stride, scale, num_chunks,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
-    VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
+    num_heads, group, window,
+    DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
@@ -159,13 +160,13 @@ def attend(
     row, first, count, position = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
     length = tl.load(lengths + row)
     rows = tl.arange(0, M)
-    token, head_of = rows // GROUP, head * GROUP + rows % GROUP
-    live = (token < count) & (rows < (M // GROUP) * GROUP)
+    token, head_of = rows // group, head * group + rows % group
+    live = (token < count) & (rows < (M // group) * group)
     d, dv = tl.arange(0, D), tl.arange(0, DV)
     pos = position + token
     low = 0
-    if WINDOW > 0:
-        low = tl.maximum(0, position - WINDOW + 1)
+    if HAS_WINDOW:
+        low = tl.maximum(0, position - window + 1)
     end = tl.minimum(position + count + AHEAD, length)
     at = (first + token).to(tl.int64)[:, None] * token_stride + head_of[:, None] * head_stride + d[None, :]
     queries = tl.load(q + at, mask=live[:, None] & (d < DIM)[None, :], other=0.0).to(TYPE)
@@ -175,14 +176,14 @@ def attend(
     table = tables + row * table_stride
     keys += head * cache_head_stride
     values += head * cache_head_stride
-    place = (first + token) * HEADS + head_of
+    place = (first + token) * num_heads + head_of
     if SPLIT:
         chunk = tl.program_id(2)
         if (chunk * CHUNK >= end) | ((chunk + 1) * CHUNK <= low):
             return
         m, total, sums = _chunk(
-            queries, pos, low, end, chunk * CHUNK, table, keys, values, block_stride, slot_stride, scale, slope,
-            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
+            queries, pos, low, end, chunk * CHUNK, table, keys, values, block_stride, slot_stride, scale, window, slope,
+            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
         )  # fmt: skip
         part = place * num_chunks + chunk
         tl.store(parts + part[:, None] * VALUE + dv[None, :], sums, mask=live[:, None] & (dv < VALUE)[None, :])
@@ -194,8 +195,8 @@ def attend(
     sums = tl.zeros([M, DV], tl.float32)
     for start in range(low // CHUNK * CHUNK, end, CHUNK):
         peak, weight, part_sums = _chunk(
-            queries, pos, low, end, start, table, keys, values, block_stride, slot_stride, scale, slope,
-            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
+            queries, pos, low, end, start, table, keys, values, block_stride, slot_stride, scale, window, slope,
+            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
         )  # fmt: skip
         higher = tl.maximum(m, peak)
         kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
@@ -216,10 +217,10 @@ def attend(
     )
 
 
-@triton.jit(do_not_specialize=["num_chunks"])
+@triton.jit(do_not_specialize=["num_chunks", "num_heads", "window"])
 def merge(
-    parts, peaks, work, lengths, sinks, out, num_chunks,
-    HEADS: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    parts, peaks, work, lengths, sinks, out, num_chunks, num_heads, window,
+    VALUE: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr,
     AHEAD: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Put the chunks of one head of one token together, as `attend` does without SPLIT; one token for each of work."""
@@ -227,10 +228,10 @@ def merge(
     row, token, position = tl.load(item), tl.load(item + 1), tl.load(item + 3)
     end = tl.minimum(position + 1 + AHEAD, tl.load(lengths + row))
     low = 0
-    if WINDOW > 0:
-        low = tl.maximum(0, position - WINDOW + 1)
+    if HAS_WINDOW:
+        low = tl.maximum(0, position - window + 1)
     dv = tl.arange(0, DV)
-    place = token * HEADS + head + tl.arange(0, 1)
+    place = token * num_heads + head + tl.arange(0, 1)
     m = tl.full([1], LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, DV], tl.float32)

@@ -90,6 +90,7 @@ def coded_product(
     acc = tl.zeros([BM, BN], tl.int32)
     above, below = tl.zeros([BM, BN], tl.int32), tl.zeros([BM, BN], tl.int32)
     of_group = tl.zeros([BM], tl.int32)
+    groups = 1 if GROUP == 0 else G  # so that scales are read as vectors
     PARTS: tl.constexpr = 2 if GROUP == 16 else 1
     for step in range(0, KP, 64):
         for half in tl.static_range(2):
@@ -111,16 +112,16 @@ def coded_product(
                 if is_end:
                     # beyond the last group there are zeros alone
                     group = 0 if GROUP == 0 else tl.minimum((end - 1) // GROUP, G - 1)
-                    scale = tl.load(scales + columns * G + group, mask=column_in, other=0)
+                    scale = tl.load(scales + columns * groups + group, mask=column_in, other=0)
                     if ZERO == 1:
-                        zero = tl.load(zeros + columns * G + group, mask=column_in, other=0).to(tl.int32)
+                        zero = tl.load(zeros + columns * groups + group, mask=column_in, other=0).to(tl.int32)
                         acc += ((128 if BITS == 8 else 0) - zero)[None, :] * of_group[:, None]
                     if ZERO == 2 and BITS == 8:
                         acc += (128 * of_group)[:, None]
                     if SUPER:
                         above += acc * scale.to(tl.int32)[None, :]
                         if ZERO == 2:
-                            least = tl.load(zeros + columns * G + group, mask=column_in, other=0).to(tl.int32)
+                            least = tl.load(zeros + columns * groups + group, mask=column_in, other=0).to(tl.int32)
                             below += of_group[:, None] * least[None, :]
                         if end % SUPER == 0:
                             factor = columns * (KP // SUPER) + (end - 1) // SUPER
@@ -135,7 +136,7 @@ def coded_product(
                         scale = scale.to(tl.float32) * (0.5 if IS_FLOAT else 1.0)
                         total += acc.to(tl.float32) * scale[None, :]
                         if ZERO == 2:
-                            least = tl.load(zeros + columns * G + group, mask=column_in, other=0.0).to(tl.float32)
+                            least = tl.load(zeros + columns * groups + group, mask=column_in, other=0.0).to(tl.float32)
                             total -= of_group.to(tl.float32)[:, None] * least[None, :]
                     acc = tl.zeros([BM, BN], tl.int32)
                     of_group = tl.zeros([BM], tl.int32)
@@ -170,7 +171,7 @@ def _value(
     return total
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "G"])
 def coded_linear(
     x, sums, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, out, out_stride, M, N, KP, G,
     BITS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,

@@ -8,7 +8,7 @@ import triton.language as tl
 from octavo.devices.cuda.kernels.linear import product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def experts(
     x, weights, biases, order, starts, out, row_stride, num_rows, num_experts, N, K,
     E: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,

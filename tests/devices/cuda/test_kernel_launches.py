@@ -1,0 +1,140 @@
+"""What engines launch, and what binaries are compiled for. Nothing is computed here: memory is zeros, and stays so."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
+
+from octavo import LLM, SamplingParams
+from octavo.devices import DEVICES
+from octavo.devices.cuda.cubins import Call, call_of
+from octavo.devices.cuda.launch import Launcher
+from tests.devices.cuda.interpreted import InterpretedCuda
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+
+KNOWN = """
+import json, pickle, sys
+from tools.kernel_launches import launches, unspecialized
+found = [launches([json.load(open(path))], has_codes=False) for path in sys.argv[1:]]
+found.append(launches([]))
+names = {call.kernel for each in found for call in each}
+sys.stdout.buffer.write(pickle.dumps((found, {name: unspecialized(name) for name in names})))
+"""
+"""Runs where kernels are compiled: here they are interpreted, and forget which arguments make other code."""
+FAMILIES = ("qwen3", "qwen2", "gemma2", "gpt_oss", "deepseek_v2")
+PARAMS = (
+    SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True),
+    SamplingParams(seed=1, max_tokens=3, ignore_eos=True),
+    SamplingParams(seed=1, top_k=9, top_p=0.9, max_tokens=3, ignore_eos=True),
+    SamplingParams(seed=1, repetition_penalty=1.1, bad_words=["ab"], max_tokens=3, ignore_eos=True),
+    SamplingParams(seed=1, top_p=0.9, logprobs=2, max_tokens=2, ignore_eos=True),
+)
+COMMON: Any = {"vocab_size": 300, "max_position_embeddings": 1024}
+SIZES: Any = {"max_model_len": 600, "num_gpu_blocks_override": 64, "max_num_seqs": 8, "dtype": "bfloat16"}
+LAUNCHED: list[tuple[str, list[Any], dict[str, Any]]] = []
+
+
+def on_a_gpu(tensor: Tensor) -> Tensor:
+    """Return a tensor at an address that 16 divides if it divides that of `tensor` on a GPU, where memory of a tensor
+    begins at whole vectors."""
+    offset = tensor.storage_offset()
+    return torch.empty(offset + 1, dtype=tensor.dtype, device="meta")[offset:]
+
+
+EMPTY = torch.empty
+
+
+def zeros(*args: Any, **kwargs: Any) -> Tensor:
+    """Return what torch.empty returns, of zeros: no logit is NaN."""
+    tensor = EMPTY(*args, **kwargs)
+    return tensor if tensor.is_meta else tensor.zero_()
+
+
+class RecordedCuda(InterpretedCuda):
+    """The device, whose launches are kept as a GPU would have them."""
+
+    def launcher(self, is_invariant: bool) -> Launcher:
+        def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+            given = [on_a_gpu(each) if isinstance(each, Tensor) else each for each in arguments]
+            if "TYPE" in constants:  # float32, which alone the interpreter multiplies
+                constants["TYPE"] = str(arguments[0].dtype).removeprefix("torch.")
+            LAUNCHED.append((kernel, given, constants))
+
+        return launch
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    regular = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2}
+    sizes = {"regular": {**regular, "num_key_value_heads": 1, "head_dim": 64}}
+    return {
+        name: write_byte_tokenizer(
+            make_checkpoint(name if name in FAMILIES else "qwen3", folder / name, **{**COMMON, **sizes.get(name, {})})
+        )
+        for name in (*FAMILIES, *sizes)
+    }
+
+
+@pytest.fixture(scope="module")
+def known(paths: dict[str, Path]) -> tuple[dict[str, set[Call]], dict[str, frozenset[int]]]:
+    """The launches of each family, and for each kernel the arguments whose values make no other code."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", KNOWN, *(str(path / "config.json") for path in paths.values())]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    found, unspecialized = pickle.loads(done.stdout)
+    *of_families, of_codes = found
+    return {family: {*calls, *of_codes} for family, calls in zip(paths, of_families, strict=True)}, unspecialized
+
+
+def test_addresses_are_told_apart() -> None:
+    found = [on_a_gpu(torch.zeros(64, dtype=torch.bfloat16)[start:]).data_ptr() % 16 == 0 for start in (0, 1, 8)]
+    assert found == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("family", "args"),
+    [
+        *((family, {}) for family in FAMILIES),
+        *(("regular", {"kv_cache_dtype": each}) for each in ("int8", "fp8")),
+        *(("regular", {"quantization": each}) for each in ("int8", "int4", "int4-g128")),
+        ("regular", {"dtype": "float16"}),
+    ],
+    ids=str,
+)
+def test_there_is_a_binary_for_all_that_an_engine_launches(
+    family: str, args: dict[str, Any], paths: dict[str, Path], known: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", f"{__name__}.{RecordedCuda.__name__}")
+    monkeypatch.setattr(torch, "empty", zeros)
+    LAUNCHED.clear()
+    for is_invariant in (False, True):
+        with LLM(str(paths[family]), device="cuda", batch_invariant=is_invariant, **{**SIZES, **args}) as llm:
+            for lengths in ((5,), (3, 16, 2), (520,)):
+                prompts: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(each)]} for each in lengths]
+                for params in PARAMS:
+                    outputs = llm.generate(prompts, params, use_tqdm=False)
+                    assert all(each.outputs[0].finish_reason == "length" for each in outputs)
+    every, unspecialized = known
+    calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
+    assert calls - every[family] == set()
+    sampled = {
+        "sampling.race",
+        "logprobs.survey",
+        *(f"filters.{each}" for each in ("survey", "bound", "collect", "draw")),
+    }
+    processed = {f"processors.{each}" for each in ("bar_words", "count", "penalise")}
+    attended = set() if args else {"attention.store", "attention.attend", "attention.merge", "linear.linear"}
+    assert {each.kernel for each in calls} >= sampled | processed | attended

@@ -1,0 +1,193 @@
+"""What engines on the device cuda launch: models run on tensors without memory, and a launcher writes down the calls.
+
+So an engine of the same sizes finds a binary for each of its launches, whatever its batches are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent
+from octavo.core.sampling_params import SamplingParams
+from octavo.devices.cuda.attention import CODES, CudaBackend
+from octavo.devices.cuda.cubins import Call, call_of
+from octavo.devices.cuda.launch import triton_function
+from octavo.devices.cuda.ops.coded import PackedFormat
+from octavo.devices.cuda.ops.linear import multiplied
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.sampler import CudaSampler
+from octavo.distributed.mesh import Mesh
+from octavo.models.loader import DTYPES, LoadedModel
+from octavo.ops.coded import CodeSpec
+from octavo.ops.prepare_linear import LinearShape
+from octavo.ops.prepare_quantized import INT4, INT4_G128, INT8
+from octavo.quantization.floats import NVFP4
+from octavo.quantization.gguf import BLOCK_TYPES
+from octavo.sampling.filters import default_filters
+from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.processors import default_processors
+from octavo.sampling.top_tokens import num_top_tokens
+from tools.kernel_models import MODELS
+
+STEPS: Final = (((1,), (4096,)), ((1, 1, 1), (16, 16, 16)), ((16,), (16,)), ((8192,), (8192,)))
+"""Queries and lengths of rows: divided among programs, not divided, a prompt, and one of many rows for each expert."""
+COMMON_HEADS: Final = (64, 128)
+"""Caches of 8 bits, and types of weights behind the first, are those of models with heads of such a size."""
+ADAPTED_SPECS: Final = (
+    *(INT8, INT4, INT4_G128, CodeSpec(4, 128, "none", torch.bfloat16), CodeSpec(4, 128, "zeros", torch.bfloat16)),
+    *(CodeSpec(4, 128, "none", torch.float16), CodeSpec(4, 128, "zeros", torch.float16)),
+)
+"""Of codes in every type, with adapters: those of `--quantization`, and those of GPTQ and AWQ."""
+SPECS: Final = (NVFP4, *(each.spec for each in BLOCK_TYPES.values() if each.spec is not None))
+"""Of codes in the first type: those of NVFP4 and MXFP4, and of GGUF."""
+
+PARAMS: Final = (
+    SamplingParams(seed=1, logprobs=2),
+    SamplingParams(seed=1, top_p=0.9, repetition_penalty=1.1, bad_words=("ab",)),
+)
+"""Of rows that need every kernel of the sampler."""
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """What is read of a sequence that is drawn from."""
+
+    params: SamplingParams
+    index: int = 0
+    line: int = 0
+    num_prompt_tokens: int = 1
+    end_token_ids: Sequence[int] = (0,)
+    bad_words_token_ids: Sequence[Sequence[int]] = ((1, 2),)
+
+    def stored_tokens(self) -> Tensor:
+        return _empty(3, 64, dtype=torch.int32)
+
+
+class Recorder:
+    """A `Launcher` that launches nothing. calls: each of them once, in their order."""
+
+    def __init__(self) -> None:
+        self._found: dict[Call, None] = {}
+
+    def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        self._found[call_of(kernel, arguments, constants, unspecialized(kernel))] = None
+
+    @property
+    def calls(self) -> list[Call]:
+        return list(self._found)
+
+
+def unspecialized(kernel: str) -> frozenset[int]:
+    """Return the places of a kernel's arguments whose values make no other code."""
+    return frozenset(each.num for each in triton_function(kernel).params if each.do_not_specialize)
+
+
+def launches(
+    models: Iterable[Mapping[str, Any]] = MODELS.values(),
+    dtypes: Sequence[str] = ("bfloat16", "float16"),
+    *,
+    has_codes: bool = True,
+) -> list[Call]:
+    """Return the launches of engines of models, given by their `config.json`, once each.
+
+    dtypes: of plain weights and activations. has_codes: whether weights may be codes too.
+    """
+    recorder, configs, (first, *others) = Recorder(), list(models), (DTYPES[each] for each in dtypes)
+    common = [each for each in configs if each.get("head_dim") in COMMON_HEADS]
+    for runtime in (CudaRuntime(is_invariant, recorder) for is_invariant in (False, True)):
+        with torch.inference_mode():
+            for config in configs:
+                _run(runtime, config, first, first)
+            for config, cache_dtype in product(common, CODES):
+                _run(runtime, config, first, cache_dtype)
+            for config, dtype in product(common, others):
+                _run(runtime, config, dtype, dtype)
+            for dtype in (first, *others):
+                _multiply(runtime, dtype)
+            for vocab_size in {each["vocab_size"]: None for each in configs}:
+                _sample(runtime, vocab_size)
+    if has_codes:
+        runtime = CudaRuntime(launch=recorder)
+        for spec, dtype in product(ADAPTED_SPECS, (first, *others)):
+            _multiply_codes(runtime, spec, dtype, has_adapters=True)
+        for spec in SPECS:
+            _multiply_codes(runtime, spec, first, has_adapters=False)
+    return recorder.calls
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _run(runtime: CudaRuntime, config: Mapping[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    """Run every kind of step of a model."""
+    backend = CudaBackend(runtime, cache_dtype)
+    opened = LoadedModel.open(Checkpoint(Path("model"), config), Mesh.single(), dtype)
+    groups = opened.shape.cache_groups
+    caches = [cache for _, cache in sorted(_caches(backend, groups), key=lambda pair: pair[0])]
+    with opened.bound_dry(runtime.bind(), backend) as model:
+        for queries, lengths in STEPS:
+            tables = [range(-(-length // 16)) for length in lengths]
+            metadata = AttentionMetadata.build(queries, lengths, tables, 16)
+            ids = _empty(sum(queries), dtype=torch.int64)
+            model.compute_logits(model(ModelInput(ids, ids, (metadata,) * len(groups), caches))[:3])
+
+
+def _caches(backend: CudaBackend, groups: Iterable[CacheGroup]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the cache of each layer, of 8 blocks."""
+    for group in groups:
+        keeps = group.keeps
+        assert isinstance(keeps, KeysAndValues | Latent), f"no launches are known of {keeps}"
+        sizes = (
+            (keeps.kv_heads, keeps.head_dim) if isinstance(keeps, KeysAndValues) else (1, keeps.size, keeps.value_size)
+        )
+        for layer in group.layers:
+            yield layer, _empty(*backend.cache_shape(8, 16, *sizes), dtype=backend.element_type)
+
+
+def _multiply(runtime: CudaRuntime, dtype: torch.dtype) -> None:
+    """Multiply as adapters do: by their own factors, and where bits must not depend on rows by what they change."""
+    x, weight, bias = _empty(3, 64, dtype=dtype), _empty(64, 64, dtype=dtype), _empty(64, dtype=dtype)
+    add, wide = _empty(3, 64, dtype=torch.float32), _empty(64, 64, dtype=torch.float32)
+    multiplied(runtime, x, weight, torch.float32)
+    multiplied(runtime, add, wide, torch.float32)
+    if runtime.is_invariant:
+        for each, gated in product((None, bias), (False, True)):
+            multiplied(runtime, x, weight, dtype, bias=each, add=add, gated=gated)
+
+
+def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *, has_adapters: bool) -> None:
+    """Multiply few and many rows by plain and gated weights."""
+    form, inputs = PackedFormat(runtime, spec), 16 * max(spec.group, spec.super_group, 64)
+    for has_bias, gated, tokens in product((False, True), (False, True), (3, 48)):
+        shape = LinearShape(64, inputs, dtype, has_bias, gated)
+        state = {name: _empty(*each.shape, dtype=each.dtype) for name, each in form.state_specs(shape).items()}
+        linear, x = form.restore(shape, state), _empty(tokens, inputs, dtype=dtype)
+        linear(x)
+        if has_adapters:
+            linear(x, _empty(tokens, 64, dtype=torch.float32))
+        if not gated and not has_bias:
+            linear.in_float32(x)
+
+
+def _sample(runtime: CudaRuntime, vocab_size: int) -> None:
+    """Draw as steps do that are launched, and among the likeliest few tokens, as those do that wait for the host."""
+    meta = torch.device("meta")
+    sampler = CudaSampler(runtime, meta, lambda values: list, default_processors(), default_filters())
+    logits = _empty(3, vocab_size, dtype=torch.float32)
+    for params in PARAMS:
+        row = SamplingRow(cast(Any, _Sequence(params)), 8)
+        sampler.launch(logits, [row] * 3)
+    top, keys = num_top_tokens(vocab_size), np.zeros((3, 2), dtype=np.uint32)
+    ids = _empty(3, top, dtype=torch.int64)
+    sampler._winners(_empty(3, top, dtype=torch.float32), ids, np.arange(3), keys)
