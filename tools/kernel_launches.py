@@ -24,6 +24,7 @@ from octavo.devices.cuda.cubins import Call, call_of
 from octavo.devices.cuda.launch import triton_function
 from octavo.devices.cuda.ops.coded import PackedFormat
 from octavo.devices.cuda.ops.linear import multiplied
+from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.distributed.mesh import Mesh
@@ -131,7 +132,7 @@ def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def _run(runtime: CudaRuntime, config: Mapping[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     """Run every kind of step of a model."""
-    backend = CudaBackend(runtime, cache_dtype)
+    backend = RotatingCudaBackend(runtime, cache_dtype)
     opened = LoadedModel.open(Checkpoint(Path("model"), config), Mesh.single(), dtype)
     groups = opened.shape.cache_groups
     caches = [cache for _, cache in sorted(_caches(backend, groups), key=lambda pair: pair[0])]

@@ -38,8 +38,8 @@ from octavo.ops.prepare_quantized import INT4, INT8
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _STRIDES = (
-    "token_stride",
-    "head_stride",
+    *("token_stride", "head_stride", "q_token_stride", "q_head_stride"),
+    *("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"),
     "row_stride",
     "out_stride",
     "block_stride",
@@ -58,7 +58,7 @@ _POINTERS = {
     **dict.fromkeys(("tables", "lengths", "work"), "*i32"),
     **dict.fromkeys(("keys_of_draws", "owners", "places", "order", "starts"), "*i32"),
     **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
-    **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "table", "add", "weights"), "*fp32"),
+    **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "add", "weights", "q_table", "k_table"), "*fp32"),
     "scores": "*fp64",
 }
 
@@ -100,7 +100,7 @@ def kernels() -> Iterator[Kernel]:
             yield Kernel(name + kind, attention.attend, constants, num_warps(num_rows), pointers)
             if codes and is_split:
                 written = {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": codes}
-                yield Kernel(f"store{kind}", attention.store_codes, written, types={"cache": "*u8"}, options=UNFUSED)
+                yield Kernel(f"store{kind}", attention.store_codes, written, types=pointers, options=UNFUSED)
     yield Kernel("merge", attention.merge, common)
     yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16})
     for is_gated in (False, True):
@@ -112,8 +112,9 @@ def kernels() -> Iterator[Kernel]:
     yield from coded_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
     yield Kernel("silu_and_mul", rows.silu_and_mul, {"BLOCK": 1024})
-    turned = {"HEADS": 32, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
+    turned = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
     yield Kernel("rotary", rows.rotary, turned)
+    yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16})
     for has_ids in (False, True):
         yield Kernel(f"race{' of the likeliest' * has_ids}", sampling.race, {"BLOCK": BLOCK, "HAS_IDS": has_ids})
     yield Kernel("filters, survey", filters.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=_OF_FILTERS)

@@ -99,27 +99,29 @@ class CudaBackend:
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:
         if len(k):
-            self._store(k, cache[0], metadata)
-            self._store(v, cache[1], metadata)
+            self._store(k, v, cache, metadata)
         if not metadata.query_lengths:  # nothing is read
             return q
         return self._attend(q, cache, metadata, scores, q.shape[-1])
 
     def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        self._store(torch.cat(latents, dim=-1)[:, None], cache[0], metadata)
+        new = torch.cat(latents, dim=-1)[:, None]
+        self._store(new, new, cache, metadata)
         return self._attend(torch.cat(q, dim=-1), cache, metadata, Scores(scale), q[0].shape[-1])
 
-    def _store(self, new: Tensor, plane: Tensor, metadata: AttentionMetadata) -> None:
-        new = new if new.stride(-1) == 1 else new.contiguous()
-        tokens, heads, dim = new.shape
-        shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": plane.shape[2]}
-        strides = (*new.stride()[:2], *plane.stride()[:3])
-        launch, slots, grid = self._runtime.launch, metadata.slot_mapping, (tokens, heads)
+    def _store(self, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
+        """Write both to the planes of the cache, or the first where it has one plane."""
+        k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (k, v))
+        tokens, heads, dim = k.shape
+        shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": cache.shape[3]}
+        tensors = k, v, cache[0], cache[-1], metadata.slot_mapping
+        strides = (*k.stride()[:2], *v.stride()[:2], *cache.stride()[1:4])
+        launch, grid = self._runtime.launch, (tokens, heads, len(cache))
         if self._codes:
             shape |= {"CODES": self._codes, "enable_fp_fusion": False}
-            launch("attention.store_codes", grid, new, plane, slots, *strides[:-1], **shape)
+            launch("attention.store_codes", grid, *tensors, *strides[:-1], **shape)
             return
-        launch("attention.store", grid, new, plane, slots, *strides, **shape)
+        launch("attention.store", grid, *tensors, *strides, **shape)
 
     def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
         tokens, heads, dim = q.shape

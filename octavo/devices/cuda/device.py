@@ -17,6 +17,7 @@ from octavo.devices.cuda.cubins import FOLDER, open_launcher
 from octavo.devices.cuda.driver import Driver
 from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.launch import Launcher
+from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
 from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps
@@ -128,7 +129,9 @@ class CudaDevice(ReferenceDevice):
         reason = CudaBackend.obstacle(cache_dtype, head_dims, block_size)
         if reason is not None:
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
-        return AttentionChoice(CudaBackend(self.runtime, cache_dtype), "compiled by Triton")
+        rotates = self._config.op_overrides.get("rotary", "triton") == "triton"
+        backend = (RotatingCudaBackend if rotates else CudaBackend)(self.runtime, cache_dtype)
+        return AttentionChoice(backend, "compiled by Triton")
 
     def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
         every, own = (*processors, *default_processors()), (*default_filters(), *filters)

@@ -22,13 +22,16 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend
 
+from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda import cubins
 from octavo.devices.cuda.cubins import CubinLauncher, open_launcher, read_archive, type_of
 from octavo.devices.cuda.driver import Driver, DriverError
+from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.errors import ConfigError
+from octavo.ops.rotary import Rotation
 
-KERNELS = ("rows.rms_norm", "rows.rotary")
+KERNELS = ("rows.rms_norm", "rows.rotate_and_store")
 
 
 class KeptDriver:
@@ -119,15 +122,21 @@ def test_two_builds_are_the_same_bytes(folders: list[Path]) -> None:
 
 def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folders: list[Path]) -> None:
     kept, launcher = opened(folders[0])
-    q = torch.zeros(3, 16, 128, dtype=torch.bfloat16)
+    backend, kind = RotatingCudaBackend(CudaRuntime(launch=launcher), torch.bfloat16), torch.bfloat16
+    q, k, v = torch.zeros(3, 32, 128, dtype=kind).split([16, 8, 8], dim=1)
     positions, table, weight = torch.zeros(3, dtype=torch.int64), torch.zeros(9, 128), q.new_zeros(128)
-    out, _ = CudaRuntime(launch=launcher).bind().rotary(q, q, positions, table, weight, weight, (1e-6, 0.5))
-    assert sorted(kept.loaded) == ["rms_norm", "rotary"]
+    cache = torch.zeros(backend.cache_shape(4, 16, 8, 128), dtype=kind)
+    metadata = AttentionMetadata.of_slots(torch.arange(3), 16)
+    rotation = Rotation(positions, table, table, weight, weight, (1e-6, 0.5), interleaved=False)
+    out = backend.rotate_and_store(q, k, v, cache, metadata, rotation)
+    assert sorted(kept.loaded) == ["rms_norm", "rotate_and_store"]
     name, sizes, stream, values = kept.launches[0]
-    assert (name, stream, sizes[:6]) == ("rotary", 4321, [48, 1, 1, 128, 1, 1])
-    assert [len(each) for each in values] == [8] * 5 + [4] * 4 + [8] * 2
-    addresses = [each.data_ptr() for each in (q, out, positions, table, weight)]
-    assert b"".join(values) == struct.pack("=5Qiiff2Q", *addresses, 2048, 128, 1e-6, 0.5, 0, 0)
+    assert (name, stream, sizes[:6]) == ("rotate_and_store", 4321, [3, 32, 1, 128, 1, 1])
+    assert [len(each) for each in values] == [8] * 12 + [4] * 11 + [8] * 2
+    tensors = (q, k, v, out, *cache, metadata.slot_mapping, positions, table, table, weight, weight)
+    strides = [4096, 128] * 3 + [16_384, 2048, 128]
+    expected = struct.pack("=12Q9i2f2Q", *(each.data_ptr() for each in tensors), *strides, 1e-6, 0.5, 0, 0)
+    assert b"".join(values) == expected
 
 
 def test_what_no_variant_fits_goes_to_triton_and_is_logged_once(

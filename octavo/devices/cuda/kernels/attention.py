@@ -20,28 +20,34 @@ LOWEST = tl.constexpr(-1.0e30)
 
 @triton.jit
 def store(
-    new, cache, slots, token_stride, head_stride, block_stride, cache_head_stride, slot_stride,
+    k, v, keys, values, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    block_stride, cache_head_stride, slot_stride,
     DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one head of one token of `new` [tokens, heads, dim] to its slot in a plane of the cache."""
-    token, head = tl.program_id(0), tl.program_id(1)
+    """Write one head of one token of k, or of v [tokens, heads, dim], to its slot in its plane of the cache."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)
     slot = tl.load(slots + token)
-    source = new + token.to(tl.int64) * token_stride + head * head_stride
-    target = cache + (slot // BLOCK) * block_stride + head * cache_head_stride + (slot % BLOCK) * slot_stride
-    tl.store(target + d, tl.load(source + d, mask=d < DIM).to(cache.dtype.element_ty), mask=d < DIM)
+    source, plane = k + token * k_token_stride + head * k_head_stride, keys
+    if tl.program_id(2) == 1:
+        source, plane = v + token * v_token_stride + head * v_head_stride, values
+    target = plane + (slot // BLOCK) * block_stride + head * cache_head_stride + (slot % BLOCK) * slot_stride
+    tl.store(target + d, tl.load(source + d, mask=d < DIM).to(keys.dtype.element_ty), mask=d < DIM)
 
 
 @triton.jit
 def store_codes(
-    new, cache, slots, token_stride, head_stride, block_stride, cache_head_stride,
+    k, v, keys, values, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    block_stride, cache_head_stride,
     DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """Do the same with codes; see `octavo.attention.cache_format.quantize`, whose bits they have without fusion."""
-    token, head = tl.program_id(0), tl.program_id(1)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)
     slot = tl.load(slots + token)
-    source = new + token.to(tl.int64) * token_stride + head * head_stride
+    source, plane = k + token * k_token_stride + head * k_head_stride, keys
+    if tl.program_id(2) == 1:
+        source, plane = v + token * v_token_stride + head * v_head_stride, values
     x = tl.load(source + d, mask=d < DIM, other=0.0).to(tl.float32)
     largest = 127.0 if CODES == 1 else 448.0
     is_finite = (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
@@ -59,7 +65,7 @@ def store_codes(
         normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
         small = _rounded(tl.abs(scaled) * 512.0).to(tl.int32)
         codes = tl.where(tl.abs(scaled) < 0.015625, small, normal) | ((bits >> 24) & 0x80)
-    target = cache + (slot // BLOCK) * block_stride + head * cache_head_stride
+    target = plane + (slot // BLOCK) * block_stride + head * cache_head_stride
     tl.store(target + (slot % BLOCK) * DIM + d, codes.to(tl.uint8), mask=d < DIM)
     scale = tl.where(is_spoilt, float("nan"), tl.div_rn(amplitude, largest))
     tl.store((target + BLOCK * DIM + (slot % BLOCK) * 4).to(tl.pointer_type(tl.float32), bitcast=True), scale)

@@ -43,20 +43,16 @@ def silu_and_mul(x, out, dim, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rotary(
-    x, out, positions, table, weight, token_stride, head_stride, eps, offset,
-    HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+def _turned(
+    x, position, table, weight, eps, offset,
+    DIM: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Write a head of x [tokens, heads, dim], normed first with HAS_NORM, rotated by its position.
+    """Return the head x [DIM], normed first with HAS_NORM, rotated by its position, in float32.
 
     table: float32 [positions, 2 · HALF], cosines beside sines; elements behind the first 2 · HALF stay.
     """
-    row = tl.program_id(0)
-    token, head = (row // HEADS).to(tl.int64), row % HEADS
     d = tl.arange(0, D)
     here = d < DIM
-    source = x + token * token_stride + head * head_stride
     if INTERLEAVED:
         pair, is_second = d // 2, d % 2 == 1
         other = tl.where(is_second, d - 1, d + 1)
@@ -64,15 +60,67 @@ def rotary(
         pair, is_second = d % HALF, d >= HALF
         other = tl.where(is_second, d - HALF, d + HALF)
     turns = d < 2 * HALF
-    values = tl.load(source + d, mask=here, other=0.0).to(tl.float32)
-    partners = tl.load(source + other, mask=turns, other=0.0).to(tl.float32)
+    values = tl.load(x + d, mask=here, other=0.0).to(tl.float32)
+    partners = tl.load(x + other, mask=turns, other=0.0).to(tl.float32)
     if HAS_NORM:
         mean = tl.sum(values * values, 0) / DIM
         scale = 1.0 / tl.sqrt(mean + eps)
         values = values * scale * (tl.load(weight + d, mask=here, other=0.0).to(tl.float32) + offset)
         partners = partners * scale * (tl.load(weight + other, mask=turns, other=0.0).to(tl.float32) + offset)
-    angle = table + tl.load(positions + token) * 2 * HALF + pair
+    angle = table + position * 2 * HALF + pair
     cosine = tl.load(angle, mask=turns, other=1.0)
     sine = tl.load(angle + HALF, mask=turns, other=0.0)
     turned = values * cosine + tl.where(is_second, partners, -partners) * sine
-    tl.store(out + row.to(tl.int64) * DIM + d, tl.where(turns, turned, values).to(out.dtype.element_ty), mask=here)
+    return tl.where(turns, turned, values)
+
+
+@triton.jit
+def rotary(
+    q, k, q_out, k_out, positions, q_table, k_table, q_weight, k_weight,
+    q_token_stride, q_head_stride, k_token_stride, k_head_stride, eps, offset,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Write a head of q [tokens, HEADS, DIM] or k [tokens, KV_HEADS, DIM] rotated; see `_turned`."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position = tl.load(positions + token)
+    d = tl.arange(0, D)
+    if head < HEADS:
+        source = q + token * q_token_stride + head * q_head_stride
+        turned = _turned(source, position, q_table, q_weight, eps, offset, DIM, D, HALF, INTERLEAVED, HAS_NORM)
+        tl.store(q_out + (token * HEADS + head) * DIM + d, turned.to(q_out.dtype.element_ty), mask=d < DIM)
+    else:
+        head -= HEADS
+        source = k + token * k_token_stride + head * k_head_stride
+        turned = _turned(source, position, k_table, k_weight, eps, offset, DIM, D, HALF, INTERLEAVED, HAS_NORM)
+        tl.store(k_out + (token * KV_HEADS + head) * DIM + d, turned.to(k_out.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit
+def rotate_and_store(
+    q, k, v, q_out, keys, values, slots, positions, q_table, k_table, q_weight, k_weight,
+    q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    block_stride, cache_head_stride, slot_stride, eps, offset,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Write a head of q rotated, or one of k, rotated, or of v to its slot in the planes `keys` and `values`."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position, slot = tl.load(positions + token), tl.load(slots + token)
+    d = tl.arange(0, D)
+    here = d < DIM
+    place = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride + d
+    if head < HEADS:
+        source = q + token * q_token_stride + head * q_head_stride
+        turned = _turned(source, position, q_table, q_weight, eps, offset, DIM, D, HALF, INTERLEAVED, HAS_NORM)
+        tl.store(q_out + (token * HEADS + head) * DIM + d, turned.to(q_out.dtype.element_ty), mask=here)
+    elif head < HEADS + KV_HEADS:
+        head -= HEADS
+        source = k + token * k_token_stride + head * k_head_stride
+        turned = _turned(source, position, k_table, k_weight, eps, offset, DIM, D, HALF, INTERLEAVED, HAS_NORM)
+        rounded = turned.to(k.dtype.element_ty)  # as it is without a cache, which may have another type
+        tl.store(keys + place + head * cache_head_stride, rounded.to(keys.dtype.element_ty), mask=here)
+    else:
+        head -= HEADS + KV_HEADS
+        value = tl.load(v + token * v_token_stride + head * v_head_stride + d, mask=here)
+        tl.store(values + place + head * cache_head_stride, value.to(values.dtype.element_ty), mask=here)
