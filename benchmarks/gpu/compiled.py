@@ -25,6 +25,8 @@ from triton.compiler import ASTSource
 
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
+from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
+from octavo.devices.cuda.draws import BLOCKS, WARPS
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
 from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, logprobs, processors, rows, sampling
@@ -62,11 +64,11 @@ _POINTERS = {
     "scores": "*fp64",
 }
 
-_OF_FILTERS = {
+_OF_DRAWS = {
     **dict.fromkeys(("logits", "largest", "weights"), "*fp32"),
     **dict.fromkeys(("places", "nearest", "limits", "counts", "ids", "distances"), "*i32"),
-    **dict.fromkeys(("masses", "totals", "drawn"), "*i64"),
-    "asked": "*fp64",
+    **dict.fromkeys(("masses", "totals", "keys", "token_ids"), "*i64"),
+    **dict.fromkeys(("asked", "told"), "*fp64"),
 }
 
 
@@ -117,9 +119,13 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16})
     for has_ids in (False, True):
         yield Kernel(f"race{' of the likeliest' * has_ids}", sampling.race, {"BLOCK": BLOCK, "HAS_IDS": has_ids})
-    yield Kernel("filters, survey", filters.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=_OF_FILTERS)
+    for function in (sampling.peaks, sampling.race_of_logits):
+        yield Kernel(f"draws, {function.__name__}", function, {"BLOCK": DRAWN_BLOCK}, WARPS, _OF_DRAWS)
+    for function in (sampling.likeliest, sampling.winners):
+        yield Kernel(f"draws, {function.__name__}", function, {"BLOCK": BLOCKS}, types=_OF_DRAWS)
+    yield Kernel("filters, survey", filters.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=_OF_DRAWS)
     for function, block in ((filters.bound, LISTED), (filters.collect, BLOCK), (filters.draw, LISTED)):
-        yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, types=_OF_FILTERS)
+        yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, types=_OF_DRAWS)
     surveyed = {**dict.fromkeys(("keys", "nearest", "masses", "ahead", "places"), "*i64")}
     surveyed |= dict.fromkeys(("logits", "largest", "chosen"), "*fp32")
     yield Kernel("logprobs, survey", logprobs.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=surveyed)

@@ -188,6 +188,12 @@ def asked_rows(num_rows: int, **params: Any) -> list[SamplingRow]:
     return [SamplingRow(BenchmarkSequence(0, one, known), 256) for one in each]
 
 
+PLAIN: Final[dict[str, dict[str, Any]]] = {
+    "greedy": {"temperature": 0.0},
+    "plain": {},
+    "cold": {"temperature": 0.2},
+    "hot": {"temperature": 5.0},
+}
 FILTERED: Final[dict[str, dict[str, Any]]] = {
     "top-k": {"top_k": 50},
     "top-p": {"top_p": 0.9},
@@ -198,18 +204,19 @@ FILTERED: Final[dict[str, dict[str, Any]]] = {
 
 
 def check_sampler() -> Iterator[dict[str, Any]]:
-    """Yield how many of 128,000 rows are drawn as by the reference's filters on the GPU, 1,280 as on the CPU."""
+    """Yield how many of 25,600 rows of each kind are launched as the reference draws them: on the GPU, without the
+    kernels of launches, and 256 of them on the CPU."""
     torch.manual_seed(0)
     sampler, reference, rows = gpu_sampler(), ReferenceSampler(), 64
-    for name, params in FILTERED.items():
+    for name, params in (PLAIN | FILTERED).items():
         asked, found = asked_rows(rows, **params), {"gpu": 0, "cpu": 0}
         for turn in range(400):
             logits = torch.randn(rows, 32_768, device="cuda") * (1 + turn % 5)
             tokens = [each.tokens for each in sampler.launch(logits, asked).wait()]
             on_cpu = reference.sample(logits.cpu(), asked) if turn < 4 else []
-            for where, results in (("gpu", sampler.sample(logits, asked)), ("cpu", on_cpu)):
+            for where, results in (("gpu", ReferenceSampler.sample(sampler, logits.clone(), asked)), ("cpu", on_cpu)):
                 found[where] += sum(one == each.tokens for one, each in zip(tokens, results, strict=False))
-        yield {"filters": name, "equal_on_gpu": found["gpu"], "of": 25_600, "equal_on_cpu": found["cpu"], "among": 256}
+        yield {"draws": name, "equal_on_gpu": found["gpu"], "of": 25_600, "equal_on_cpu": found["cpu"], "among": 256}
 
 
 def time_sampler(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
@@ -228,7 +235,7 @@ def time_sampler(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
             taken = seconds(lambda a=asked, x=logits: sampler.sample(x.clone(), a))
             share = logits.nbytes / taken / limits["bytes_per_s"]
             yield {"sampler": name, "rows": rows, "us": taken * 1e6, "of_bandwidth": share}
-        for name, filters in {"plain": {}, **FILTERED}.items():
+        for name, filters in (PLAIN | FILTERED).items():
             launched = asked_rows(rows, **filters)
             taken = seconds(lambda a=launched, x=logits: sampler.launch(x, a))
             share = logits.nbytes / taken / limits["bytes_per_s"]

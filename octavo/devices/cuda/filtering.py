@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,22 +27,29 @@ _FARTHEST: Final = 0x7F7FFFFF
 _MOST: Final = 2**31 - 1
 
 
-def filtered_tokens(
+class Draws(NamedTuple):
+    """What is drawn of rows of logits, on the device."""
+
+    largest: Tensor
+    """Logits, float32 [rows]; NaN where one is among them."""
+    token_ids: Tensor
+    """int64 [rows]."""
+    told: Tensor
+    """Both, float64 [rows, 2], for the host."""
+
+
+def draw_filtered(
     logits: Tensor,
-    largest: Tensor,
+    draws: Draws,
     places: Sequence[int],
     rows: Sequence[SamplingRow],
     sent: Callable[[NDArray[Any]], Tensor],
     launch: Launcher,
-) -> Tensor:
-    """Return a token for each of `rows`, int64 [rows], drawn from what their filters keep; 0 where nothing is a number.
-
-    logits: float32 [all rows, vocab], of which theirs are those at `places`. largest: float32 [all rows]. sent: copies
-    an array to the device without waiting for it.
-    """
+) -> None:
+    """Draw for `rows` from what their filters keep, as `octavo.devices.cuda.draws.draw_plainly`; 0 where nothing is a
+    number. logits: float32 [all rows, vocab]."""
     device, (num_rows, num_columns) = logits.device, (len(rows), logits.shape[1])
-    asked = sent(np.array([_asked(row) for row in rows], dtype=np.float64))
-    at = sent(np.array(places, dtype=np.int32))
+    asked = sent(np.array([asked_of(*each) for each in zip(places, rows, strict=True)], dtype=np.float64))
     num_blocks = -(-num_columns // BLOCK)
     num_groups = num_blocks * (BLOCK // GROUP)
 
@@ -51,8 +58,7 @@ def filtered_tokens(
 
     nearest, masses = empty(torch.int32, num_rows, num_groups), empty(torch.int64, num_rows, num_blocks)
     each_block, each_row = (num_rows, num_blocks), (num_rows,)
-    # a row without a finite largest logit gets an error: no numbers that are none are made of it
-    source = logits, at, largest.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), asked
+    source = logits, draws.largest, asked
     shape = num_columns, logits.stride(0)
     launch("filters.survey", each_block, *source, nearest, masses, *shape, BLOCK=BLOCK, GROUP=GROUP)
     limits, totals = empty(torch.int32, num_rows), empty(torch.int64, num_rows)
@@ -61,16 +67,15 @@ def filtered_tokens(
     counts = torch.zeros(num_rows, dtype=torch.int32, device=device)
     found = [empty(dtype, num_rows, num_columns) for dtype in (torch.int32, torch.int32, torch.float32)]
     launch("filters.collect", each_block, *source, limits, counts, *found, *shape, BLOCK=BLOCK)
-    drawn = empty(torch.int64, num_rows)
-    launch("filters.draw", each_row, asked, totals, counts, *found, drawn, num_columns, BLOCK=LISTED)
-    return drawn
+    targets = draws.token_ids, draws.told
+    launch("filters.draw", each_row, asked, totals, counts, *found, *targets, num_columns, BLOCK=LISTED)
 
 
-def _asked(row: SamplingRow) -> tuple[float, ...]:
+def asked_of(place: int, row: SamplingRow) -> tuple[float, ...]:
     """Return the line of a row in `asked` of the kernels."""
     params = row.sequence.params
     (keys,) = keys_of(row)
     distance = _FARTHEST
     if params.min_p > 0.0:
         (distance,) = struct.unpack("<i", struct.pack("<f", abs(math.log(params.min_p))))
-    return params.temperature, distance, min(max(params.top_k, 0), _MOST), params.top_p, *keys
+    return place, params.temperature, distance, min(max(params.top_k, 0), _MOST), params.top_p, *keys

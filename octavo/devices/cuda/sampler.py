@@ -1,4 +1,4 @@
-"""The sampler on CUDA: the stages of the reference on the GPU, and a kernel for the race that decides a draw."""
+"""The sampler on CUDA: the stages of the reference on the GPU, and kernels for what logits alone decide."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.devices.cuda.filtering import BLOCK, filtered_tokens
+from octavo.devices.cuda.draws import draw_plainly, likeliest_tokens
+from octavo.devices.cuda.filtering import BLOCK, Draws, draw_filtered
 from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.devices.reference.sampler import Describer, ReferenceSampler, keys_of
+from octavo.devices.reference.sampler import Describer, ReferenceSampler
 from octavo.sampling.chunks import chunks
 from octavo.sampling.filters import Filter, MinP, TopK, TopP
 from octavo.sampling.metadata import RowSamples, SamplingRow
@@ -71,23 +72,24 @@ class CudaSampler(ReferenceSampler):
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         places = [place for place, row in enumerate(rows) if row.sequence.params.needs_logprobs]
         wanted = [rows[place].sequence.params.logprobs for place in places]
-        of_model, largest = logits, logits.amax(dim=-1)
-        left = largest
-        if any(self._traits_of(row.sequence).processors for row in rows):
+        is_changed = any(self._traits_of(row.sequence).processors for row in rows)
+        of_model, by_model = logits, None
+        if is_changed:
             of_model = logits.clone() if places else logits
+            by_model = likeliest_tokens(logits, self._runtime.launch)
             self._change(logits, rows)
-            left = logits.amax(dim=-1)
-        token_ids = self._drawn(logits, left, rows)
-        values = [largest.double(), left.double(), token_ids.double()]
+        draws = self._drawn(logits, rows)
+        values = [draws.told.flatten(), *([] if by_model is None else [by_model.told[:, 0]])]
         if places:
             at, num_top = self._sent(np.array(places)), num_listed(wanted, logits.shape[1])
-            values.append(described(of_model, largest, at, token_ids[at], num_top, self._runtime.launch).flatten())
-        read = self._read_later(torch.cat(values).unsqueeze(0))
+            largest, token_ids = (by_model or draws).largest, draws.token_ids[at]
+            values.append(described(of_model, largest, at, token_ids, num_top, self._runtime.launch).flatten())
+        read = self._read_later((torch.cat(values) if len(values) > 1 else values[0]).unsqueeze(0))
 
         def wait() -> list[RowSamples]:
             (found,) = read()
-            num_rows, first = len(rows), 3 * len(rows)
-            drawn = [int(each) for each in found[2 * num_rows : first]]
+            num_told, first = 2 * len(rows), (3 if is_changed else 2) * len(rows)
+            drawn = [int(each) for each in found[1:num_told:2]]
             tokens = [TokenLogprobs(token_id=token_id) for token_id in drawn]
             if places:
                 width = (len(found) - first) // len(places)
@@ -95,13 +97,14 @@ class CudaSampler(ReferenceSampler):
                 for place, token in zip(places, tokens_of(lines, [drawn[at] for at in places], wanted), strict=True):
                     tokens[place] = token
             results = []
-            tops = found[:num_rows], found[num_rows : 2 * num_rows]
-            for row, token, *largest_two in zip(rows, tokens, *tops, strict=True):
+            tops = found[0:num_told:2]
+            of_models = found[num_told:first] if is_changed else tops
+            for row, token, *largest_two in zip(rows, tokens, of_models, tops, strict=True):
                 error = refusal(row.position, row.sequence.params, *largest_two)
                 results.append(RowSamples([] if error else [token], error))
             return results
 
-        return LaunchedDraws(token_ids, wait)
+        return LaunchedDraws(draws.token_ids, wait)
 
     def _apply(self, processor: LogitsProcessor, rows: Sequence[ProcessedRow], logits: Tensor) -> None:
         apply(processor, rows, logits, self._sent, self._runtime.launch)
@@ -124,33 +127,19 @@ class CudaSampler(ReferenceSampler):
 
         return describe
 
-    def _drawn(self, logits: Tensor, largest: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        """Return a token for each row, int64 [rows], without waiting for the device."""
-        token_ids = logits.argmax(dim=-1)
+    def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Draws:
+        """Draw a token for each row without waiting for the device."""
+        draws = likeliest_tokens(logits, self._runtime.launch)
         plain: list[int] = []
         filtered: list[int] = []
         for place, row in enumerate(rows):
             params = row.sequence.params
             if not params.is_greedy:
                 (filtered if any(each.needs(params) for each in self._filters) else plain).append(place)
-        for draw, places in ((self._plain, plain), (self._filtered, filtered)):
+        for draw, places in ((draw_plainly, plain), (draw_filtered, filtered)):
             if places:
-                drawn = draw(logits, largest, places, [rows[place] for place in places])
-                token_ids.index_copy_(0, self._sent(np.array(places)), drawn)
-        return token_ids
-
-    def _plain(self, logits: Tensor, largest: Tensor, places: list[int], rows: list[SamplingRow]) -> Tensor:
-        """Draw by temperature alone."""
-        if len(places) < len(logits):
-            chosen = self._sent(np.array(places))
-            logits, largest = logits.index_select(0, chosen), largest.index_select(0, chosen)
-        temperatures = self._sent(np.array([each.sequence.params.temperature for each in rows], dtype=np.float32))
-        weights = torch.softmax((logits - largest[:, None]) / temperatures[:, None], dim=-1)
-        keys = np.array([key for row in rows for key in keys_of(row)], dtype=np.uint32)
-        return self._winners(weights, None, np.arange(len(rows)), keys)
-
-    def _filtered(self, logits: Tensor, largest: Tensor, places: list[int], rows: list[SamplingRow]) -> Tensor:
-        return filtered_tokens(logits, largest, places, rows, self._sent, self._runtime.launch)
+                draw(logits, draws, places, [rows[place] for place in places], self._sent, self._runtime.launch)
+        return draws
 
     def _sent(self, array: NDArray[Any]) -> Tensor:
         """Return an array on the device, without waiting for what runs there: its copy is made at once."""

@@ -131,7 +131,7 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
     calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
     assert calls - every[family] == set()
     sampled = {
-        "sampling.race",
+        *(f"sampling.{each}" for each in ("peaks", "likeliest", "race_of_logits", "winners")),
         "logprobs.survey",
         *(f"filters.{each}" for each in ("survey", "bound", "collect", "draw")),
     }

@@ -1,11 +1,8 @@
 """Draws from what min-p, top-k and top-p keep, without a sort, in Triton.
 
-A token's distance is how far its scaled logit (`octavo.sampling.filters.scale`) lies below the largest one: it is not
-negative, so that its bits, taken as an integer, have its order. Whatever is added up is an integer, masses too: no
-order of programs or of lists changes a bit, and a row's results depend on that row alone.
-
-`asked` has a line of six float64 for each row that is drawn: temperature, distance of min-p (as the integer; the
-largest finite one for no min-p), top-k (0 for none), top-p, and the two keys of the draw.
+Whatever is added up is an integer, masses too: no
+order of programs or of lists changes a bit, and a row's results depend on that row alone. `asked` is that of
+`kernels/sampling.py`, with the distance of min-p.
 """
 
 from __future__ import annotations
@@ -13,26 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.devices.cuda.kernels.sampling import arrivals
+from octavo.devices.cuda.kernels.sampling import ASKED, arrivals, distances_of, peak_of, weights_of
 
-_ASKED = tl.constexpr(6)
 _FARTHEST = tl.constexpr(0x7F7FFFFF)
 """The largest finite distance: that of a barred token is farther."""
 _ONE = tl.constexpr(float(1 << 42))
 """The mass of the likeliest token. The masses of two million tokens together are an int64."""
-
-
-@triton.jit
-def _distances(logits, largest, temperature):
-    """Return the distances as integers; those of logits that are no numbers are beyond the farthest."""
-    scaled = tl.div_rn(logits - largest, temperature)
-    return tl.abs(scaled).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _weights(distances):
-    """Return float32 weights, 1 for the likeliest token: rounded once, where the exponential of float32 is coarse."""
-    return tl.exp(-distances.to(tl.float32, bitcast=True).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -75,23 +58,21 @@ def _reach(distances, weights, num, wanted, BLOCK: tl.constexpr, OF_MASS: tl.con
 
 @triton.jit
 def survey(
-    logits, places, largest, asked, nearest, masses, num_columns, row_stride,
+    logits, largest, asked, nearest, masses, num_columns, row_stride,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Write the smallest distance of each group of a block of columns, and the mass of the block.
 
-    nearest: int32 [rows, blocks · BLOCK / GROUP]. masses: int64 [rows, blocks]. places: int32 [rows], where a row's
-    logits, float32, and the largest of them, stand.
+    nearest: int32 [rows, blocks · BLOCK / GROUP]. masses: int64 [rows, blocks].
     """
     row, block = tl.program_id(0), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(places + row)
-    values = tl.load(
-        logits + place.to(tl.int64) * row_stride + columns, mask=columns < num_columns, other=-float("inf")
-    )
-    temperature = tl.load(asked + row * _ASKED).to(tl.float32)
-    distances = _distances(values, tl.load(largest + place), temperature)
-    weights = tl.where(distances <= _FARTHEST, _weights(distances), 0.0)
+    line = asked + row * ASKED
+    place = tl.load(line).to(tl.int64)
+    values = tl.load(logits + place * row_stride + columns, mask=columns < num_columns, other=-float("inf"))
+    temperature = tl.load(line + 1).to(tl.float32)
+    distances = distances_of(values, peak_of(largest + place), temperature)
+    weights = tl.where(distances <= _FARTHEST, weights_of(distances), 0.0)
     program = row * tl.num_programs(1) + block
     tl.store(masses + program, tl.sum(_masses(weights), 0))
     groups: tl.constexpr = BLOCK // GROUP
@@ -111,9 +92,9 @@ def bound(
         blocks = start + tl.arange(0, BLOCK)
         total += tl.sum(tl.load(masses + row * num_blocks + blocks, mask=blocks < num_blocks, other=0), 0)
     tl.store(totals + row, total)
-    limit = tl.load(asked + row * _ASKED + 1).to(tl.int32)
-    top_k = tl.load(asked + row * _ASKED + 2).to(tl.int64)
-    top_p = tl.load(asked + row * _ASKED + 3)
+    limit = tl.load(asked + row * ASKED + 2).to(tl.int32)
+    top_k = tl.load(asked + row * ASKED + 3).to(tl.int64)
+    top_p = tl.load(asked + row * ASKED + 4)
     if top_k > 0:
         if top_k <= num_groups:
             # so many groups have a token as near as that, so there are as many tokens or more
@@ -129,7 +110,7 @@ def bound(
 
 @triton.jit
 def collect(
-    logits, places, largest, asked, limits, counts, ids, distances, weights, num_columns, row_stride,
+    logits, largest, asked, limits, counts, ids, distances, weights, num_columns, row_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Append to a row's list the tokens of a block of columns up to its limit, in any order.
@@ -138,12 +119,11 @@ def collect(
     """
     row, block = tl.program_id(0), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(places + row)
-    values = tl.load(
-        logits + place.to(tl.int64) * row_stride + columns, mask=columns < num_columns, other=-float("inf")
-    )
-    temperature = tl.load(asked + row * _ASKED).to(tl.float32)
-    found = _distances(values, tl.load(largest + place), temperature)
+    line = asked + row * ASKED
+    place = tl.load(line).to(tl.int64)
+    values = tl.load(logits + place * row_stride + columns, mask=columns < num_columns, other=-float("inf"))
+    temperature = tl.load(line + 1).to(tl.float32)
+    found = distances_of(values, peak_of(largest + place), temperature)
     is_near = found <= tl.load(limits + row)
     num = tl.sum(is_near.to(tl.int32), 0)
     if num > 0:
@@ -151,24 +131,26 @@ def collect(
         targets = row.to(tl.int64) * num_columns + first + tl.cumsum(is_near.to(tl.int32), 0) - 1
         tl.store(ids + targets, columns, mask=is_near)
         tl.store(distances + targets, found, mask=is_near)
-        tl.store(weights + targets, _weights(found), mask=is_near)
+        tl.store(weights + targets, weights_of(found), mask=is_near)
 
 
 @triton.jit
-def draw(asked, totals, counts, ids, distances, weights, drawn, num_columns, BLOCK: tl.constexpr):
-    """Write the token, int64 [rows], that wins the race among what the filters keep of a row's list; 0 for none."""
+def draw(asked, totals, counts, ids, distances, weights, token_ids, told, num_columns, BLOCK: tl.constexpr):
+    """Write the token that wins the race among what the filters keep of a row's list as `sampling.winners` does; 0 for
+    none."""
     row = tl.program_id(0)
     start_of_row = row.to(tl.int64) * num_columns
     ids += start_of_row
     distances += start_of_row
     weights += start_of_row
     num = tl.load(counts + row)
-    asked += row * _ASKED
-    top_k = tl.load(asked + 2).to(tl.int64)
-    top_p = tl.load(asked + 3)
-    min_p = tl.load(asked + 1).to(tl.int32)
-    key_1 = tl.load(asked + 4).to(tl.int64).to(tl.uint32)
-    key_2 = tl.load(asked + 5).to(tl.int64).to(tl.uint32)
+    asked += row * ASKED
+    place = tl.load(asked).to(tl.int64)
+    top_k = tl.load(asked + 3).to(tl.int64)
+    top_p = tl.load(asked + 4)
+    min_p = tl.load(asked + 2).to(tl.int32)
+    key_1 = tl.load(asked + 5).to(tl.int64).to(tl.uint32)
+    key_2 = tl.load(asked + 6).to(tl.int64).to(tl.uint32)
     last = min_p
     if top_k > 0:
         last = tl.minimum(last, _reach(distances, weights, num, top_k, BLOCK, False))
@@ -180,7 +162,7 @@ def draw(asked, totals, counts, ids, distances, weights, drawn, num_columns, BLO
             up_to_last = tl.full([16], 1, dtype=tl.int64) * last
             total = tl.max(_up_to(distances, weights, num, up_to_last, BLOCK, True), 0)
         # tokens of the same weight as the last of them stay
-        least = _weights(_reach(distances, weights, num, top_p * total.to(tl.float64), BLOCK, True))
+        least = weights_of(_reach(distances, weights, num, top_p * total.to(tl.float64), BLOCK, True))
     best = tl.full([], -1.0, dtype=tl.float64)
     winner = tl.zeros([], dtype=tl.int32)
     for start in range(0, num, BLOCK):
@@ -196,4 +178,5 @@ def draw(asked, totals, counts, ids, distances, weights, drawn, num_columns, BLO
         token = tl.min(tl.where(scores == score, tokens, 0x7FFFFFFF), 0)
         winner = tl.where(score > best, token, tl.where(score == best, tl.minimum(token, winner), winner))
         best = tl.maximum(score, best)
-    tl.store(drawn + row, winner.to(tl.int64))
+    tl.store(token_ids + place, winner.to(tl.int64))
+    tl.store(told + 2 * place + 1, winner.to(tl.float64))
