@@ -26,17 +26,20 @@ from torch import Tensor
 from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
 from benchmarks.gpu.figures import figures
 from benchmarks.gpu.ranks import ranks
+from benchmarks.gpu.small import small
 from benchmarks.gpu.swaps import swaps
 from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler, read_later
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.ops.prepare_quantized import INT4, INT8
 from octavo.ops.registry import operators
+from octavo.ops.rotary import Rotation, rotary_table
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors import default_processors
@@ -139,6 +142,19 @@ def check_bits() -> Iterator[dict[str, Any]]:
         together = linear(x)
         equal = sum(bool(torch.equal(linear(x[row : row + 1])[0], together[row])) for row in range(0, 300, 30))
         yield {"bits": f"linear by {name}", "equal_rows": equal, "of": 10}
+    yield {"bits": "rotation with the write to the cache", "equal": rotation_is_equal()}
+
+
+def rotation_is_equal() -> bool:
+    """Return whether heads that are rotated and written by one launch have the bits of two."""
+    metadata, q, k, v, cache = step(64, 1, 1024)
+    norm, positions = torch.randn(DIM, device="cuda", dtype=torch.bfloat16), torch.arange(64, device="cuda") * 9
+    table = rotary_table(1e6 ** -(torch.arange(0, DIM, 2, device="cuda") / DIM), 1024)
+    rotation, caches = Rotation(positions, table, table, norm, norm, (1e-6, 0.0), False), (cache, cache.clone())
+    expected, turned = rotation.of(FASTEST.bind().rotary, q, k)
+    CudaBackend(FASTEST, torch.bfloat16).run(expected, turned, v, caches[0], metadata, Scores(0.1))
+    found = RotatingCudaBackend(FASTEST, torch.bfloat16).rotate_and_store(q, k, v, caches[1], metadata, rotation)
+    return bool(torch.equal(found, expected)) and bool(torch.equal(*caches))
 
 
 def time_kernels(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
@@ -292,6 +308,7 @@ def main() -> int:
         "swaps": swaps,
         "ranks": ranks,
         "kernel-times": partial(time_kernels, limits),
+        "small-times": small,
         "sampler-times": partial(time_sampler, limits),
         "figures": partial(figures, limits),
     }
