@@ -30,7 +30,10 @@ from octavo.devices.cuda.launch import OPTIONS, triton_constants, triton_functio
 from tools.kernel_launches import launches, unspecialized
 from tools.kernel_models import MODELS
 
-CAPABILITIES: Final = (80, 89, 90, 100)
+SHARED_BYTES: Final = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10, 100: 228 << 10}
+"""Shared memory of an SM, for each capability that binaries are made for."""
+_RESERVED: Final = 1 << 10
+"""Bytes of it that a program cannot have."""
 _LAYOUTS: Final = {"u64": "Q", "u32": "i", "f32": "f"}
 """Types of parameters in PTX."""
 
@@ -67,6 +70,14 @@ def compiled(call: Call, capability: int) -> tuple[bytes, dict[str, Any]]:
     return code, line | {"bytes": len(code), "sha256": sha256(code).hexdigest()}
 
 
+def has_room(line: dict[str, Any], capability: int) -> bool:
+    """Return whether a binary can be loaded, and print that it cannot."""
+    if line["shared"] <= SHARED_BYTES[capability] - _RESERVED:
+        return True
+    print(f"left out: {line['kernel']} needs {line['shared']} bytes of shared memory, {line['constants']}", flush=True)
+    return False
+
+
 def build(chosen: list[Call], capability: int, processes: int = 1) -> tuple[dict[str, Any], bytes]:
     """Return the manifest and the archive of launches, compiled by so many processes beside each other."""
     compile_one = partial(compiled, capability=capability)
@@ -75,7 +86,7 @@ def build(chosen: list[Call], capability: int, processes: int = 1) -> tuple[dict
     else:
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             made = list(pool.map(compile_one, chosen, chunksize=8))
-    codes, lines = zip(*made, strict=True)
+    codes, lines = zip(*(each for each in made if has_room(each[1], capability)), strict=True)
     offsets = accumulate(map(len, codes), initial=0)
     variants = [line | {"offset": offset} for line, offset in zip(lines, offsets, strict=False)]
     packed = lzma.compress(b"".join(codes), preset=9)
@@ -103,7 +114,7 @@ def main() -> None:
     """Build every archive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--capability", type=int, nargs="+", default=CAPABILITIES)
+    parser.add_argument("--capability", type=int, nargs="+", default=tuple(SHARED_BYTES), choices=SHARED_BYTES)
     parser.add_argument("--model", nargs="+", choices=MODELS, help="only these, and no codes as weights")
     parser.add_argument("--dtype", nargs="+", default=("bfloat16", "float16"), choices=("bfloat16", "float16"))
     parser.add_argument("--kernel", nargs="+", help="only these, such as rows.rotary")
@@ -111,13 +122,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="that compile beside each other")
     arguments = parser.parse_args()
     models = [MODELS[name] for name in arguments.model or MODELS]
-    found = launches(models, arguments.dtype, has_codes=not arguments.model)
-    every = [call for call in found if not arguments.kernel or call.kernel in arguments.kernel]
-    kernels = dict.fromkeys(call.kernel for call in every)
-    chosen = [c for name in kernels for c in [each for each in every if each.kernel == name][: arguments.most]]
-    for capability in arguments.capability:
+    for capability, shared_bytes in SHARED_BYTES.items():
+        if capability not in arguments.capability:
+            continue
+        found = launches(models, arguments.dtype, has_codes=not arguments.model, shared_bytes=shared_bytes)
+        every = [call for call in found if not arguments.kernel or call.kernel in arguments.kernel]
+        kernels = dict.fromkeys(call.kernel for call in every)
+        chosen = [c for name in kernels for c in [each for each in every if each.kernel == name][: arguments.most]]
         for path in write(arguments.out, *build(chosen, capability, arguments.processes)):
-            print(f"{path}: {len(chosen)} variants, {path.stat().st_size} bytes", flush=True)
+            print(f"{path}: {len(chosen)} launches, {path.stat().st_size} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,14 +98,16 @@ def launches(
     dtypes: Sequence[str] = ("bfloat16", "float16"),
     *,
     has_codes: bool = True,
+    shared_bytes: int = 228 << 10,
 ) -> list[Call]:
     """Return the launches of engines of models, given by their `config.json`, once each.
 
-    dtypes: of plain weights and activations. has_codes: whether weights may be codes too.
+    dtypes: of plain weights and activations. has_codes: whether weights may be codes too. shared_bytes: shared memory
+    of an SM.
     """
     recorder, configs, (first, *others) = Recorder(), list(models), (DTYPES[each] for each in dtypes)
     common = [each for each in configs if each.get("head_dim") in COMMON_HEADS]
-    for runtime in (CudaRuntime(is_invariant, recorder) for is_invariant in (False, True)):
+    for runtime in (CudaRuntime(is_invariant, recorder, shared_bytes) for is_invariant in (False, True)):
         with torch.inference_mode():
             for config in configs:
                 _run(runtime, config, first, first)

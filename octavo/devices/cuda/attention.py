@@ -22,6 +22,9 @@ ROWS: Final = 16
 PREFILL_ROWS: Final = 128
 """The same of prompts, where bits may differ from those of single tokens: Hopper multiplies so many by instructions of
 their own."""
+_PREFILL_SHARED: Final = 290
+"""Bytes of shared memory that so many rows need beside keys, for each byte of a head: measured before Hopper, whose
+kernels take what more there is."""
 _PROGRAMS: Final = 264
 """Two for each SM of an H100: with fewer, long sequences are divided among programs."""
 CHUNK: Final = 512
@@ -128,7 +131,8 @@ class CudaBackend:
         kv_heads, division = cache.shape[2], self._division
         group = heads // kv_heads
         is_decode = max(metadata.query_lengths) == 1
-        least = ROWS if is_decode or self._runtime.is_invariant else PREFILL_ROWS
+        has_room = power_of_2(dim) * q.element_size() * _PREFILL_SHARED < self._runtime.shared_bytes
+        least = PREFILL_ROWS if has_room and not is_decode and not self._runtime.is_invariant else ROWS
         rows = power_of_2(max(least, group))
         is_divided = _is_divided(metadata, kv_heads, division)
         per_program = 1 if is_divided else rows // group

@@ -61,7 +61,8 @@ class CudaDevice(ReferenceDevice):
         super().__init__(config, platform, because)
         self.torch_device = self._own_gpu(place)
         self._swaps: Swaps | None = None
-        self.runtime = CudaRuntime(config.batch_invariant, self.launcher(config.batch_invariant))
+        launcher = self.launcher(config.batch_invariant)
+        self.runtime = CudaRuntime(config.batch_invariant, launcher, self.shared_bytes())
         self.rows_are_exact = config.batch_invariant
         self.ops = self.runtime.bind(config.op_overrides)
 
@@ -69,6 +70,10 @@ class CudaDevice(ReferenceDevice):
         """Return what launches kernels."""
         major, minor = torch.cuda.get_device_capability(self.torch_device)
         return open_launcher(10 * major + minor, Driver.open, is_invariant=is_invariant)
+
+    def shared_bytes(self) -> int:
+        """Return the shared memory of an SM."""
+        return torch.cuda.get_device_properties(self.torch_device).shared_memory_per_multiprocessor
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:

@@ -13,10 +13,12 @@ from octavo.ops.registry import Ops, bind, implementations
 
 @dataclass(frozen=True)
 class CudaRuntime:
-    """is_invariant: the bits of a row must not depend on the others, which costs speed. launch: launches kernels."""
+    """is_invariant: the bits of a row must not depend on the others, which costs speed. launch: launches kernels.
+    shared_bytes: shared memory of an SM; by default that of Hopper and Blackwell."""
 
     is_invariant: bool = False
     launch: Launcher = launch_by_triton
+    shared_bytes: int = 228 << 10
 
     def bind(self, overrides: dict[str, str] | None = None) -> Ops:
         """Return the operators."""

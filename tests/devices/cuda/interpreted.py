@@ -49,6 +49,9 @@ class InterpretedCuda(CudaDevice):
     def launcher(self, is_invariant: bool) -> Launcher:
         return launch_by_triton
 
+    def shared_bytes(self) -> int:
+        return 228 << 10
+
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
         return None

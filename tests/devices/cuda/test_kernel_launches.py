@@ -16,12 +16,17 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo import LLM, SamplingParams
+from octavo.attention.backend import Scores
+from octavo.attention.metadata import AttentionMetadata
 from octavo.devices import DEVICES
+from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.cubins import Call, call_of
 from octavo.devices.cuda.launch import Launcher
+from octavo.devices.cuda.runtime import CudaRuntime
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tools.cubins import has_room
 
 KNOWN = """
 import json, pickle, sys
@@ -138,3 +143,32 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
     processed = {f"processors.{each}" for each in ("bar_words", "count", "penalise")}
     attended = set() if args else {"attention.store", "attention.attend", "attention.merge", "linear.linear"}
     assert {each.kernel for each in calls} >= sampled | processed | attended
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "shared", "rows"),
+    [
+        *((128, torch.bfloat16, 100, 128), (256, torch.bfloat16, 100, 16), (256, torch.bfloat16, 164, 128)),
+        *((256, torch.float32, 228, 16), (576, torch.bfloat16, 228, 16)),
+    ],
+)
+def test_prompts_of_large_heads_have_tiles_that_fit_into_shared_memory(
+    dim: int, dtype: torch.dtype, shared: int, rows: int
+) -> None:
+    taken: list[int] = []
+    runtime = CudaRuntime(
+        launch=lambda kernel, grid, *arguments, **constants: taken.append(constants.get("M", 0)),
+        shared_bytes=shared << 10,
+    )
+    backend = CudaBackend(runtime, dtype)
+    cache = torch.zeros(backend.cache_shape(4, 16, 1, dim), dtype=dtype)
+    q = torch.zeros(20, 4, dim, dtype=dtype)
+    backend.run(q, q[:, :1], q[:, :1], cache, AttentionMetadata.build([20], [20], [[1, 2]], 16), Scores(1.0))
+    assert taken == [0, 0, rows]
+
+
+def test_binaries_without_room_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"kernel": "attention.attend", "constants": [], "shared": each} for each in (99 << 10, 100 << 10)]
+    assert [has_room(each, 89) for each in lines] == [True, False]
+    assert [has_room(each, 90) for each in lines] == [True, True]
+    assert capsys.readouterr().out.count("left out: attention.attend needs 102400 bytes") == 1
