@@ -164,7 +164,7 @@ def test_prompts_of_large_heads_have_tiles_that_fit_into_shared_memory(
     cache = torch.zeros(backend.cache_shape(4, 16, 1, dim), dtype=dtype)
     q = torch.zeros(20, 4, dim, dtype=dtype)
     backend.run(q, q[:, :1], q[:, :1], cache, AttentionMetadata.build([20], [20], [[1, 2]], 16), Scores(1.0))
-    assert taken == [0, 0, rows]
+    assert taken[-1] == rows
 
 
 def test_binaries_without_room_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
