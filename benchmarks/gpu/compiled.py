@@ -29,10 +29,22 @@ from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
 from octavo.devices.cuda.draws import BLOCKS, WARPS
 from octavo.devices.cuda.experts import LARGE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
-from octavo.devices.cuda.kernels import attention, coded, experts, filters, linear, logprobs, processors, rows, sampling
+from octavo.devices.cuda.kernels import (
+    attention,
+    coded,
+    elementwise,
+    experts,
+    filters,
+    linear,
+    logprobs,
+    processors,
+    rows,
+    sampling,
+)
 from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
 from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
+from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
 from octavo.devices.cuda.ops.linear import TILE
 from octavo.devices.cuda.runtime import num_warps
 from octavo.ops.coded import CodeSpec
@@ -40,7 +52,7 @@ from octavo.ops.prepare_quantized import INT4, INT8
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _STRIDES = (
-    *("token_stride", "head_stride", "q_token_stride", "q_head_stride"),
+    *("x_stride", "y_stride", "token_stride", "head_stride", "q_token_stride", "q_head_stride"),
     *("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"),
     "row_stride",
     "out_stride",
@@ -49,7 +61,7 @@ _STRIDES = (
     "slot_stride",
 )
 UNFUSED = {"enable_fp_fusion": False}
-_FLOATS = frozenset({"scale", "eps", "offset"})
+_FLOATS = frozenset({"scale", "eps", "offset", "first", "second"})
 _INTEGERS = frozenset(
     {
         *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
@@ -113,7 +125,8 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, num_warps(num_rows))
     yield from coded_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
-    yield Kernel("silu_and_mul", rows.silu_and_mul, {"BLOCK": 1024})
+    for function in ("silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu", "gated_by_sigmoid", "soft_capped"):
+        yield Kernel(function, elementwise.elementwise, {"FUNCTION": function, "BLOCK": ELEMENTS})
     turned = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
     yield Kernel("rotary", rows.rotary, turned)
     yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16})

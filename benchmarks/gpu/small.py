@@ -73,6 +73,7 @@ def calls(
         "rms_norm": lambda: ops.rms_norm(x, weight, 1e-6),
         "add_rms_norm": lambda: ops.add_rms_norm(x, x, weight, 1e-6),
         "silu_and_mul": lambda: ops.silu_and_mul(gated),
+        "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(gated),
         "rotary": lambda: rotation.of(ops.rotary, q, k),
         "store": lambda: backends["store"].run(q, k, v, caches["store"], metadata, Scores(1.0)),
         "store_codes": lambda: backends["store_codes"].run(q, k, v, caches["store_codes"], metadata, Scores(1.0)),

@@ -80,7 +80,7 @@ def test_heads_have_the_bits_of_the_operator_and_of_run_where_they_are_rotated_a
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ({}, {"rows.rotate_and_store": 1, "attention.attend": 1, "rows.rms_norm": 2, "rows.silu_and_mul": 1}),
+        ({}, {"rows.rotate_and_store": 1, "attention.attend": 1, "rows.rms_norm": 2, "elementwise.elementwise": 1}),
         (
             {"kv_cache_dtype": "int8"},
             {
@@ -88,7 +88,7 @@ def test_heads_have_the_bits_of_the_operator_and_of_run_where_they_are_rotated_a
                 "attention.store_codes": 1,
                 "attention.attend": 1,
                 "rows.rms_norm": 2,
-                "rows.silu_and_mul": 1,
+                "elementwise.elementwise": 1,
             },
         ),
     ],

@@ -1,4 +1,4 @@
-"""Functions of rows, in Triton: norms, activations and the rotation of heads. A row has one program, so that its bits
+"""Functions of rows, in Triton: norms and the rotation of heads. A row has one program, so that its bits
 do not depend on the others."""
 
 from __future__ import annotations
@@ -28,18 +28,6 @@ def rms_norm(
     mean = tl.sum(values * values, 0) / DIM
     normed = values * (1.0 / tl.sqrt(mean + eps)) * factors
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def silu_and_mul(x, out, dim, BLOCK: tl.constexpr):
-    """Write `silu(gate) * up` for a block of a row of x [tokens, 2 · dim]."""
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = d < dim
-    gate = tl.load(x + row * 2 * dim + d, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * dim + dim + d, mask=here, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * dim + d, result.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit

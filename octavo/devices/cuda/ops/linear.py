@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cuda.experts import GroupedStack
-from octavo.devices.cuda.ops.rows import make_silu_and_mul
+from octavo.devices.cuda.ops.elementwise import make_gated
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear
@@ -80,7 +80,7 @@ class CublasLinear(PlainLinear):
 
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
         super().__init__(shape, state)
-        self._silu_and_mul = make_silu_and_mul(runtime)
+        self._silu_and_mul = make_gated("silu_and_mul", runtime)
 
     def _activated(self, product: Tensor) -> Tensor:
         return self._silu_and_mul(product)

@@ -1,4 +1,4 @@
-"""Norms, activations and the rotation of heads."""
+"""Norms and the rotation of heads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from torch import Tensor
 from octavo.devices.cuda.runtime import CudaRuntime, power_of_2
 from octavo.ops.registry import Implementation
 from octavo.ops.rotary import Rotation
-
-_BLOCK = 1024
 
 
 def make_rms_norm(runtime: CudaRuntime) -> Callable[..., Tensor]:
@@ -57,19 +55,6 @@ def make_add_rms_norm(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tenso
         return out, total
 
     return add_rms_norm
-
-
-def make_silu_and_mul(runtime: CudaRuntime) -> Callable[[Tensor], Tensor]:
-    """Make `octavo.ops.elementwise.silu_and_mul`."""
-
-    def silu_and_mul(x: Tensor) -> Tensor:
-        tokens, dim = x.shape[0], x.shape[-1] // 2
-        out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
-        grid = (tokens, -(-dim // _BLOCK))
-        runtime.launch("rows.silu_and_mul", grid, x.contiguous(), out, dim, BLOCK=_BLOCK)
-        return out
-
-    return silu_and_mul
 
 
 def make_rotary(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -138,6 +123,5 @@ def _with_strides(x: Tensor) -> tuple[Tensor, int]:
 IMPLEMENTATIONS = (
     Implementation("rms_norm", "triton", make_rms_norm),
     Implementation("add_rms_norm", "triton", make_add_rms_norm),
-    Implementation("silu_and_mul", "triton", make_silu_and_mul),
     Implementation("rotary", "triton", make_rotary),
 )

@@ -1,0 +1,65 @@
+"""Functions of single elements that torch would compute in several launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from octavo.devices.cuda.ops.rows import dense
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.registry import Implementation
+
+BLOCK: Final = 1024
+
+
+def _launch(runtime: CudaRuntime, function: str, x: Tensor, y: Tensor, first: float, second: float) -> Tensor:
+    """Return the function of x and y [tokens, dim], of one type, and of two numbers."""
+    x, y = dense(x), dense(y)
+    tokens, dim = x.shape
+    out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
+    runtime.launch(
+        "elementwise.elementwise",
+        (tokens, -(-dim // BLOCK)),
+        *(x, y, out, dim, x.stride(0), y.stride(0), first, second),
+        FUNCTION=function,
+        BLOCK=BLOCK,
+    )
+    return out
+
+
+def make_gated(function: str, runtime: CudaRuntime) -> Callable[..., Tensor]:
+    """Make a function of `octavo.ops.elementwise` that takes gate beside up."""
+
+    def gated(x: Tensor, first: float = 0.0, second: float = 0.0) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return _launch(runtime, function, gate, up, first, second)
+
+    return gated
+
+
+def make_of_two(function: str, runtime: CudaRuntime) -> Callable[[Tensor, Tensor], Tensor]:
+    """Make a function of `octavo.ops.elementwise` that takes two tensors."""
+    return lambda x, y: _launch(runtime, function, x, y, 0.0, 0.0)
+
+
+def make_soft_capped(runtime: CudaRuntime) -> Callable[[Tensor, float], Tensor]:
+    """Make `octavo.ops.elementwise.soft_capped`."""
+    return lambda x, cap: _launch(runtime, "soft_capped", x, x, cap, 0.0)
+
+
+def _implementation(operator: str, make: Callable[..., Callable[..., Tensor]], function: str) -> Implementation:
+    return Implementation(operator, "triton", partial(make, function))
+
+
+IMPLEMENTATIONS = (
+    _implementation("silu_and_mul", make_gated, "silu_and_mul"),
+    _implementation("gelu_tanh_and_mul", make_gated, "gelu_tanh_and_mul"),
+    _implementation("clamped_swiglu", make_gated, "clamped_swiglu"),
+    _implementation("gated_by_sigmoid", make_of_two, "gated_by_sigmoid"),
+    _implementation("silu_times", make_of_two, "silu_and_mul"),
+    Implementation("soft_capped", "triton", make_soft_capped),
+)
