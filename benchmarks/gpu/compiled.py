@@ -28,7 +28,7 @@ from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
 from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
 from octavo.devices.cuda.draws import BLOCKS, WARPS
 from octavo.devices.cuda.experts import LARGE
-from octavo.devices.cuda.filtering import BLOCK, GROUP, LISTED
+from octavo.devices.cuda.filtering import BLOCK, GROUP, REFINED, SEARCHED, STEPS
 from octavo.devices.cuda.kernels import (
     attention,
     coded,
@@ -78,8 +78,8 @@ _POINTERS = {
 
 _OF_DRAWS = {
     **dict.fromkeys(("logits", "largest", "weights"), "*fp32"),
-    **dict.fromkeys(("places", "nearest", "limits", "counts", "ids", "distances"), "*i32"),
-    **dict.fromkeys(("masses", "totals", "keys", "token_ids"), "*i64"),
+    **dict.fromkeys(("places", "nearest", "limits", "distances"), "*i32"),
+    **dict.fromkeys(("masses", "totals", "state", "keys", "token_ids"), "*i64"),
     **dict.fromkeys(("asked", "told"), "*fp64"),
 }
 
@@ -137,8 +137,13 @@ def kernels() -> Iterator[Kernel]:
     for function in (sampling.likeliest, sampling.winners):
         yield Kernel(f"draws, {function.__name__}", function, {"BLOCK": BLOCKS}, types=_OF_DRAWS)
     yield Kernel("filters, survey", filters.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=_OF_DRAWS)
-    for function, block in ((filters.bound, LISTED), (filters.collect, BLOCK), (filters.draw, LISTED)):
-        yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, types=_OF_DRAWS)
+    for step in range(STEPS):
+        yield Kernel(f"filters, refine {step}", filters.refine, {"STEP": step, **REFINED}, types=_OF_DRAWS)
+    block, warps = SEARCHED["BLOCK"], SEARCHED["num_warps"]
+    for function in (filters.bound, filters.settle):
+        yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": block}, warps, _OF_DRAWS)
+    for function in (filters.collect, filters.narrow):
+        yield Kernel(f"filters, {function.__name__}", function, {"BLOCK": BLOCK}, types=_OF_DRAWS)
     surveyed = {**dict.fromkeys(("keys", "nearest", "masses", "ahead", "places"), "*i64")}
     surveyed |= dict.fromkeys(("logits", "largest", "chosen"), "*fp32")
     yield Kernel("logprobs, survey", logprobs.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=surveyed)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.devices.cuda.draws import draw_plainly, likeliest_tokens
-from octavo.devices.cuda.filtering import BLOCK, Draws, draw_filtered
+from octavo.devices.cuda.draws import Draws, draw, likeliest_tokens
+from octavo.devices.cuda.filtering import BLOCK
 from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
 from octavo.devices.cuda.runtime import CudaRuntime
@@ -130,15 +130,9 @@ class CudaSampler(ReferenceSampler):
     def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Draws:
         """Draw a token for each row without waiting for the device."""
         draws = likeliest_tokens(logits, self._runtime.launch)
-        plain: list[int] = []
-        filtered: list[int] = []
-        for place, row in enumerate(rows):
-            params = row.sequence.params
-            if not params.is_greedy:
-                (filtered if any(each.needs(params) for each in self._filters) else plain).append(place)
-        for draw, places in ((draw_plainly, plain), (draw_filtered, filtered)):
-            if places:
-                draw(logits, draws, places, [rows[place] for place in places], self._sent, self._runtime.launch)
+        places = [place for place, row in enumerate(rows) if not row.sequence.params.is_greedy]
+        if places:
+            draw(logits, draws, places, [rows[place] for place in places], self._sent, self._runtime.launch)
         return draws
 
     def _sent(self, array: NDArray[Any]) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
+from octavo.devices.cuda.kernels import filters
+from octavo.devices.cuda.launch import launch_by_triton
 from octavo.devices.reference.sampler import ReferenceSampler
 from tests.conformance.test_sampling import make_logits, rows_of
 from tests.devices.cuda.test_sampler import sampler
@@ -32,15 +34,48 @@ FILTERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "kind"), [(5, "ties"), *((2100, kind) for kind in ("normal", "ties", "equal", "barred", "large"))]
+    ("vocab_size", "kind", "longest"),
+    [
+        (5, "ties", None),
+        *((2100, kind, None) for kind in ("normal", "ties", "equal", "barred", "large")),
+        *((2100, kind, 30) for kind in ("normal", "ties")),
+    ],
 )
-def test_tokens_are_those_of_the_reference(vocab_size: int, kind: str) -> None:
+def test_tokens_are_those_of_the_reference(
+    vocab_size: int, kind: str, longest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if longest is not None:  # else lists of so few columns are all short
+        monkeypatch.setattr(filters, "LONG", longest)
     kinds = [each | {"seed": seed} for seed, each in enumerate(FILTERS)]
     logits = make_logits(kind, len(kinds), vocab_size)
     expected = ReferenceSampler().sample(logits.clone(), rows_of(kinds))
     found = sampler().launch(logits, rows_of(kinds))
     assert found.wait() == expected
     assert found.token_ids.tolist() == [each.tokens[0].token_id for each in expected]
+
+
+def test_long_lists_are_narrowed_before_one_program_searches_them() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"top_p": 0.9},
+        {"top_p": 0.99, "temperature": 30.0},
+        {"top_p": 0.5, "temperature": 100.0},
+        {"top_p": 0.7, "min_p": 1e-4},
+        {"top_p": 0.9, "temperature": 0.1},
+    ]
+    kinds = [each | {"seed": seed} for seed, each in enumerate(kinds)]
+    logits = torch.randn(len(kinds), 9001, generator=torch.Generator().manual_seed(3))
+    given: dict[str, tuple[Any, ...]] = {}
+
+    def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        given[kernel] = arguments
+        launch_by_triton(kernel, grid, *arguments, **constants)
+
+    found = sampler(launch).launch(logits, rows_of(kinds))
+    assert found.wait() == ReferenceSampler().sample(logits.clone(), rows_of(kinds))
+    listed, searched = given["filters.settle"][3][:, [0, 2]].T.tolist()
+    assert min(listed[:4]) > filters.LONG > listed[4]
+    assert searched[4] == 0
+    assert all(0 < few < many / 5 for few, many in zip(searched[:4], listed, strict=False))
 
 
 def test_a_row_is_drawn_alike_beside_others_and_alone() -> None:

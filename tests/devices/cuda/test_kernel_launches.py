@@ -135,7 +135,7 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
     every, unspecialized = known
     calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
     assert calls - every[family] == set()
-    expected = {"filters.draw", "logprobs.survey", "processors.penalise"}
+    expected = {"filters.settle", "sampling.winners", "logprobs.survey", "processors.penalise"}
     attended = set() if args else {"attention.attend", "attention.merge", "linear.linear"}
     assert {each.kernel for each in calls} >= expected | attended
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo.devices.cuda.draws import likeliest_tokens
 from octavo.devices.cuda.kernels import sampling
-from octavo.devices.cuda.launch import launch_by_triton
+from octavo.devices.cuda.launch import Launcher, launch_by_triton
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.reference.sampler import ReferenceSampler
@@ -22,9 +22,11 @@ from octavo.sampling.random import race
 from tests.conformance.test_sampling import KINDS, make_logits, rows_of, token_ids
 
 
-def sampler() -> CudaSampler:
+def sampler(launch: Launcher = launch_by_triton) -> CudaSampler:
     processors, filters = default_processors(), default_filters()
-    return CudaSampler(CudaRuntime(), torch.device("cpu"), lambda values: values.tolist, processors, filters)
+    return CudaSampler(
+        CudaRuntime(launch=launch), torch.device("cpu"), lambda values: values.tolist, processors, filters
+    )
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "barred", "large"])

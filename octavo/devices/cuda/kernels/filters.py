@@ -1,4 +1,4 @@
-"""Draws from what min-p, top-k and top-p keep, without a sort, in Triton.
+"""How far from the likeliest token min-p, top-k and top-p keep tokens, found without a sort, in Triton.
 
 Whatever is added up is an integer, masses too: no
 order of programs or of lists changes a bit, and a row's results depend on that row alone. `asked` is that of
@@ -10,12 +10,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.devices.cuda.kernels.sampling import ASKED, arrivals, distances_of, peak_of, weights_of
+from octavo.devices.cuda.kernels.sampling import ASKED, distances_of, peak_of, weights_of
 
 _FARTHEST = tl.constexpr(0x7F7FFFFF)
 """The largest finite distance: that of a barred token is farther."""
 _ONE = tl.constexpr(float(1 << 42))
 """The mass of the likeliest token. The masses of two million tokens together are an int64."""
+_DIGITS = tl.constexpr(16)
+"""Distances that are looked at together."""
+STEPS = tl.constexpr(3)
+"""Of `refine`."""
+STATE = tl.constexpr(16 * (1 + 3))
+"""Numbers in a line of `state`."""
+LONG = tl.constexpr(4096)
+"""Entries of a list up to which one program searches it."""
 
 
 @triton.jit
@@ -24,36 +32,97 @@ def _masses(weights):
 
 
 @triton.jit
-def _up_to(distances, weights, num, limits, BLOCK: tl.constexpr, OF_MASS: tl.constexpr):
-    """Return how many of a list's distances, or with OF_MASS how much mass, lie up to each limit, int64 [limits]."""
-    totals = tl.zeros_like(limits)
-    for start in range(0, num, BLOCK):
+def _up_to(distances, weights, first, num, limits, BLOCK: tl.constexpr, OF_MASS: tl.constexpr):
+    """Return how many of a list's distances, or with OF_MASS how much mass, lie up to each limit, int64 [limits]: of
+    entries from `first` to `num`."""
+    found = tl.zeros((_DIGITS, BLOCK), dtype=tl.int64)
+    for start in range(first, num, BLOCK):
         places = start + tl.arange(0, BLOCK)
         here = places < num
-        found = tl.load(distances + places, mask=here, other=0).to(tl.int64)
-        is_near = here[None, :] & (found[None, :] <= limits[:, None])
+        near = tl.load(distances + places, mask=here, other=0).to(tl.int64)
+        is_near = here[None, :] & (near[None, :] <= limits[:, None])
         if OF_MASS:
             masses = _masses(tl.load(weights + places, mask=here, other=0.0))
-            totals += tl.sum(tl.where(is_near, masses[None, :], 0), 1)
+            found += tl.where(is_near, masses[None, :], 0)
         else:
-            totals += tl.sum(is_near.to(tl.int32), 1)
-    return totals
+            found += is_near.to(tl.int64)
+    return tl.sum(found, 1)
 
 
 @triton.jit
-def _reach(distances, weights, num, wanted, BLOCK: tl.constexpr, OF_MASS: tl.constexpr):
-    """Return the smallest distance up to which there are as many, or as much, as wanted; the largest int32 for none."""
-    digits = tl.arange(0, 16).to(tl.int64)
+def _reach(distances, weights, num, base, wanted, BLOCK: tl.constexpr, OF_MASS: tl.constexpr):
+    """Return the smallest distance up to which there are as many, or as much, as wanted; the largest int32 for none.
+
+    base: how many, or how much, is nearer than the list.
+    """
+    digits = tl.arange(0, _DIGITS).to(tl.int64)
     found = tl.zeros([], dtype=tl.int64)
     for step in range(8):
         shift = 28 - 4 * step
-        have = _up_to(distances, weights, num, found + ((digits + 1) << shift) - 1, BLOCK, OF_MASS)
+        have = base + _up_to(distances, weights, 0, num, found + ((digits + 1) << shift) - 1, BLOCK, OF_MASS)
         if OF_MASS:
             is_short = have.to(tl.float64) < wanted
         else:
             is_short = have < wanted
-        found += tl.minimum(tl.sum(is_short.to(tl.int64), 0), 15) << shift
+        found += tl.minimum(tl.sum(is_short.to(tl.int64), 0), _DIGITS - 1) << shift
     return tl.minimum(found, 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _as_far_as(weight):
+    """Return the largest distance of tokens of at least this weight."""
+    digits = tl.arange(0, _DIGITS).to(tl.int64)
+    found = tl.zeros([], dtype=tl.int64)
+    for step in range(8):
+        each = found + (digits << (28 - 4 * step))
+        has_weight = (each <= _FARTHEST) & (weights_of(tl.minimum(each, _FARTHEST).to(tl.int32)) >= weight)
+        found = tl.max(tl.where(has_weight, each, found), 0)
+    return found.to(tl.int32)
+
+
+@triton.jit
+def _wanted(asked, totals, line, row):
+    """Return the mass that top-p wants: a share of all mass, or of that which min-p has left."""
+    of_all = tl.load(asked + row * ASKED + 2).to(tl.int32) == _FARTHEST
+    total = tl.load(tl.where(of_all, totals + row, line + 1))
+    return tl.load(asked + row * ASKED + 4) * total.to(tl.float64)
+
+
+@triton.jit
+def _is_long(asked, line, row):
+    """Return whether a row's list is one of which top-p takes a part, after no top-k, and long."""
+    has_top_k = tl.load(asked + row * ASKED + 3) > 0
+    return (tl.load(line) > LONG) & (tl.load(asked + row * ASKED + 4) < 1.0) & (not has_top_k)
+
+
+@triton.jit
+def _sections(low, high):
+    """Return the ends of equal parts of what lies beyond one distance and up to another, int32 [16].
+
+    All operations are exact but the last: each program has the same ends.
+    """
+    near = tl.maximum(low, 0).to(tl.float32, bitcast=True).to(tl.float64)
+    far = high.to(tl.float32, bitcast=True).to(tl.float64)
+    shares = (tl.arange(0, _DIGITS) + 1).to(tl.float64) * (1.0 / _DIGITS)
+    return (near + (far - near) * shares).to(tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _bracket(line, limit, wanted, STEPS: tl.constexpr):
+    """Return between which distances as much mass as wanted is reached, beyond the first and up to the second, and how
+    much lies up to the first: by what so many steps of `refine` have found."""
+    digits = tl.arange(0, _DIGITS)
+    low = tl.full([], -1, dtype=tl.int32)
+    high = limit
+    base = tl.zeros([], dtype=tl.int64)
+    for step in tl.static_range(STEPS):
+        ends = _sections(low, high)
+        have = tl.load(line + _DIGITS * (step + 1) + digits)
+        is_short = have.to(tl.float64) < wanted
+        base = tl.maximum(base, tl.max(tl.where(is_short, have, 0), 0))
+        low = tl.maximum(low, tl.max(tl.where(is_short, ends, -1), 0))
+        high = tl.minimum(high, tl.min(tl.where(is_short, high, ends), 0))
+    return low, high, base
 
 
 @triton.jit
@@ -98,7 +167,7 @@ def bound(
     if top_k > 0:
         if top_k <= num_groups:
             # so many groups have a token as near as that, so there are as many tokens or more
-            limit = tl.minimum(limit, _reach(nearest + row * num_groups, masses, num_groups, top_k, BLOCK, False))
+            limit = tl.minimum(limit, _reach(nearest + row * num_groups, masses, num_groups, 0, top_k, BLOCK, False))
     else:
         if (top_p < 1.0) & (limit == _FARTHEST):
             # all tokens of less than (1 - top_p) / columns weigh less than 1 - top_p together (half of it, to be clear
@@ -110,12 +179,13 @@ def bound(
 
 @triton.jit
 def collect(
-    logits, largest, asked, limits, counts, ids, distances, weights, num_columns, row_stride,
+    logits, largest, asked, limits, state, distances, weights, num_columns, row_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Append to a row's list the tokens of a block of columns up to its limit, in any order.
+    """Append to a row's list what lies up to its limit in a block of columns, in any order.
 
-    ids, distances: int32, weights: float32 [rows, columns]. counts: int32 [rows], 0 before.
+    distances: int32, weights: float32 [2, rows, columns], of which the first are written. state: int64 [rows, STATE], 0
+    before: entries of the list, their mass, entries of the second list, and from 16 on what `refine` finds.
     """
     row, block = tl.program_id(0), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
@@ -127,56 +197,78 @@ def collect(
     is_near = found <= tl.load(limits + row)
     num = tl.sum(is_near.to(tl.int32), 0)
     if num > 0:
-        first = tl.atomic_add(counts + row, num)
+        found_weights = weights_of(found)
+        mass = tl.sum(_masses(tl.where(is_near, found_weights, 0.0)), 0)
+        tl.atomic_add(state + row * STATE + 1, mass, sem="relaxed")
+        first = tl.atomic_add(state + row * STATE, num.to(tl.int64), sem="relaxed")
         targets = row.to(tl.int64) * num_columns + first + tl.cumsum(is_near.to(tl.int32), 0) - 1
-        tl.store(ids + targets, columns, mask=is_near)
         tl.store(distances + targets, found, mask=is_near)
-        tl.store(weights + targets, weights_of(found), mask=is_near)
+        tl.store(weights + targets, found_weights, mask=is_near)
 
 
 @triton.jit
-def draw(asked, totals, counts, ids, distances, weights, token_ids, told, num_columns, BLOCK: tl.constexpr):
-    """Write the token that wins the race among what the filters keep of a row's list as `sampling.winners` does; 0 for
-    none."""
+def refine(
+    asked, limits, totals, state, distances, weights, num_columns,
+    STEP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Add the mass that a block of a long list has up to each end of sections of the row's bracket."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    line = state + row * STATE
+    num = tl.load(line).to(tl.int32)
+    first = block * BLOCK
+    if _is_long(asked, line, row) & (first < num):
+        low, high, _ = _bracket(line, tl.load(limits + row), _wanted(asked, totals, line, row), STEP)
+        start = row.to(tl.int64) * num_columns
+        ends = _sections(low, high).to(tl.int64)
+        have = _up_to(distances + start, weights + start, first, tl.minimum(first + BLOCK, num), ends, CHUNK, True)
+        tl.atomic_add(line + _DIGITS * (STEP + 1) + tl.arange(0, _DIGITS), have, sem="relaxed")
+
+
+@triton.jit
+def narrow(asked, limits, totals, state, distances, weights, num_columns, BLOCK: tl.constexpr):
+    """Append to a row's second list what a block of a long one has in the bracket, in any order."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    line = state + row * STATE
+    num = tl.load(line).to(tl.int32)
+    if _is_long(asked, line, row) & (block * BLOCK < num):
+        low, high, _ = _bracket(line, tl.load(limits + row), _wanted(asked, totals, line, row), STEPS)
+        start = row.to(tl.int64) * num_columns
+        places = block * BLOCK + tl.arange(0, BLOCK)
+        found = tl.load(distances + start + places, mask=places < num, other=-1)
+        is_inside = (found > low) & (found <= high)
+        num_inside = tl.sum(is_inside.to(tl.int32), 0)
+        if num_inside > 0:
+            after = tl.atomic_add(line + 2, num_inside.to(tl.int64), sem="relaxed")
+            targets = tl.num_programs(0).to(tl.int64) * num_columns + start + after
+            targets += tl.cumsum(is_inside.to(tl.int32), 0) - 1
+            tl.store(distances + targets, found, mask=is_inside)
+            tl.store(weights + targets, tl.load(weights + start + places, mask=is_inside), mask=is_inside)
+
+
+@triton.jit
+def settle(asked, limits, totals, state, distances, weights, num_columns, BLOCK: tl.constexpr):
+    """Write to a row's line of `asked` up to which distance all its filters keep tokens."""
     row = tl.program_id(0)
-    start_of_row = row.to(tl.int64) * num_columns
-    ids += start_of_row
-    distances += start_of_row
-    weights += start_of_row
-    num = tl.load(counts + row)
-    asked += row * ASKED
-    place = tl.load(asked).to(tl.int64)
-    top_k = tl.load(asked + 3).to(tl.int64)
-    top_p = tl.load(asked + 4)
-    min_p = tl.load(asked + 2).to(tl.int32)
-    key_1 = tl.load(asked + 5).to(tl.int64).to(tl.uint32)
-    key_2 = tl.load(asked + 6).to(tl.int64).to(tl.uint32)
-    last = min_p
+    line = state + row * STATE
+    start = row.to(tl.int64) * num_columns
+    num = tl.load(line).to(tl.int32)
+    top_k = tl.load(asked + row * ASKED + 3).to(tl.int64)
+    top_p = tl.load(asked + row * ASKED + 4)
+    last = tl.load(asked + row * ASKED + 2).to(tl.int32)
+    wanted = _wanted(asked, totals, line, row)
     if top_k > 0:
-        last = tl.minimum(last, _reach(distances, weights, num, top_k, BLOCK, False))
-    least = 0.0
+        last = tl.minimum(last, _reach(distances + start, weights + start, num, 0, top_k, BLOCK, False))
+        # the mass is counted of what the filters before it have left
+        up_to_last = tl.full([_DIGITS], 1, dtype=tl.int64) * last
+        total = tl.max(_up_to(distances + start, weights + start, 0, num, up_to_last, BLOCK, True), 0)
+        wanted = top_p * total.to(tl.float64)
     if top_p < 1.0:
-        total = tl.load(totals + row)
-        if (top_k > 0) | (min_p < _FARTHEST):
-            # the mass is counted of what the filters before it have left
-            up_to_last = tl.full([16], 1, dtype=tl.int64) * last
-            total = tl.max(_up_to(distances, weights, num, up_to_last, BLOCK, True), 0)
+        base = tl.zeros([], dtype=tl.int64)
+        if _is_long(asked, line, row):
+            _, _, base = _bracket(line, tl.load(limits + row), wanted, STEPS)
+            num = tl.load(line + 2).to(tl.int32)
+            start += tl.num_programs(0).to(tl.int64) * num_columns
+        reached = _reach(distances + start, weights + start, num, base, wanted, BLOCK, True)
         # tokens of the same weight as the last of them stay
-        least = weights_of(_reach(distances, weights, num, top_p * total.to(tl.float64), BLOCK, True))
-    best = tl.full([], -1.0, dtype=tl.float64)
-    winner = tl.zeros([], dtype=tl.int32)
-    for start in range(0, num, BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        here = places < num
-        tokens = tl.load(ids + places, mask=here, other=0)
-        weight = tl.load(weights + places, mask=here, other=0.0)
-        is_kept = here & (tl.load(distances + places, mask=here, other=0) <= last) & (weight >= least)
-        scores = weight.to(tl.float64) / arrivals(tokens.to(tl.uint32), key_1, key_2)
-        scores = tl.where(is_kept, scores, -1.0)
-        score = tl.max(scores, 0)
-        # of equal scores the smallest id wins
-        token = tl.min(tl.where(scores == score, tokens, 0x7FFFFFFF), 0)
-        winner = tl.where(score > best, token, tl.where(score == best, tl.minimum(token, winner), winner))
-        best = tl.maximum(score, best)
-    tl.store(token_ids + place, winner.to(tl.int64))
-    tl.store(told + 2 * place + 1, winner.to(tl.float64))
+        last = tl.minimum(last, _as_far_as(weights_of(tl.minimum(reached, _FARTHEST))))
+    tl.store(asked + row * ASKED + 2, last.to(tl.float64))
