@@ -23,7 +23,7 @@ from octavo.devices.cuda.attention import CODES, CudaBackend
 from octavo.devices.cuda.cubins import Call, call_of
 from octavo.devices.cuda.launch import triton_function
 from octavo.devices.cuda.ops.coded import PackedFormat
-from octavo.devices.cuda.ops.linear import multiplied
+from octavo.devices.cuda.ops.linear import FEW, multiplied
 from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler
@@ -40,8 +40,13 @@ from octavo.sampling.processors import default_processors
 from octavo.sampling.top_tokens import num_top_tokens
 from tools.kernel_models import MODELS
 
-STEPS: Final = (((1,), (4096,)), ((1, 1, 1), (16, 16, 16)), ((16,), (16,)), ((8192,), (8192,)))
-"""Queries and lengths of rows: divided among programs, not divided, a prompt, and one of many rows for each expert."""
+STEPS: Final = (
+    *(((1,), (4096,)), ((1, 1, 1), (16, 16, 16))),
+    *(((each,), (each,)) for each in (16, 32, 64, 96, 256, 1024, 8192)),
+)
+"""Queries and lengths of rows: divided among programs, not divided, and prompts of every tile of a product."""
+_MOST_DRAWN: Final = 256
+"""Rows that draw in a step."""
 COMMON_HEADS: Final = (64, 128)
 """Caches of 8 bits, and types of weights behind the first, are those of models with heads of such a size."""
 ADAPTED_SPECS: Final = (
@@ -143,7 +148,8 @@ def _run(runtime: CudaRuntime, config: Mapping[str, Any], dtype: torch.dtype, ca
             tables = [range(-(-length // 16)) for length in lengths]
             metadata = AttentionMetadata.build(queries, lengths, tables, 16)
             ids = _empty(sum(queries), dtype=torch.int64)
-            model.compute_logits(model(ModelInput(ids, ids, (metadata,) * len(groups), caches))[:3])
+            hidden = model(ModelInput(ids, ids, (metadata,) * len(groups), caches))
+            model.compute_logits(hidden[:_MOST_DRAWN])
 
 
 def _caches(backend: CudaBackend, groups: Iterable[CacheGroup]) -> Iterator[tuple[int, Tensor]]:
@@ -160,13 +166,14 @@ def _caches(backend: CudaBackend, groups: Iterable[CacheGroup]) -> Iterator[tupl
 
 def _multiply(runtime: CudaRuntime, dtype: torch.dtype) -> None:
     """Multiply as adapters do: by their own factors, and where bits must not depend on rows by what they change."""
-    x, weight, bias = _empty(3, 64, dtype=dtype), _empty(64, 64, dtype=dtype), _empty(64, dtype=dtype)
-    add, wide = _empty(3, 64, dtype=torch.float32), _empty(64, 64, dtype=torch.float32)
-    multiplied(runtime, x, weight, torch.float32)
-    multiplied(runtime, add, wide, torch.float32)
-    if runtime.is_invariant:
-        for each, gated in product((None, bias), (False, True)):
-            multiplied(runtime, x, weight, dtype, bias=each, add=add, gated=gated)
+    weight, bias, wide = _empty(64, 64, dtype=dtype), _empty(64, dtype=dtype), _empty(64, 64, dtype=torch.float32)
+    for tokens in (3, 32, 64, 96, 16_384):
+        x, add = _empty(tokens, 64, dtype=dtype), _empty(tokens, 64, dtype=torch.float32)
+        multiplied(runtime, x, weight, torch.float32)
+        multiplied(runtime, add, wide, torch.float32)
+        if runtime.is_invariant or tokens <= FEW:
+            for each, gated in product((None, bias), (False, True)):
+                multiplied(runtime, x, weight, dtype, bias=each, add=add, gated=gated)
 
 
 def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *, has_adapters: bool) -> None:

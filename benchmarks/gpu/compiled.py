@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from octavo.attention.cache_format import CACHE_DTYPES
-from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, Division
+from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, TILE, Division
 from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
 from octavo.devices.cuda.draws import BLOCKS, WARPS
 from octavo.devices.cuda.experts import LARGE
@@ -45,8 +45,8 @@ from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
 from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
-from octavo.devices.cuda.ops.linear import TILE
-from octavo.devices.cuda.runtime import num_warps
+from octavo.devices.cuda.ops.linear import MIDDLE, tile_of
+from octavo.devices.cuda.runtime import num_warps, power_of_2
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_quantized import INT4, INT8
 
@@ -65,11 +65,11 @@ _FLOATS = frozenset({"scale", "eps", "offset", "first", "second"})
 _INTEGERS = frozenset(
     {
         *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
-        *("M", "N", "K", "KP", "G", "num_heads", "group", "window"),
+        *("M", "N", "K", "KP", "G", "num_heads", "group", "share", "window", "chunk"),
     }
 )
 _POINTERS = {
-    **dict.fromkeys(("tables", "lengths", "work"), "*i32"),
+    **dict.fromkeys(("tables", "lengths", "work", "arrived"), "*i32"),
     **dict.fromkeys(("keys_of_draws", "owners", "places", "order", "starts"), "*i32"),
     **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
     **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "add", "weights", "q_table", "k_table"), "*fp32"),
@@ -101,28 +101,40 @@ def kernels() -> Iterator[Kernel]:
     """Yield every kernel."""
     division = Division()
     common = {"VALUE": 128, "DV": 128, "CHUNK": division.chunk, "AHEAD": 0, "HAS_WINDOW": False, "HAS_SINKS": False}
-    shape = {"DIM": 128, "D": 128, "TILE": division.tile, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
+    shape = {"DIM": 128, "D": 128, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
     shape["TYPE"] = tl.bfloat16
-    for name, num_rows, is_split in (
-        ("attend one token", ROWS, False),
-        ("attend a chunk", ROWS, True),
-        ("attend a prompt", PREFILL_ROWS, False),
+    for name, num_rows, is_split, tile in (
+        ("attend one token", ROWS, False, TILE),
+        ("attend a chunk", ROWS, True, TILE),
+        ("attend a prompt", PREFILL_ROWS, False, TILE // 2),
     ):
         for kind, codes in {"": 0, **{f", {each}": CODES[CACHE_DTYPES[each]] for each in ("int8", "fp8")}}.items():
             constants = {**common, **shape, "M": num_rows, "SPLIT": is_split, "CODES": codes}
+            constants["TILE"] = tile // 2 if codes else tile
             pointers = dict.fromkeys(("keys", "values"), "*u8") if codes else {}
             yield Kernel(name + kind, attention.attend, constants, num_warps(num_rows), pointers)
             if codes and is_split:
                 written = {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": codes}
                 yield Kernel(f"store{kind}", attention.store_codes, written, types=pointers, options=UNFUSED)
+    for dim, num_rows, warps in ((256, ROWS, 8), (256, 64, 8), (512, ROWS, 8), (512, 32, 8), (576, ROWS, 8)):
+        width, value = power_of_2(dim), min(dim, 512)
+        sizes = {"DIM": dim, "D": width, "VALUE": value, "DV": value, "M": num_rows}
+        sizes["TILE"] = (1 << 14) // width // (1 if num_rows == ROWS else 2)
+        constants = {**common, **shape, **sizes, "SPLIT": False, "CODES": 0}
+        yield Kernel(f"attend {num_rows} rows of heads of {dim}", attention.attend, constants, warps)
     yield Kernel("merge", attention.merge, common)
     yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16})
     for is_gated in (False, True):
-        flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": is_gated}
-        yield Kernel(f"linear{' gated' * is_gated}", linear.linear, {**flags, **TILE, "TYPE": tl.bfloat16})
-    for num_rows, tile in ((TILE["BM"], TILE), (LARGE["BM"], LARGE)):
+        for num_rows, columns in ((16, 4096), (32, 4096), (64, 4096), (256, 1024), (2048, 4096)):
+            constants, options = divided(tile_of(num_rows, columns, torch.bfloat16, gated=is_gated))
+            flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": is_gated, "CHUNKS": 1 if is_gated else 4}
+            flags |= {"IS_DIVIDED": num_rows <= 64 and not is_gated, "EVEN": True, "TYPE": tl.bfloat16}
+            name = f"linear, {num_rows} rows{', gated' * is_gated}"
+            yield Kernel(name, linear.linear, {**flags, **constants}, options=options)
+    for tile, options in (divided(MIDDLE), divided(LARGE)):
+        num_rows = tile["BM"]
         constants = {"E": 128, "TOP_K": 8, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
-        yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, num_warps(num_rows))
+        yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, options=options)
     yield from coded_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
     for function in ("silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu", "gated_by_sigmoid", "soft_capped"):
@@ -151,6 +163,12 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("bad words", processors.bar_words, {"WIDTH": 16}, types=stored)
     yield Kernel("penalties, count", processors.count, {"BLOCK": BLOCK}, types=stored)
     yield Kernel("penalties", processors.penalise, {"BLOCK": BLOCK}, types=stored, options=UNFUSED)
+
+
+def divided(tile: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the constants of a tile, and its options."""
+    options = {name: tile[name] for name in ("num_warps", "num_stages")}
+    return {name: size for name, size in tile.items() if name not in options}, options
 
 
 def coded_kernels() -> Iterator[Kernel]:
@@ -202,7 +220,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K", "KP")
+        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K", "KP", "chunk")
     }
     constants = {(names.index(name),): value for name, value in known.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.attention.backend import Parts, Scores
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type, num_warps, power_of_2
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
 
 HEAD_DIMS: Final = (8, 576)
 """Smallest and largest head; larger ones have no room beside their keys in an SM's memory."""
@@ -20,15 +20,15 @@ HEAD_DIMS: Final = (8, 576)
 ROWS: Final = 16
 """Queries of a program at least: what a tensor core multiplies at once."""
 PREFILL_ROWS: Final = 128
-"""The same of prompts, where bits may differ from those of single tokens: Hopper multiplies so many by instructions of
-their own."""
-_PREFILL_SHARED: Final = 290
-"""Bytes of shared memory that so many rows need beside keys, for each byte of a head: measured before Hopper, whose
-kernels take what more there is."""
+"""The same of prompts."""
+_TILE_BYTES: Final = 32 << 10
+"""Of queries, and of keys, that a program multiplies at once: an SM's memory holds them beside values."""
+_LARGE_SHARED: Final = 160 << 10
+"""Bytes of shared memory of an SM, with half of which tiles are half as large."""
 _PROGRAMS: Final = 264
 """Two for each SM of an H100: with fewer, long sequences are divided among programs."""
-CHUNK: Final = 512
-_TILE: Final = 64
+CHUNK: Final = 256
+TILE: Final = 128
 LONGEST: Final = "longest"
 """The key of `AttentionMetadata.once` for the length of the longest sequence."""
 CODES: Final = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -43,12 +43,12 @@ _MOST_AHEAD: Final = 1 << 30
 class Division:
     """How keys are divided. It decides the order of sums, and so the bits: it is the same for all steps of an engine.
 
-    chunk: keys that are summed up before they are put together. tile: keys of one product, a part of a chunk.
-    programs: fewer than these are divided further, which changes no bit.
+    chunk: keys that are summed up before they are put together. tile: keys of one product, a part of a chunk; fewer of
+    large heads. programs: fewer than these are divided further, which changes no bit.
     """
 
     chunk: int = CHUNK
-    tile: int = _TILE
+    tile: int = TILE
     programs: int = _PROGRAMS
 
 
@@ -129,12 +129,16 @@ class CudaBackend:
     def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
         tokens, heads, dim = q.shape
         kv_heads, division = cache.shape[2], self._division
-        group = heads // kv_heads
-        is_decode = max(metadata.query_lengths) == 1
-        has_room = power_of_2(dim) * q.element_size() * _PREFILL_SHARED < self._runtime.shared_bytes
-        least = PREFILL_ROWS if has_room and not is_decode and not self._runtime.is_invariant else ROWS
-        rows = power_of_2(max(least, group))
-        is_divided = _is_divided(metadata, kv_heads, division)
+        is_decode, element_bytes = max(metadata.query_lengths) == 1, q.element_size()
+        tile_bytes = _TILE_BYTES if self._runtime.shared_bytes > _LARGE_SHARED else _TILE_BYTES // 2
+        most = tile_bytes // (power_of_2(dim) * element_bytes)
+        group = _shared(heads // kv_heads, most)
+        rows = power_of_2(max(ROWS if is_decode else min(PREFILL_ROWS, most), group))
+        # fewer keys need fewer registers: for codes, and for many rows where bits may differ from those of one
+        fewer = (1 + bool(self._codes)) * (1 + (not is_decode and not self._runtime.is_invariant))
+        tile = max(ROWS, min(division.tile, most) // fewer)
+        programs = heads // group
+        is_divided = _is_divided(metadata, programs, division)
         per_program = 1 if is_divided else rows // group
         work = metadata.once(("work", per_program), lambda: _work(metadata, per_program, q.device))
         num_chunks = -(-longest(metadata) // division.chunk) if is_divided else 1
@@ -156,21 +160,21 @@ class CudaBackend:
         }
         self._runtime.launch(
             "attention.attend",
-            (len(work), kv_heads, num_chunks),
+            (len(work), programs, num_chunks),
             *(q, cache[0], cache[-1], metadata.block_tables, metadata.sequence_lengths, work, slopes, sinks),
             *(out, parts, peaks, *q.stride()[:2], *cache.stride()[1:3], slot_stride, metadata.block_tables.stride(0)),
-            *(scores.scale, num_chunks, heads, group, window),
+            *(scores.scale, num_chunks, heads, group, programs // kv_heads, window),
             DIM=dim,
             D=power_of_2(dim),
             M=rows,
-            TILE=division.tile,
+            TILE=tile,
             BLOCK=cache.shape[3],
             CAP=scores.soft_cap or 0.0,
             HAS_SLOPES=scores.alibi is not None,
             SPLIT=is_divided,
             TYPE=compute_type(q),
             CODES=self._codes,
-            num_warps=num_warps(rows),
+            num_warps=8 if rows * power_of_2(dim) * element_bytes >= _TILE_BYTES // 4 else 4,
             **common,
         )
         if is_divided:
@@ -179,10 +183,19 @@ class CudaBackend:
         return out
 
 
-def _is_divided(metadata: AttentionMetadata, kv_heads: int, division: Division) -> bool:
-    """Return whether there are too few programs for the processors, and sequences that are long enough to divide."""
+def _shared(group: int, most: int) -> int:
+    """Return how many of the query heads that share a head of keys a program computes: all, or a part of at most so
+    many."""
+    return next(group // parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
+
+
+def _is_divided(metadata: AttentionMetadata, programs: int, division: Division) -> bool:
+    """Return whether there are too few programs for the processors, and sequences that are long enough to divide.
+
+    programs: for each token.
+    """
     is_decode = max(metadata.query_lengths) == 1
-    few = len(metadata.lengths) * kv_heads < division.programs
+    few = len(metadata.lengths) * programs < division.programs
     return is_decode and few and longest(metadata) > division.chunk
 
 

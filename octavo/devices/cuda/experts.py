@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type, num_warps, power_of_2
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
 from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape
 
-LARGE: Final = {"BM": 128, "BN": 64, "BK": 64}
+LARGE: Final = {"BM": 128, "BN": 64, "BK": 64, "num_warps": 8, "num_stages": 3}
 """The tile of steps whose experts have many rows, where bits may depend on that."""
 _MANY: Final = 64
 """Rows for each expert from which on it is taken."""
@@ -51,7 +51,6 @@ class GroupedStack(PreparedStack):
             HAS_BIAS=self._biases is not None,
             IS_GATED=shape.is_gated,
             TYPE=compute_type(x),
-            num_warps=num_warps(tile["BM"]),
             **tile,
         )
         return out

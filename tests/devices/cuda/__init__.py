@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 # read by Triton when kernels are defined, so before the first of them is imported
 os.environ["TRITON_INTERPRET"] = "1"
+
+if find_spec("triton") is not None:
+    from tests.devices.cuda.tensor_cores import install
+
+    install()

@@ -143,8 +143,8 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
 @pytest.mark.parametrize(
     ("dim", "dtype", "shared", "rows"),
     [
-        *((128, torch.bfloat16, 100, 128), (256, torch.bfloat16, 100, 16), (256, torch.bfloat16, 164, 128)),
-        *((256, torch.float32, 228, 16), (576, torch.bfloat16, 228, 16)),
+        *((128, torch.bfloat16, 100, 64), (256, torch.bfloat16, 100, 32), (256, torch.bfloat16, 164, 64)),
+        *((256, torch.float32, 228, 32), (576, torch.bfloat16, 228, 16)),
     ],
 )
 def test_prompts_of_large_heads_have_tiles_that_fit_into_shared_memory(

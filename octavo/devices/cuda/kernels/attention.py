@@ -105,8 +105,9 @@ def _chunk(
     """Return (largest score, sum of weights, weighted values) of the keys [start, start + CHUNK) for M queries."""
     d, dv = tl.arange(0, D), tl.arange(0, DV)
     m = tl.full([M], LOWEST, tl.float32)
-    total = tl.zeros([M], tl.float32)
+    total = tl.zeros([M, 16], tl.float32)
     out = tl.zeros([M, DV], tl.float32)
+    ones = tl.full([TILE, 16], 1.0, TYPE)
     for first in range(start, tl.minimum(start + CHUNK, length), TILE):
         t = first + tl.arange(0, TILE)
         # keys that no query of the tile sees are not read: their block may be gone
@@ -133,7 +134,8 @@ def _chunk(
         kept = tl.exp2((m - higher) * LOG2_E)
         v_read = read[:, None] if VALUE == DV else read[:, None] & (dv < VALUE)[None, :]
         v = tl.load(values + row[:, None] + dv[None, :], mask=v_read, other=0)
-        total = total * kept + tl.sum(p, 1)
+        # by tensor cores, whose order is the same for any number of rows; that of a sum over threads is not
+        total = tl.dot(p.to(TYPE), ones, total * kept[:, None], input_precision="ieee")
         if CODES != 0:
             of_values = _scales(values, block, t % BLOCK, block_stride, read, DIM, BLOCK, CODES)
             if tl.float16 == TYPE:  # whose range weights times scales may leave
@@ -143,26 +145,27 @@ def _chunk(
                 p = p * of_values[None, :]
         out = out * kept[:, None] + tl.dot(p.to(TYPE), v.to(TYPE), input_precision="ieee")
         m = higher
-    return m, total, out
+    return m, tl.max(total, 1), out
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_chunks", "num_heads", "group", "window"])
+@triton.jit(do_not_specialize=["table_stride", "num_chunks", "num_heads", "group", "share", "window"])
 def attend(
     q, keys, values, tables, lengths, work, slopes, sinks, out, parts, peaks,
     token_stride, head_stride, block_stride, cache_head_stride, slot_stride, table_stride, scale, num_chunks,
-    num_heads, group, window,
+    num_heads, group, share, window,
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """Attend with the queries of one head of keys: M rows, tokens of one sequence times the heads that share it.
+    """Attend with M rows: tokens of one sequence times `group` heads. They share one of keys with share - 1 others.
 
     work: int32 [programs, 4]: row of the step, first token among all, tokens here, position of the first one. SPLIT:
     the program computes the chunk of its third index alone, for `merge`.
     """
-    item, head = work + 4 * tl.program_id(0), tl.program_id(1)
+    # the last tokens of a prompt first: they have the most keys
+    item, head = work + 4 * (tl.num_programs(0) - 1 - tl.program_id(0)), tl.program_id(1)
     row, first, count, position = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
     length = tl.load(lengths + row)
     rows = tl.arange(0, M)
@@ -180,8 +183,8 @@ def attend(
     if HAS_SLOPES:
         slope = tl.load(slopes + head_of, mask=live, other=0.0)
     table = tables + row * table_stride
-    keys += head * cache_head_stride
-    values += head * cache_head_stride
+    keys += head // share * cache_head_stride
+    values += head // share * cache_head_stride
     place = (first + token) * num_heads + head_of
     if SPLIT:
         chunk = tl.program_id(2)

@@ -18,7 +18,8 @@ def experts(
 
     starts: int32 [num_experts + 1], the first row of each expert, from the first of the weights on. With TOP_K, x
     is [tokens, K], and row i is that of the token of pair `order[i]`. Tiles are numbered expert by expert; those beyond
-    the last one do nothing, so that the host need not know how many there are. The sums are those of `linear`.
+    the last one do nothing, so that the host need not know how many there are. The sums are those of
+    `linear` in one chunk.
     """
     tile = tl.program_id(0)
     expert = tl.arange(0, E)
@@ -42,13 +43,12 @@ def experts(
     width = N // 2 if IS_GATED else N
     weight = weights + own.to(tl.int64) * N * K
     bias = biases + own.to(tl.int64) * N
-    sums = product(x, weight, rows, columns, row_stride, num_rows, width, K, BM, BN, BK, TYPE)
+    sums, up = product(
+        x, weight, rows, columns, row_stride, num_rows, width, K, 0, K, BM, BN, BK, False, IS_GATED, TYPE
+    )
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
     if IS_GATED:
-        up = product(
-            x, weight + width.to(tl.int64) * K, rows, columns, row_stride, num_rows, width, K, BM, BN, BK, TYPE
-        )
         if HAS_BIAS:
             up += tl.load(bias + width + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
         sums = sums / (1.0 + tl.exp(-sums)) * up

@@ -1,4 +1,9 @@
-"""Products with weights whose sums have one order for any number of rows, in Triton."""
+"""Products with weights whose sums have one order for any number of rows, in Triton.
+
+Inputs are summed up in chunks, which are put together in ascending order, whether one program computes all of them or
+each has a program of its own. In a chunk the tensor cores add them in ascending order, whatever the tile is: those of
+Hopper give the same bits by the instructions for 16 rows and by those for 64.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +12,85 @@ import triton.language as tl
 
 
 @triton.jit
-def product(x, weight, rows, columns, row_stride, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-             TYPE: tl.constexpr):  # fmt: skip
+def product(
+    x, weight, rows, columns, row_stride, M, N, K, first, end,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, IS_GATED: tl.constexpr,
+    TYPE: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of the inputs [first, end) for a tile, and with IS_GATED those of the columns N further on.
+
+    EVEN: inputs and columns are whole tiles.
+    """
     k = tl.arange(0, BK)
     sums = tl.zeros([BM, BN], tl.float32)
-    for first in range(0, K, BK):
-        inside = first + k < K
-        a = tl.load(
-            x + rows[:, None] * row_stride + (first + k)[None, :],
-            mask=(rows < M)[:, None] & inside[None, :],
-            other=0.0,
-        )
-        b = tl.load(
-            weight + columns[None, :] * K + (first + k)[:, None],
-            mask=(columns < N)[None, :] & inside[:, None],
-            other=0.0,
-        )
-        sums += tl.dot(a.to(TYPE), b.to(TYPE), input_precision="ieee")
-    return sums
+    others = tl.zeros([BM, BN], tl.float32)
+    for start in range(first, end, BK):
+        inside = (start + k < end)[None, :]
+        read, read_x = (columns < N)[:, None] & inside, (rows < M)[:, None]
+        if not EVEN:
+            read_x = read_x & inside
+        a = tl.load(x + rows[:, None] * row_stride + (start + k)[None, :], mask=read_x, other=0.0).to(TYPE)
+        at = weight + columns[:, None] * K + (start + k)[None, :]
+        sums = tl.dot(a, tl.trans(_read(at, read, EVEN).to(TYPE)), sums, input_precision="ieee")
+        if IS_GATED:
+            other = _read(at + N.to(tl.int64) * K, read, EVEN).to(TYPE)
+            others = tl.dot(a, tl.trans(other), others, input_precision="ieee")
+    return sums, others
+
+
+@triton.jit
+def _read(at, mask, EVEN: tl.constexpr):
+    if EVEN:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=mask, other=0.0)
+    return found
 
 
 @triton.jit(do_not_specialize=["M"])
 def linear(
-    x, weight, bias, add, out, row_stride, out_stride, M, N, K,
+    x, weight, bias, add, out, parts, arrived, row_stride, out_stride, M, N, K, chunk,
     HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, IS_GATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
+    CHUNKS: tl.constexpr, IS_DIVIDED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of x [M, K] @ weight [N, K].T + bias + add; with IS_GATED of silu(gate) * up, N / 2 columns.
 
-    The inputs are summed up in steps of BK in ascending order, whatever M is.
+    IS_DIVIDED: each chunk has a program, and the last one to arrive puts them together. parts: float32
+    [CHUNKS, M, columns]. arrived: int32 [tiles of columns], 0 before and after; only one tile of rows may be divided.
     """
     rows = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     columns = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     width = N // 2 if IS_GATED else N
-    sums = product(x, weight, rows, columns, row_stride, M, width, K, BM, BN, BK, TYPE)
+    inside = (rows < M)[:, None] & (columns < width)[None, :]
+    last = tl.minimum(chunk, K)
+    if IS_DIVIDED:
+        first = tl.program_id(2) * chunk
+        last = tl.minimum(first + chunk, K)
+        sums, _ = product(x, weight, rows, columns, row_stride, M, width, K, first, last, BM, BN, BK, EVEN, False, TYPE)
+        at = parts + rows[:, None] * width + columns[None, :]
+        size = M.to(tl.int64) * width
+        tl.store(at + tl.program_id(2) * size, sums, mask=inside)
+        tl.debug_barrier()  # all threads have written before one of them counts the program
+        if tl.atomic_add(arrived + tl.program_id(1), 1, sem="acq_rel") != CHUNKS - 1:
+            return
+        tl.store(arrived + tl.program_id(1), 0)
+        sums = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        for number in range(1, CHUNKS):
+            sums += tl.load(at + number * size, mask=inside, other=0.0, cache_modifier=".cg")
+    else:
+        sums, up = product(x, weight, rows, columns, row_stride, M, width, K, 0, last, BM, BN, BK, EVEN, IS_GATED, TYPE)
+        for number in range(1, CHUNKS):  # products with a gate have one chunk
+            first, last = number * chunk, tl.minimum((number + 1) * chunk, K)
+            more, _ = product(
+                x, weight, rows, columns, row_stride, M, width, K, first, last, BM, BN, BK, EVEN, False, TYPE
+            )
+            sums += more
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
-    inside = (rows < M)[:, None] & (columns < width)[None, :]
     if HAS_ADDEND:
         sums += tl.load(add + rows[:, None] * N + columns[None, :], mask=inside, other=0.0)
     if IS_GATED:
-        up = product(x, weight + width.to(tl.int64) * K, rows, columns, row_stride, M, width, K, BM, BN, BK, TYPE)
         if HAS_BIAS:
             up += tl.load(bias + width + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
         if HAS_ADDEND:

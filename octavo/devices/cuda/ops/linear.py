@@ -10,14 +10,39 @@ from torch import Tensor
 
 from octavo.devices.cuda.experts import GroupedStack
 from octavo.devices.cuda.ops.elementwise import make_gated
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear
 from octavo.ops.registry import Implementation
 
-TILE: Final = {"BM": 32, "BN": 64, "BK": 64}
-"""Rows, columns and inputs of a program. With 64 rows or more Hopper would multiply by other instructions, in another
-order."""
+FEW: Final = 16
+"""Rows of which reading the weight is all that takes time, whoever multiplies."""
+MIDDLE: Final = {"BM": 32, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+"""The tile where nothing better is known."""
+_READING: Final = {"BN": 32, "BK": 128, "num_warps": 4, "num_stages": 5}
+"""Columns and inputs of tiles of up to 64 rows: as many programs as can read the weight."""
+MEDIUM: Final = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
+MANY: Final = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 4}
+MANY_GATED: Final = {**MANY, "num_stages": 3}
+_FULL: Final = 96
+"""Programs of the largest tile that keep a GPU busy."""
+_PROGRAMS, _LONG = {False: 128, True: 192}, 4096
+"""Programs that read a weight at full speed, of fewer and of at least so many inputs."""
+_LEAST_CHUNK: Final = 256
+
+
+def chunks_of(columns: int, inputs: int) -> tuple[int, int]:
+    """Return into how many chunks the inputs of a weight are divided, and the inputs of a chunk.
+
+    They depend on the weight alone, so that the order of sums does.
+    """
+    programs, wanted = -(-columns // _READING["BN"]), _PROGRAMS[inputs >= _LONG]
+    number = 1
+    while programs * number < wanted and inputs // (2 * number) >= _LEAST_CHUNK:
+        number *= 2
+    step = _READING["BK"]
+    chunk = -(-inputs // (number * step)) * step
+    return -(-inputs // chunk), chunk
 
 
 class InvariantLinear(PlainLinear):
@@ -26,6 +51,7 @@ class InvariantLinear(PlainLinear):
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
         super().__init__(shape, state)
         self._runtime = runtime
+        self._arrived = arrived(shape, state)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self._product(x, x.dtype, add)
@@ -42,8 +68,26 @@ class InvariantLinear(PlainLinear):
         return torch.stack(found, dim=1)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        gated, bias = self.shape.is_gated, self._state.get("bias")
-        return multiplied(self._runtime, x, self._state["weight"], dtype, bias=bias, add=add, gated=gated)
+        options = {"bias": self._state.get("bias"), "add": add, "gated": self.shape.is_gated, "arrived": self._arrived}
+        return multiplied(self._runtime, x, self._state["weight"], dtype, **options)
+
+
+def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
+    """Return rows, columns and inputs of a program, with its warps and the tiles that are on their way to it."""
+    if dtype is torch.float32:
+        return MIDDLE
+    if tokens <= 64:
+        return {"BM": power_of_2(tokens), **_READING}
+    is_full = -(-tokens // MANY["BM"]) * -(-columns // MANY["BN"]) >= _FULL
+    if not is_full:
+        return MEDIUM
+    return MANY_GATED if gated else MANY
+
+
+def arrived(shape: LinearShape, state: Mapping[str, Tensor]) -> Tensor:
+    """Return counters for `multiplied`, which no two streams may use at a time."""
+    tiles = -(-shape.outputs // _READING["BN"])
+    return torch.zeros(tiles, dtype=torch.int32, device=state["weight"].device)
 
 
 def multiplied(
@@ -55,35 +99,61 @@ def multiplied(
     bias: Tensor | None = None,
     add: Tensor | None = None,
     gated: bool = False,
+    arrived: Tensor | None = None,
 ) -> Tensor:
-    """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows."""
+    """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows.
+
+    arrived: see the function of this name; with it chunks may have programs of their own.
+    """
     x = x if x.stride(-1) == 1 else x.contiguous()
     (tokens, inputs), outputs = x.shape, len(weight)
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)
-    tile: dict[str, Any] = {**TILE, "TYPE": compute_type(x)}
+    tile = tile_of(tokens, width, x.dtype, gated=gated)
+    number, chunk = (1, inputs) if gated else chunks_of(width, inputs)
+    is_divided = number > 1 and arrived is not None and tokens <= tile["BM"] and tile["BN"] == _READING["BN"]
+    parts = torch.empty((number, tokens, width), dtype=torch.float32, device=x.device) if is_divided else out
+    rows, columns = -(-tokens // tile["BM"]), -(-width // tile["BN"])
+    options: dict[str, Any] = {**tile, "TYPE": compute_type(x)}
     runtime.launch(
         "linear.linear",
-        (-(-tokens // TILE["BM"]), -(-width // TILE["BN"])),
+        (rows, columns, number) if is_divided else (rows, columns),
         *(x, weight, weight if bias is None else bias, out if add is None else add.contiguous(), out),
-        *(x.stride(0), out.stride(0), tokens, outputs, inputs),
+        *(parts, out if arrived is None else arrived, x.stride(0), out.stride(0), tokens, outputs, inputs, chunk),
         HAS_BIAS=bias is not None,
         HAS_ADDEND=add is not None,
         IS_GATED=gated,
-        **tile,
+        CHUNKS=number,
+        IS_DIVIDED=is_divided,
+        EVEN=not (inputs % tile["BK"] or width % tile["BN"]),
+        **options,
     )
     return out
 
 
-class CublasLinear(PlainLinear):
-    """The weight as the checkpoint has it, multiplied by cuBLAS. A gated product is activated in one launch."""
+class CublasLinear(InvariantLinear):
+    """The weight as the checkpoint has it, multiplied by cuBLAS, with few rows by the kernel that reads it fastest. A
+    gated product is activated in one launch."""
 
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
-        super().__init__(shape, state)
+        super().__init__(shape, state, runtime)
         self._silu_and_mul = make_gated("silu_and_mul", runtime)
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return super().__call__(x, add) if _has_few(x) else PlainLinear.__call__(self, x, add)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        return super().in_float32(x) if _has_few(x) else PlainLinear.in_float32(self, x)
+
+    def by_head(self, x: Tensor, outputs: int) -> Tensor:
+        return PlainLinear.by_head(self, x, outputs)
 
     def _activated(self, product: Tensor) -> Tensor:
         return self._silu_and_mul(product)
+
+
+def _has_few(x: Tensor) -> bool:
+    return len(x) <= FEW and x.dtype is not torch.float32
 
 
 class CublasFormat(PlainFormat):
@@ -96,7 +166,7 @@ class CublasFormat(PlainFormat):
         return CublasLinear(shape, state, self._runtime)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return GroupedStack(shape, state, first, self._runtime, TILE)
+        return GroupedStack(shape, state, first, self._runtime, MIDDLE)
 
 
 class InvariantFormat(CublasFormat):

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.ops.linear import TILE, multiplied
+from octavo.devices.cuda.ops.linear import MIDDLE, multiplied
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.lora import LoRAShape, PackedFactors, PlainSlots
 from octavo.ops.registry import Implementation
@@ -38,7 +38,7 @@ class StackedSlots(PlainSlots):
         return multiplied(self._runtime, hidden, b, torch.float32)
 
     def _stack(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        shape, step = self.shape, TILE["BK"]
+        shape, step = self.shape, MIDDLE["BK"]
         parts = [
             (slot, source, each)
             for slot, factors in self._slots.items()
