@@ -20,9 +20,10 @@ from octavo.worker.model_runner import ModelRunner
 
 _PARAMS: Final = (
     SamplingParams(temperature=0.8, top_p=0.95, top_k=200, repetition_penalty=1.1, logprobs=20, seed=0),
-    SamplingParams(temperature=0.8, seed=0),
+    SamplingParams(temperature=0.8, top_p=0.95, seed=0),
 )
-"""Of the steps of one kind, one after the other: the first needs every stage of sampling."""
+"""Of the steps of one kind, one after the other: the first needs every stage of sampling, and the second what
+devices launch for top-p alone."""
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.graphs import GraphedModel
+from octavo.devices.cuda.launch import launch_by_triton
 from octavo.errors import ConfigError
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -49,6 +50,24 @@ def test_the_largest_steps_are_made_at_start_and_change_no_token(
     (line,) = [each for each in caplog.records if "largest steps" in each.getMessage()]
     assert line.levelno == logging.WARNING, "more was taken than was planned"
     assert line.getMessage().startswith("largest steps: 3.00 GiB measured, ")
+
+
+def test_no_kernel_that_draws_is_launched_first_by_a_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[tuple[str, Any]] = set()
+
+    def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launched.add((kernel, constants.get("STEP")))
+        launch_by_triton(kernel, grid, *arguments, **constants)
+
+    monkeypatch.setattr(InterpretedCuda, "launcher", lambda self, is_invariant: launch)
+    monkeypatch.setattr(InterpretedCuda, "warms_up", True)
+    prompt: Any = {"prompt_token_ids": [5, 6, 7]}
+    with LLM(str(path), **SIZES, **STEPS) as llm:
+        at_start = set(launched)
+        for filters in ({"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
+            asked = SamplingParams(max_tokens=2, seed=1, ignore_eos=True, **filters)
+            llm.generate([prompt], asked, use_tqdm=False)
+    assert {each for each in launched if each[0].startswith(("sampling", "filters"))} <= at_start
 
 
 def test_a_step_that_does_not_fit_is_refused_by_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def survey(
     logits, largest, asked, nearest, masses, num_columns, row_stride,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Write the smallest distance of each group of a block of columns, and the mass of the block.
+    """Write the smallest distance of each group of a block of columns, and where no top-k comes first the block's mass.
 
     nearest: int32 [rows, blocks · BLOCK / GROUP]. masses: int64 [rows, blocks].
     """
@@ -141,9 +141,10 @@ def survey(
     values = tl.load(logits + place * row_stride + columns, mask=columns < num_columns, other=-float("inf"))
     temperature = tl.load(line + 1).to(tl.float32)
     distances = distances_of(values, peak_of(largest + place), temperature)
-    weights = tl.where(distances <= _FARTHEST, weights_of(distances), 0.0)
     program = row * tl.num_programs(1) + block
-    tl.store(masses + program, tl.sum(_masses(weights), 0))
+    if tl.load(line + 3) == 0:
+        weights = tl.where(distances <= _FARTHEST, weights_of(distances), 0.0)
+        tl.store(masses + program, tl.sum(_masses(weights), 0))
     groups: tl.constexpr = BLOCK // GROUP
     closest = tl.min(tl.reshape(distances, (groups, GROUP)), 1)
     tl.store(nearest + program * groups + tl.arange(0, groups), closest)
@@ -154,13 +155,9 @@ def bound(
     asked, nearest, masses, limits, totals, num_groups, num_blocks, num_columns,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write a distance, int32 [rows], beyond which no filter keeps a token, and the row's mass, int64 [rows]."""
+    """Write a distance, int32 [rows], beyond which no filter keeps a token, and int64 [rows] the row's mass, where
+    no top-k comes first."""
     row = tl.program_id(0)
-    total = tl.zeros([], dtype=tl.int64)
-    for start in range(0, num_blocks, BLOCK):
-        blocks = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.load(masses + row * num_blocks + blocks, mask=blocks < num_blocks, other=0), 0)
-    tl.store(totals + row, total)
     limit = tl.load(asked + row * ASKED + 2).to(tl.int32)
     top_k = tl.load(asked + row * ASKED + 3).to(tl.int64)
     top_p = tl.load(asked + row * ASKED + 4)
@@ -169,6 +166,11 @@ def bound(
             # so many groups have a token as near as that, so there are as many tokens or more
             limit = tl.minimum(limit, _reach(nearest + row * num_groups, masses, num_groups, 0, top_k, BLOCK, False))
     else:
+        total = tl.zeros([], dtype=tl.int64)
+        for start in range(0, num_blocks, BLOCK):
+            blocks = start + tl.arange(0, BLOCK)
+            total += tl.sum(tl.load(masses + row * num_blocks + blocks, mask=blocks < num_blocks, other=0), 0)
+        tl.store(totals + row, total)
         if (top_p < 1.0) & (limit == _FARTHEST):
             # all tokens of less than (1 - top_p) / columns weigh less than 1 - top_p together (half of it, to be clear
             # of rounding)
