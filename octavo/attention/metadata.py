@@ -174,3 +174,5 @@ class ModelInput:
     """What encoders made of inputs of this step's rows, where layers read it through caches; mostly empty."""
     received: IntermediateTensors | None = None
     """What the pipeline stage before this one sent, or the states that a draft head reads; else None."""
+    packed: Tensor | None = None
+    """The one memory, uint8, of positions and of the tensors of `attention`, where they lie together; else None."""

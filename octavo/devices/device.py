@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
@@ -89,6 +91,21 @@ class LanguageModel(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 [rows, vocab]."""
+        ...
+
+
+@runtime_checkable
+class DrawingModel(LanguageModel, Protocol):
+    """A model whose decode steps can draw and store tokens in the launch that computes them."""
+
+    def draw(
+        self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor | None:
+        """Compute logits and launch `draw` with them and `asked` on the device; return what it returns, valid until the
+        next step. None, and nothing is computed, where the step cannot be launched so.
+
+        key: says which steps make the same launches with other numbers in `asked`.
+        """
         ...
 
 

@@ -45,6 +45,14 @@ class TokenStore(Protocol):
 class DeviceTokenStore(TokenStore, Protocol):
     """A store whose device adds tokens by itself; the host gets them later, by `note`."""
 
+    def places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where `on_device` has, seen as one line, those positions of lines; there is room for them."""
+        ...
+
+    def at(self, places: Tensor) -> Tensor:
+        """Return the tokens at places on the device, int64 [tokens]."""
+        ...
+
     def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
         """Store drawn token i, of int64 [drawn] on the device, at `positions[i]` of line `lines[i]` there."""
         ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
@@ -56,4 +58,29 @@ class LaunchingSampler(Protocol):
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         """Draw one token for each of `rows` as `Sampler.sample` does; its device gets nothing from the host later."""
+        ...
+
+
+class DrawPlan(NamedTuple):
+    """What a device must know to draw for rows. kind: which launches it takes. asked: float64 [rows, numbers], of which
+    the last column is the caller's."""
+
+    kind: int
+    asked: NDArray[np.float64]
+
+
+@runtime_checkable
+class RepeatableSampler(LaunchingSampler, Protocol):
+    """Draws by launches that can be captured, and made again with other numbers."""
+
+    def plan(self, rows: Sequence[SamplingRow]) -> DrawPlan | None:
+        """Return how to draw for rows; None where that takes more than their logits and numbers."""
+        ...
+
+    def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw, with `asked` of the plan on the device; returns tokens, int64 [rows], and what `read` wants."""
+        ...
+
+    def read(self, told: Tensor, rows: Sequence[SamplingRow]) -> Callable[[], list[RowSamples]]:
+        """Begin to copy what was drawn to the host, and return what waits for it and returns the results."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, EncoderOutput, ModelInput
 from octavo.core.step import ScheduledSequence
+from octavo.devices.token_store import DeviceTokenStore
 from octavo.worker.cross_rows import CrossRows
+from octavo.worker.packed_arrays import sent
 from octavo.worker.rope_positions import rope_positions
 from octavo.worker.sequence_state import Sequences, SequenceState, second_start
 from octavo.worker.span_rows import span_rows
@@ -150,22 +152,20 @@ class InputBatchBuilder:
             shifts = views.query_starts[1:] - views.sequence_lengths
             np.subtract(np.arange(num_tokens), np.repeat(shifts, query_lengths), out=views.positions)
             line_of_token = np.repeat(lines, query_lengths)
-        if self._device.type != "cpu":
-            tensors = tensors._replace(token_ids=torch.empty_like(tensors.token_ids, device=self._device))
-        self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
+        places = self._gather(line_of_token, views.positions, tensors.token_ids)
         entries, offsets = np.divmod(views.positions, self.block_size)
         rope = None
         if self._sequences.num_with_grids:  # tokens and slots are found already
             views.positions[:], rope = self._turned(rows)
-        if self._device.type != "cpu":
-            tensors = _Buffers(*(each.to(self._device, non_blocking=True) for each in tensors))
-        attention = []
-        for tables, (arrays, group) in zip(self._tables, groups, strict=True):
+        for tables, (arrays, _) in zip(self._tables, groups, strict=True):
             np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
             tables.gather(lines, out=arrays.block_tables)
-            if self._device.type != "cpu":
-                group = _GroupBuffers(*(each.to(self._device, non_blocking=True) for each in group))
+        of_groups, packed = [group for _, group in groups], None
+        if places is not None:
+            packed, tensors, of_groups = self._sent(places, views, [arrays for arrays, _ in groups])
+        attention = []
+        for group in of_groups:
             attention.append(
                 AttentionMetadata(
                     query_starts=tensors.query_starts,
@@ -194,7 +194,26 @@ class InputBatchBuilder:
             adapter_of_token=adapter_of_token,
             token_types=token_types,
             encoded=outputs,
+            packed=packed if self._cross is None else None,
         )
+
+    def _gather(
+        self, lines: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor
+    ) -> NDArray[np.int64] | None:
+        """Write tokens to `token_ids`, or return where a device beside the host has them."""
+        if self._device.type == "cpu":
+            self._tokens.gather(lines, positions, out=token_ids)
+            return None
+        return cast(DeviceTokenStore, self._tokens).places(lines, positions)
+
+    def _sent(
+        self, places: NDArray[np.int64], views: _Arrays, groups: Sequence[_GroupArrays]
+    ) -> tuple[Tensor, _Buffers, list[_GroupBuffers]]:
+        """Return what `build` has gathered, on the device, and its one memory. places: of the tokens there."""
+        arrays = [places, *views[1:], *(array for group in groups for array in group)]
+        packed, (there, *others) = sent(arrays, self._device)
+        tensors = _Buffers(cast(DeviceTokenStore, self._tokens).at(there), *others[:3])
+        return packed, tensors, [_GroupBuffers(*others[first : first + 2]) for first in range(3, len(others), 2)]
 
     def _adapters(self, rows: Sequence[BatchRow], query_lengths: list[int]) -> Tensor | None:
         """Return the adapter of each token; None where no row has one."""

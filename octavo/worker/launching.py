@@ -7,19 +7,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.attention.metadata import ModelInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
+from octavo.devices.device import DrawingModel
 from octavo.devices.token_store import DeviceTokenStore
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples
-from octavo.sampling.sampler import LaunchedDraws, LaunchingSampler, Sampler
+from octavo.sampling.sampler import LaunchedDraws, LaunchingSampler, RepeatableSampler, Sampler
 from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.sequence_state import SequenceState
 
 
 class LaunchedStep(Future[ModelRunnerOutput]):
@@ -62,6 +66,8 @@ class LaunchingRunner(ModelRunner):
         """launches: the sampler. The others are those of `ModelRunner`."""
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
         self._launches, self._store, self._vocab_size = launches, tokens, vocab_size
+        self._repeats = launches if isinstance(launches, RepeatableSampler) else None
+        self._launchable: WeakKeyDictionary[SequenceState, bool] = WeakKeyDictionary()
         self._launched: deque[tuple[_Launched, Future[ModelRunnerOutput]]] = deque()
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -77,10 +83,13 @@ class LaunchingRunner(ModelRunner):
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        hidden = self.model(self._builder.build(rows))
-        assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
-        wanted = list(positions_of(rows))
-        launched = _Launched(step.step_id, rows, wanted, self._draw(hidden, rows, wanted), swap_s)
+        batch, wanted = self._builder.build(rows), list(positions_of(rows))
+        draws = self._draw_at_once(batch, rows, wanted)
+        if draws is None:
+            hidden = self.model(batch)
+            assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
+            draws = self._draw(hidden, rows, wanted)
+        launched = _Launched(step.step_id, rows, wanted, draws, swap_s)
         future: Future[ModelRunnerOutput] = Future()
         self._launched.append((launched, future))
         return lambda: self._collect(future)
@@ -92,12 +101,56 @@ class LaunchingRunner(ModelRunner):
         for row in step.rows:
             if row.num_samples > 1 or row.num_candidates or row.num_prompt_logprobs or row.drafts:
                 return False
-            state = None if row.seq_id in params else self.sequences[row.seq_id]
-            asked, pooled = params[row.seq_id] if state is None else (state.params, state.pooled)
-            if pooled is not None or not self._launches.may_launch(asked):
+            if row.seq_id in params:
+                asked, pooled = params[row.seq_id]
+                may_launch = pooled is None and self._launches.may_launch(asked)
+            else:
+                may_launch = self._may_launch_next(self.sequences[row.seq_id])
+            if not may_launch:
                 return False
         # a fork copies tokens that may be known to the device alone
         return all(new.parent_id is None for new in step.new_sequences)
+
+    def _may_launch_next(self, state: SequenceState) -> bool:
+        may_launch = self._launchable.get(state)
+        if may_launch is None:
+            may_launch = state.pooled is None and self._launches.may_launch(state.params)
+            self._launchable[state] = may_launch
+        return may_launch
+
+    def _draw_at_once(
+        self, batch: ModelInput, rows: Sequence[BatchRow], wanted: Sequence[Position]
+    ) -> list[LaunchedDraws] | None:
+        """Run the model, draw for all rows and store what is drawn in one launch; None where that cannot be done."""
+        model, sampler, store = self.model, self._repeats, self._store
+        if sampler is None or not isinstance(model, DrawingModel):
+            return None
+        if not len(batch.token_ids) == len(rows) == len(wanted) or len(wanted) > rows_per_chunk(
+            self._vocab_size, LOGITS_BYTES
+        ):
+            return None
+        sampled = [each.row for each in wanted]
+        plan = sampler.plan(sampled)
+        if plan is None:
+            return None
+        states = [rows[each.place].state for each in wanted]
+        plan.asked[:, -1] = store.places(
+            np.array([state.line for state in states], dtype=np.int64), np.array([each.position for each in sampled])
+        )
+        tokens = store.on_device()
+
+        def draw(logits: Tensor, asked: Tensor) -> Tensor:
+            token_ids, told = sampler.draw(logits, plan.kind, asked)
+            tokens.view(-1).index_copy_(0, asked[:, -1].long(), token_ids.int())
+            return told
+
+        # a store that has grown is another one
+        told = model.draw(batch, plan.asked, (plan.kind, tokens.data_ptr()), draw)
+        if told is None:
+            return None
+        for state in states:
+            state.num_tokens += 1
+        return [LaunchedDraws(told, sampler.read(told, sampled))]
 
     def _draw(self, hidden: Tensor, rows: Sequence[BatchRow], wanted: Sequence[Position]) -> list[LaunchedDraws]:
         """Draw a token at each position, and store it on the device."""

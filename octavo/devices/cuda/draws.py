@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.devices.cuda.filtering import find_distances
 from octavo.devices.cuda.launch import Launcher
-from octavo.devices.reference.sampler import keys_of
 from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.random import packed_draw_key
+from octavo.sampling.sampler import DrawPlan
 
 BLOCK: Final = 2048
 """Columns of a program."""
@@ -27,6 +28,30 @@ BLOCKS: Final = 128
 
 _FARTHEST: Final = 0x7F7FFFFF
 _MOST: Final = 2**31 - 1
+
+
+ASKED: Final = 8
+"""Numbers of a row in `asked` of the kernels."""
+_KEY_BYTES: Final = 8
+
+
+class Kind(IntEnum):
+    """What has to be launched for a row. Kernels of a larger one do nothing for rows of a smaller one."""
+
+    LIKELIEST = 0
+    PLAIN = 1
+    """A race among all tokens, or those that min-p keeps: that is a distance, which does not depend on logits."""
+    SEARCHED = 2
+    """How far top-k or top-p keep tokens is found first."""
+    SEARCHED_LONG = 3
+    """By top-p without top-k, which may keep most of the tokens."""
+
+
+class Line(NamedTuple):
+    """What is asked of a row in each of its steps. numbers: temperature, distance, top-k and top-p."""
+
+    kind: Kind
+    numbers: tuple[float, ...]
 
 
 class Draws(NamedTuple):
@@ -56,46 +81,50 @@ def likeliest_tokens(logits: Tensor, launch: Launcher) -> Draws:
     return draws
 
 
-def draw(
-    logits: Tensor,
-    draws: Draws,
-    places: Sequence[int],
-    rows: Sequence[SamplingRow],
-    sent: Callable[[NDArray[Any]], Tensor],
-    launch: Launcher,
-) -> None:
-    """Draw for `rows`, which are those of the logits at `places`, what filters keep of them: their tokens take the
-    place of those in `draws`. sent: copies an array to the device without waiting for it.
+def plan_of(rows: Sequence[SamplingRow], lines: Sequence[Line]) -> DrawPlan:
+    """Return how rows are drawn. lines: those of their parameters."""
+    asked = np.empty((len(rows), ASKED))
+    asked[:, 0] = np.arange(len(rows))
+    asked[:, 1:5] = [line.numbers for line in lines]
+    kind = max(line.kind for line in lines)
+    if kind is not Kind.LIKELIEST:
+        keys = b"".join(
+            bytes(_KEY_BYTES)
+            if line.kind is Kind.LIKELIEST
+            else packed_draw_key(row.sequence.params.seed or 0, row.sequence.index, row.position)
+            for row, line in zip(rows, lines, strict=True)
+        )
+        asked[:, 5:7] = np.frombuffer(keys, dtype="<u4").reshape(-1, 2)
+    return DrawPlan(kind, asked)
 
-    logits: float32 [all rows, vocab].
-    """
+
+def line_of(params: SamplingParams) -> Line:
+    """Return what a row with these parameters has in `asked` of the kernels, in any step."""
+    if params.is_greedy:
+        return Line(Kind.LIKELIEST, (-1.0, _FARTHEST, 0, 1.0))
+    distance = _FARTHEST
+    if params.min_p > 0.0:
+        (distance,) = struct.unpack("<i", struct.pack("<f", abs(math.log(params.min_p))))
+    top_k, kind = min(max(params.top_k, 0), _MOST), Kind.PLAIN
+    if top_k or params.top_p < 1.0:
+        kind = Kind.SEARCHED if top_k else Kind.SEARCHED_LONG
+    return Line(kind, (params.temperature, distance, top_k, params.top_p))
+
+
+def drawn(logits: Tensor, kind: int, asked: Tensor, launch: Launcher) -> Draws:
+    """Return the tokens of all rows of `logits` [rows, vocab], without waiting for the device; `asked` is changed."""
+    draws = likeliest_tokens(logits, launch)
+    if kind == Kind.LIKELIEST:
+        return draws
     num_columns, device = logits.shape[1], logits.device
-    # those come first of which it must be found what their filters keep
-    order = sorted(zip(places, rows, strict=True), key=lambda each: not _is_searched(each[1].sequence.params))
-    asked = sent(np.array([_asked(*each) for each in order], dtype=np.float64))
-    searched = [each for each in (row.sequence.params for row in rows) if _is_searched(each)]
-    if searched:
-        may_be_long = any(each.top_p < 1.0 and each.top_k <= 0 for each in searched)
-        find_distances(logits, draws.largest, asked, len(searched), launch, may_be_long=may_be_long)
-    blocks = len(rows), -(-num_columns // BLOCK)
+    if kind >= Kind.SEARCHED:
+        may_be_long = kind == Kind.SEARCHED_LONG
+        find_distances(logits, draws.largest, asked, len(asked), launch, may_be_long=may_be_long)
+    blocks = len(asked), -(-num_columns // BLOCK)
     scores = torch.empty(blocks, dtype=torch.float64, device=device)
     columns = torch.empty(blocks, dtype=torch.int32, device=device)
     given = logits, draws.largest, asked, scores, columns, num_columns, logits.stride(0)
     launch("sampling.race_of_logits", blocks, *given, BLOCK=BLOCK, num_warps=WARPS)
     found = scores, columns, asked, draws.token_ids, draws.told
     launch("sampling.winners", blocks[:1], *found, blocks[1], BLOCK=BLOCKS)
-
-
-def _is_searched(params: SamplingParams) -> bool:
-    """Return whether a filter keeps tokens up to a distance that depends on logits; that of min-p does not."""
-    return params.top_k > 0 or params.top_p < 1.0
-
-
-def _asked(place: int, row: SamplingRow) -> tuple[float, ...]:
-    """Return the line of a row in `asked` of the kernels."""
-    params = row.sequence.params
-    (keys,) = keys_of(row)
-    distance = _FARTHEST
-    if params.min_p > 0.0:
-        (distance,) = struct.unpack("<i", struct.pack("<f", abs(math.log(params.min_p))))
-    return place, params.temperature, distance, min(max(params.top_k, 0), _MOST), params.top_p, *keys
+    return draws

@@ -8,12 +8,14 @@ bound, a power of 2 of chunks. Chunks beyond the end of a sequence are skipped o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -30,7 +32,7 @@ MAX_ROWS: Final = 256
 MAX_GRAPHS: Final = 256
 """The one that was not used for longest goes first."""
 
-_PLAIN: Final = frozenset({"token_ids", "positions", "attention", "kv_caches", "received"})
+_PLAIN: Final = frozenset({"token_ids", "positions", "attention", "kv_caches", "received", "packed"})
 """The fields of `ModelInput` that a captured step has."""
 
 
@@ -85,7 +87,12 @@ class _Step:
 
     batch: ModelInput
     bounds: Sequence[int]
+    is_warm: bool = False
     graph: Graph | None = None
+    asked: Tensor | None = None
+    """Its own, of a step that draws."""
+    told: Tensor | None = None
+    """What the draw returned; in a graph's memory, which the next step of another may take."""
 
 
 class GraphedModel:
@@ -99,7 +106,7 @@ class GraphedModel:
     def __init__(self, model: LanguageModel, make_graph: Callable[[], Graph]) -> None:
         self._model = model
         self._make_graph = make_graph
-        self._steps: dict[tuple[int, ...], _Step] = {}
+        self._steps: dict[tuple[Hashable, ...], _Step] = {}
         """The least recently used one first."""
         self._results: tuple[Tensor, ...] = ()
         """[MAX_ROWS, hidden] each: where graphs write what the model returns."""
@@ -110,28 +117,60 @@ class GraphedModel:
 
     def __call__(self, batch: ModelInput) -> Any:
         """Return the last hidden states [rows, hidden], or `NotedStates`, valid until the next step."""
-        if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
+        step = self._taken(batch)
+        if step is None:
             return self._model(batch)
-        bounds = [CHUNK * power_of_2(-(-max(each.lengths) // CHUNK), least=1) for each in batch.attention]
+        if not self._is_warm(step):
+            return self._launch(step)
+        if not self._is_captured(step, lambda: self._write_results(step)):
+            return self._model(batch)
         rows = len(batch.token_ids)
-        key = (rows, *bounds, *(each.block_tables.shape[1] for each in batch.attention))
+        return _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
+
+    def draw(
+        self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor | None:
+        step = self._taken(batch, key)
+        if step is None:
+            return None
+        given = torch.from_numpy(asked)
+        if step.asked is None:
+            step.asked = given.to(batch.token_ids.device, non_blocking=True)
+        else:
+            step.asked.copy_(given, non_blocking=True)
+        own = step.asked
+        if not self._is_warm(step):
+            hidden = self._launch(step)
+            return draw(self.compute_logits(hidden), own) if isinstance(hidden, Tensor) else None
+
+        def launch() -> None:
+            step.told = draw(self.compute_logits(self._model(_bounded(step, lambda _: None))), own)
+
+        return step.told if self._is_captured(step, launch) else None
+
+    def _taken(self, batch: ModelInput, more: Hashable = None) -> _Step | None:
+        """Return the step for a batch, with its numbers, a new one where there is none; None for what is not captured.
+
+        more: what a step must have in common with the batch beside its shape.
+        """
+        if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
+            return None
+        bounds = [CHUNK * power_of_2(-(-max(each.lengths) // CHUNK), least=1) for each in batch.attention]
+        key = (len(batch.token_ids), *bounds, *(each.block_tables.shape[1] for each in batch.attention), more)
         step = self._steps.pop(key, None)
         if step is None:
             step = _Step(_own(batch), bounds)
-            hidden = self._launch(step)
+            if len(self._steps) == MAX_GRAPHS:
+                del self._steps[next(iter(self._steps))]
         else:
             _copy(batch, step.batch)
-            if step.graph is None:
-                self._capture(step)
-            if step.graph is None:  # it could not be captured
-                return self._model(batch)
-            step.graph.replay()
-            hidden = _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
-        if self._is_capturable:
-            self._steps[key] = step
-            if len(self._steps) > MAX_GRAPHS:
-                del self._steps[next(iter(self._steps))]
-        return hidden
+        self._steps[key] = step
+        return step
+
+    def _is_warm(self, step: _Step) -> bool:
+        """Return whether a step's kernels have been launched by the host before; later they have."""
+        was_warm, step.is_warm = step.is_warm, True
+        return was_warm
 
     def _launch(self, step: _Step) -> Any:
         """Launch a step's kernels, and find what would read a value of this step alone if it were captured."""
@@ -145,18 +184,23 @@ class GraphedModel:
             self._results = tuple(each.new_empty((MAX_ROWS, *each.shape[1:])) for each in _parts(found))
         return found
 
-    def _capture(self, step: _Step) -> None:
-        graph, rows = self._make_graph(), len(step.batch.token_ids)
+    def _write_results(self, step: _Step) -> None:
+        found, rows = self._model(_bounded(step, lambda _: None)), len(step.batch.token_ids)
+        for result, part in zip(self._results, _parts(found), strict=True):
+            result[:rows].copy_(part)
 
-        def run() -> None:
-            for result, part in zip(self._results, _parts(self._model(_bounded(step, lambda _: None))), strict=True):
-                result[:rows].copy_(part)
-
-        try:
-            graph.capture(run)
+    def _is_captured(self, step: _Step, launch: Callable[[], None]) -> bool:
+        """Launch a step's graph, which is captured first where there is none; return whether that could be done."""
+        if step.graph is None:
+            graph = self._make_graph()
+            try:
+                graph.capture(launch)
+            except RuntimeError as error:
+                self._give_up(str(error).partition("\n")[0])
+                return False
             step.graph = graph
-        except RuntimeError as error:
-            self._give_up(str(error).partition("\n")[0])
+        step.graph.replay()
+        return True
 
     def _give_up(self, reason: str) -> None:
         self._is_capturable = False
@@ -194,7 +238,9 @@ def _tensors(batch: ModelInput) -> list[Tensor]:
 
 def _own(batch: ModelInput) -> ModelInput:
     """Return the batch with tensors that no other step writes to."""
-    own = {id(each): each.clone() for each in _tensors(batch)}
+    packed = None if batch.packed is None else batch.packed.clone()
+    own = {id(each): each.clone() if packed is None else _place_in(packed, each) for each in _tensors(batch)}
+    own |= {id(each): each.clone() for each in _apart(batch)}
     attention = [
         replace(
             each,
@@ -210,12 +256,27 @@ def _own(batch: ModelInput) -> ModelInput:
     if received is not None:
         first, *others = (own[id(each)] for each in received.parts)
         received = IntermediateTensors(first, others[0] if others else None)
-    return replace(batch, token_ids=token_ids, positions=positions, attention=attention, received=received)
+    own_tensors = {"token_ids": token_ids, "positions": positions, "attention": attention, "received": received}
+    return replace(batch, **own_tensors, packed=packed)
+
+
+def _place_in(packed: Tensor, tensor: Tensor) -> Tensor:
+    """Return what has the place in `packed` that a tensor has in the memory that `packed` is a copy of."""
+    return packed.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _apart(batch: ModelInput) -> list[Tensor]:
+    """Return the tensors that never lie in the memory of the others."""
+    return [batch.token_ids, *(() if batch.received is None else batch.received.parts)]
 
 
 def _copy(source: ModelInput, target: ModelInput) -> None:
-    pairs = {id(own): (own, new) for own, new in zip(_tensors(target), _tensors(source), strict=True)}
-    for own, new in pairs.values():
+    if source.packed is not None and target.packed is not None:
+        pairs = [(target.packed, source.packed), *zip(_apart(target), _apart(source), strict=True)]
+    else:
+        each = {id(own): (own, new) for own, new in zip(_tensors(target), _tensors(source), strict=True)}
+        pairs = list(each.values())
+    for own, new in pairs:
         own.copy_(new)
 
 

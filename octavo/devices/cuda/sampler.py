@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.devices.cuda.draws import Draws, draw, likeliest_tokens
+from octavo.devices.cuda.draws import Draws, Line, drawn, likeliest_tokens, line_of, plan_of
 from octavo.devices.cuda.filtering import BLOCK
 from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
@@ -20,10 +21,10 @@ from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.reference.sampler import Describer, ReferenceSampler
 from octavo.sampling.chunks import chunks
 from octavo.sampling.filters import Filter, MinP, TopK, TopP
-from octavo.sampling.metadata import RowSamples, SamplingRow
+from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow
 from octavo.sampling.refusals import refusal
-from octavo.sampling.sampler import LaunchedDraws
+from octavo.sampling.sampler import DrawPlan, LaunchedDraws
 from octavo.sampling.top_tokens import TopTokens
 
 CHUNK_BYTES: Final = 40 << 20
@@ -46,6 +47,8 @@ class CudaSampler(ReferenceSampler):
         """read_later: begins to copy a matrix to the host, and returns what waits for it."""
         super().__init__(processors, filters, chunk_bytes=CHUNK_BYTES)
         self._runtime, self._device, self._read_later = runtime, device, read_later
+
+        self._lines: WeakKeyDictionary[SampledSequence, Line] = WeakKeyDictionary()
 
     def may_launch(self, params: SamplingParams) -> bool:
         if any(each.needs(params) for each in self._processors if not isinstance(each, LAUNCHED)):
@@ -127,13 +130,41 @@ class CudaSampler(ReferenceSampler):
 
         return describe
 
+    def plan(self, rows: Sequence[SamplingRow]) -> DrawPlan | None:
+        traits = [self._traits_of(row.sequence) for row in rows]
+        if any(each.is_described or each.processors for each in traits):
+            return None
+        return self._plan(rows)
+
+    def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
+        draws = drawn(logits, kind, asked, self._runtime.launch)
+        return draws.token_ids, draws.told
+
+    def read(self, told: Tensor, rows: Sequence[SamplingRow]) -> Callable[[], list[RowSamples]]:
+        read = self._read_later(told)
+
+        def wait() -> list[RowSamples]:
+            results = []
+            for row, (largest, token_id) in zip(rows, read(), strict=True):
+                error = refusal(row.position, row.sequence.params, largest, largest)
+                results.append(RowSamples([] if error else [TokenLogprobs(token_id=int(token_id))], error))
+            return results
+
+        return wait
+
+    def _plan(self, rows: Sequence[SamplingRow]) -> DrawPlan:
+        return plan_of(rows, [self._line_of(row.sequence) for row in rows])
+
+    def _line_of(self, sequence: SampledSequence) -> Line:
+        line = self._lines.get(sequence)
+        if line is None:
+            line = self._lines[sequence] = line_of(sequence.params)
+        return line
+
     def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Draws:
         """Draw a token for each row without waiting for the device."""
-        draws = likeliest_tokens(logits, self._runtime.launch)
-        places = [place for place, row in enumerate(rows) if not row.sequence.params.is_greedy]
-        if places:
-            draw(logits, draws, places, [rows[place] for place in places], self._sent, self._runtime.launch)
-        return draws
+        plan = self._plan(rows)
+        return drawn(logits, plan.kind, self._sent(plan.asked), self._runtime.launch)
 
     def _sent(self, array: NDArray[Any]) -> Tensor:
         """Return an array on the device, without waiting for what runs there: its copy is made at once."""

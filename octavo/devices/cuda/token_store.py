@@ -30,7 +30,14 @@ class CudaTokenStore(HostTokenStore):
         self._there[target, :num_tokens] = self._there[source, :num_tokens]
 
     def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
-        out.copy_(self._there.view(-1).index_select(0, self._places(lines, positions)))
+        out.copy_(self.at(self._sent(self.places(lines, positions))))
+
+    def places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        self._reserve(0, int(positions.max()) + 1)
+        return lines * self._there.shape[1] + positions
+
+    def at(self, places: Tensor) -> Tensor:
+        return self._there.view(-1).index_select(0, places).long()
 
     def on_device(self) -> Tensor:
         return self._there
@@ -42,7 +49,6 @@ class CudaTokenStore(HostTokenStore):
 
     def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
         """Store tokens, int64 [drawn] on the device, that the host gets later, by `note`."""
-        self._reserve(0, max(positions) + 1)
         self._put(lines, positions, token_ids.int())
 
     def note(self, line: int, position: int, token_id: int) -> None:
@@ -50,11 +56,11 @@ class CudaTokenStore(HostTokenStore):
         self._tokens[line, position] = token_id
 
     def _put(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
-        places = self._places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64))
+        places = self._sent(self.places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64)))
         self._there.view(-1).index_copy_(0, places, token_ids)
 
-    def _places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(lines * self._there.shape[1] + positions).to(self._device, non_blocking=True)
+    def _sent(self, places: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(places).to(self._device, non_blocking=True)
 
     def _reserve(self, num_lines: int, width: int) -> None:
         super()._reserve(num_lines, width)

@@ -123,19 +123,23 @@ def test_a_step_that_fails_while_another_is_begun_leaves_nobody_waiting(monkeypa
             runner._collect(future)
 
 
-def test_logits_that_are_no_numbers_end_one_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("enforce_eager", "method"), [(True, "launch"), (False, "read")])
+def test_logits_that_are_no_numbers_end_one_request(
+    enforce_eager: bool, method: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from octavo.devices.cuda.sampler import CudaSampler
 
-    launch = CudaSampler.launch
+    plain = getattr(CudaSampler, method)
 
-    def spoil(self: Any, logits: Any, rows: Any) -> Any:
+    def spoil(self: Any, found: Any, rows: Any) -> Any:
         for place, row in enumerate(rows):
             if row.position == 8 and row.sequence.params.seed == 1:
-                logits[place, 3] = float("nan")
-        return launch(self, logits, rows)
+                found[place, 0] = float("nan")  # a logit, or the largest one of those that were drawn from
+        return plain(self, found, rows)
 
-    monkeypatch.setattr(CudaSampler, "launch", spoil)
-    sizes = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_steps_in_flight": 3}
+    monkeypatch.setattr(CudaSampler, method, spoil)
+    sizes: Any = {"enforce_eager": enforce_eager}
+    sizes |= {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_steps_in_flight": 3}
     prompts: Any = [{"prompt_token_ids": [5, 6, 7 + row]} for row in range(3)]
     params = [SamplingParams(max_tokens=9, ignore_eos=True, seed=seed) for seed in range(3)]
     with LLM(str(path), device="cuda", **sizes) as llm:

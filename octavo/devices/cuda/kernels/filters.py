@@ -176,6 +176,8 @@ def bound(
             # of rounding)
             least = (total.to(tl.float64) / _ONE) * ((1.0 - top_p) / (2.0 * num_columns))
             limit = tl.minimum(limit, (-tl.log(tl.maximum(least, 1e-30))).to(tl.float32).to(tl.int32, bitcast=True))
+        if top_p >= 1.0:  # nothing need be found
+            limit = -1
     tl.store(limits + row, limit)
 
 

@@ -1,11 +1,11 @@
 """The likeliest token of a row, and the exponential race of `octavo.sampling.random`, in Triton.
 
-Each is two kernels: one over blocks of columns, one that puts the blocks of a row together. `asked` has a line of seven
-float64 for each row that is drawn: the row's place among those of the logits, temperature, the distance up to which
-tokens may be drawn (as an integer; the largest finite one for all), top-k (0 for none), top-p, and the two keys of the
-draw. A token's distance is how far its scaled logit (`octavo.sampling.filters.scale`) lies below the largest one: it is
-not negative, so that its bits, taken as an integer, have its order. `told` has a line of two float64 for each row of
-the logits, which go to the host: the largest logit and the token.
+Each is two kernels: one over blocks of columns, one that puts the blocks of a row together. `asked` has a line of eight
+float64 for each row: its place among those of the logits, temperature (less than 0 where the likeliest token is taken),
+the distance up to which tokens may be drawn (as an integer; the largest finite one for all), top-k (0 for none), top-p,
+the two keys of the draw, and a number that kernels do not read. A token's distance is how far its scaled logit
+(`octavo.sampling.filters.scale`) lies below the largest one: it is not negative, so that its bits, taken as an integer,
+have its order. `told` has a line of two float64 for each row, which go to the host: the largest logit and the token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ASKED = tl.constexpr(7)
+ASKED = tl.constexpr(8)
 """Numbers in a line of `asked`."""
 _LEAST = tl.constexpr(-(1 << 63))
 """The key of a column behind the last one."""
@@ -127,6 +127,8 @@ def race_of_logits(
     line = asked + row * ASKED
     place = tl.load(line).to(tl.int64)
     temperature = tl.load(line + 1).to(tl.float32)
+    if temperature < 0.0:
+        return
     key_1 = tl.load(line + 5).to(tl.int64).to(tl.uint32)
     key_2 = tl.load(line + 6).to(tl.int64).to(tl.uint32)
     peak = peak_of(largest + place)
@@ -156,6 +158,8 @@ def race_of_logits(
 def winners(scores, places, asked, token_ids, told, num_blocks, BLOCK: tl.constexpr):
     """Write the column of the best score of a row of `asked` to the row's place in token_ids, and tell it."""
     row = tl.program_id(0)
+    if tl.load(asked + row * ASKED + 1) < 0.0:
+        return
     best = tl.full([], -2.0, dtype=tl.float64)
     winner = tl.zeros([], dtype=tl.int32)
     for start in range(0, num_blocks, BLOCK):
