@@ -256,7 +256,7 @@ def _own(batch: ModelInput) -> ModelInput:
     if received is not None:
         first, *others = (own[id(each)] for each in received.parts)
         received = IntermediateTensors(first, others[0] if others else None)
-    own_tensors = {"token_ids": token_ids, "positions": positions, "attention": attention, "received": received}
+    own_tensors: dict[str, Any] = {"token_ids": token_ids, "positions": positions, "attention": attention, "received": received}
     return replace(batch, **own_tensors, packed=packed)
 
 

@@ -68,8 +68,9 @@ class InvariantLinear(PlainLinear):
         return torch.stack(found, dim=1)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        options = {"bias": self._state.get("bias"), "add": add, "gated": self.shape.is_gated, "arrived": self._arrived}
-        return multiplied(self._runtime, x, self._state["weight"], dtype, **options)
+        bias, gated = self._state.get("bias"), self.shape.is_gated
+        given = self._runtime, x, self._state["weight"], dtype
+        return multiplied(*given, bias=bias, add=add, gated=gated, arrived=self._arrived)
 
 
 def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
