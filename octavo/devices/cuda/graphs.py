@@ -256,8 +256,9 @@ def _own(batch: ModelInput) -> ModelInput:
     if received is not None:
         first, *others = (own[id(each)] for each in received.parts)
         received = IntermediateTensors(first, others[0] if others else None)
-    own_tensors: dict[str, Any] = {"token_ids": token_ids, "positions": positions, "attention": attention, "received": received}
-    return replace(batch, **own_tensors, packed=packed)
+    return replace(
+        batch, token_ids=token_ids, positions=positions, attention=attention, received=received, packed=packed
+    )
 
 
 def _place_in(packed: Tensor, tensor: Tensor) -> Tensor:
