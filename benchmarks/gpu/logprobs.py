@@ -28,7 +28,7 @@ ROWS, TURNS, LENGTH = 64, 16, 2048
 PROCESSED: Final[dict[str, dict[str, Any]]] = {
     "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.3, "presence_penalty": -0.2},
     "biases": {"logit_bias": {token: token / 7 for token in range(100)}},
-    "allowed": {"allowed_token_ids": tuple(range(0, VOCAB_SIZE, 5))},
+    "allowed": {"allowed_token_ids": tuple(range(0, VOCAB_SIZE, 10))},
     "bad words": {"bad_words": ("x",)},
     "min_tokens": {"min_tokens": 4096, "max_tokens": 4096},
 }

@@ -36,7 +36,8 @@ def described(
     num_groups = -(-num_columns // GROUP)
     keys = torch.empty((num_rows, num_groups, GROUP), dtype=torch.int64, device=device)
     nearest = torch.empty((num_rows, num_groups), dtype=torch.int64, device=device)
-    masses, ahead = torch.zeros((2, num_rows), dtype=torch.int64, device=device)
+    # of an even number of rows, so that both begin at whole vectors: other addresses take another kernel
+    masses, ahead = torch.zeros((2, num_rows + num_rows % 2), dtype=torch.int64, device=device)[:, :num_rows]
     chosen, peaks = logits[places, token_ids], largest[places]
     launch(
         "logprobs.survey",
