@@ -100,11 +100,11 @@ def check_operators() -> Iterator[dict[str, Any]]:
                     (each,) if isinstance(each, Tensor) else each
                     for each in (
                         operator.trial(getattr(ops, operator.name), *placed),
-                        operator.trial(operator.reference, *placed),
+                        operator.trial(operator.reference, *arguments),
                     )
                 )
                 for one, other in zip(found, expected, strict=True):
-                    difference = (one.double() - other.double()).abs() / (1 + other.double().abs())
+                    difference = (one.cpu().double() - other.double()).abs() / (1 + other.double().abs())
                     worst = max(worst, float(difference.max()))
             yield {"operator": operator.name, "dtype": str(dtype), "of_allowed": worst / allowed}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
-from octavo.devices.device import DrawingModel
+from octavo.devices.device import DrawingModel, LanguageModel
 from octavo.devices.token_store import DeviceTokenStore
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples
@@ -67,6 +67,8 @@ class LaunchingRunner(ModelRunner):
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
         self._launches, self._store, self._vocab_size = launches, tokens, vocab_size
         self._repeats = launches if isinstance(launches, RepeatableSampler) else None
+        self._known_model: LanguageModel | None = None
+        self._known_drawing: DrawingModel | None = None
         self._launchable: WeakKeyDictionary[SequenceState, bool] = WeakKeyDictionary()
         self._launched: deque[tuple[_Launched, Future[ModelRunnerOutput]]] = deque()
 
@@ -118,12 +120,18 @@ class LaunchingRunner(ModelRunner):
             self._launchable[state] = may_launch
         return may_launch
 
+    def _drawing_model(self) -> DrawingModel | None:
+        if self.model is not self._known_model:  # asking takes longer than a row's numbers do
+            self._known_model = self.model
+            self._known_drawing = self.model if isinstance(self.model, DrawingModel) else None
+        return self._known_drawing
+
     def _draw_at_once(
         self, batch: ModelInput, rows: Sequence[BatchRow], wanted: Sequence[Position]
     ) -> list[LaunchedDraws] | None:
         """Run the model, draw for all rows and store what is drawn in one launch; None where that cannot be done."""
-        model, sampler, store = self.model, self._repeats, self._store
-        if sampler is None or not isinstance(model, DrawingModel):
+        model, sampler, store = self._drawing_model(), self._repeats, self._store
+        if sampler is None or model is None:
             return None
         if not len(batch.token_ids) == len(rows) == len(wanted) or len(wanted) > rows_per_chunk(
             self._vocab_size, LOGITS_BYTES

@@ -13,6 +13,7 @@ import lzma
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from ctypes import addressof, c_void_p, create_string_buffer
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata, util
 from pathlib import Path
@@ -80,14 +81,18 @@ def source_hash() -> str:
     return total.hexdigest()
 
 
-class _Loaded(NamedTuple):
-    function: int
+@dataclass(slots=True)
+class _Variant:
+    code: bytes
+    name: str
     threads: int
     shared_bytes: int
     layout: str
     offsets: tuple[int, ...]
     places: tuple[int, ...]
     """Of the arguments that are parameters."""
+    function: int | None = None
+    """The driver's handle, from the first launch on: an archive has many kernels that an engine never launches."""
 
 
 class CubinLauncher:
@@ -97,21 +102,22 @@ class CubinLauncher:
         self._driver, self._otherwise = driver, otherwise
         self._unspecialized = {name: frozenset(each) for name, each in manifest["kernels"].items()}
         self._missing: set[Call] = set()
-        self._loaded: dict[Call, _Loaded] = {}
+        self._variants: dict[Call, _Variant] = {}
         for each in manifest["variants"]:
             code = codes[each["offset"] : each["offset"] + each["bytes"]]
             call = Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"])))
-            function = driver.load(code, each["function"], each["shared"])
             layout = layout_of(call.types) + "Q" * each["num_scratch"]
             offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
             places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
             threads = 32 * each["num_warps"]
-            self._loaded[call] = _Loaded(function, threads, each["shared"], layout, offsets, places)
+            self._variants[call] = _Variant(code, each["function"], threads, each["shared"], layout, offsets, places)
+        for variant in list(self._variants.values())[:1]:  # whether the driver takes them is known at start
+            self._load(variant)
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         unspecialized = self._unspecialized.get(kernel)
         call = call_of(kernel, arguments, constants, unspecialized or frozenset())
-        found = self._loaded.get(call)
+        found = self._variants.get(call)
         if found is None:
             self._launch_otherwise(call, grid, arguments, constants)
             return
@@ -121,7 +127,12 @@ class CubinLauncher:
         packed = create_string_buffer(struct.pack(found.layout, *values))
         start = addressof(packed)
         addresses = (c_void_p * len(found.offsets))(*(start + offset for offset in found.offsets))
-        self._driver.launch(found.function, grid, found.threads, found.shared_bytes, addresses)
+        function = self._load(found) if found.function is None else found.function
+        self._driver.launch(function, grid, found.threads, found.shared_bytes, addresses)
+
+    def _load(self, variant: _Variant) -> int:
+        variant.function = self._driver.load(variant.code, variant.name, variant.shared_bytes)
+        return variant.function
 
     def _launch_otherwise(
         self, call: Call, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]
