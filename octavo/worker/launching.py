@@ -152,8 +152,8 @@ class LaunchingRunner(ModelRunner):
             tokens.view(-1).index_copy_(0, asked[:, -1].long(), token_ids.int())
             return told
 
-        # a store that has grown is another one
-        told = model.draw(batch, plan.asked, (plan.kind, tokens.data_ptr()), draw)
+        # a store that has grown is another one, though it may begin where a smaller one did
+        told = model.draw(batch, plan.asked, (plan.kind, tokens.shape), draw)
         if told is None:
             return None
         for state in states:

@@ -23,7 +23,7 @@ _PARAMS: Final = (
     SamplingParams(temperature=0.8, top_p=0.95, seed=0),
 )
 """Of the steps of one kind, one after the other: the first needs every stage of sampling, and the second what
-devices launch for top-p alone."""
+devices launch for top-p alone. Such a decode step is captured when it comes for the second time."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ def warm_up(runner: ModelRunner, device: Device, scheduler: SchedulerConfig, pla
     num_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     num_tokens = min(scheduler.max_num_batched_tokens, num_rows * plan.max_model_len)
     peak_bytes = device.measure_peak()
-    for tokens in (num_tokens, num_rows):
-        for params in _PARAMS:
+    for tokens, times in ((num_tokens, 1), (num_rows, 2)):
+        for params in _PARAMS * times:
             try:
                 _run(runner, plan.cache, num_rows, tokens, params)
             except torch.OutOfMemoryError as error:

@@ -239,8 +239,10 @@ def _tensors(batch: ModelInput) -> list[Tensor]:
 def _own(batch: ModelInput) -> ModelInput:
     """Return the batch with tensors that no other step writes to."""
     packed = None if batch.packed is None else batch.packed.clone()
-    own = {id(each): each.clone() if packed is None else _place_in(packed, each) for each in _tensors(batch)}
-    own |= {id(each): each.clone() for each in _apart(batch)}
+    own = {id(each): each.clone() for each in _apart(batch)}
+    for each in _tensors(batch):
+        if id(each) not in own:
+            own[id(each)] = each.clone() if packed is None else _place_in(packed, each)
     attention = [
         replace(
             each,

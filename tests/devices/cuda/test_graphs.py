@@ -15,11 +15,12 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo.attention.backend import Scores
-from octavo.attention.metadata import AttentionMetadata, ModelInput, NotedStates
+from octavo.attention.metadata import AttentionMetadata, IntermediateTensors, ModelInput, NotedStates
 from octavo.devices import DEVICES
 from octavo.devices.cuda.attention import CHUNK, LONGEST, CudaBackend
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.worker.packed_arrays import sent
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.devices.cuda.test_engine import generate
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -53,6 +54,16 @@ def batch(*lengths: int, first_token: int = 3, num_groups: int = 1, queries: int
     return ModelInput(torch.arange(len(positions)) + first_token, positions, [made, *others], [])
 
 
+def packed(step: ModelInput) -> ModelInput:
+    """Return the step as a device apart from the host has it: what is not gathered there lies in one memory."""
+    (group,) = step.attention
+    names = ("query_starts", "sequence_lengths", "slot_mapping", "block_tables")
+    arrays = [step.positions.numpy(), *(getattr(group, name).numpy() for name in names)]
+    memory, (positions, *others) = sent(arrays, torch.device("cpu"))
+    group = replace(group, **dict(zip(names, others, strict=True)))
+    return replace(step, positions=positions, attention=[group], packed=memory)
+
+
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_each_step_is_computed_from_its_own_tensors(num_groups: int) -> None:
     model, before = Model(), RepeatedCalls.num_replays
@@ -75,6 +86,21 @@ def test_states_that_are_noted_are_kept_too() -> None:
         found, expected = graphed(batch(20 + number, 4)), Noting()(batch(20 + number, 4))
         for one, other in zip((found.hidden, *found.streams), (expected.hidden, *expected.streams), strict=True):
             assert torch.equal(one, other)
+    assert RepeatedCalls.num_replays - before == 3
+
+
+def test_a_stage_keeps_what_it_receives_beside_numbers_that_came_in_one_copy() -> None:
+    class Receiving(Model):
+        def __call__(self, batch: ModelInput) -> Tensor:
+            assert batch.received is not None
+            return super().__call__(batch) + batch.received.hidden[:, :2]
+
+    model, before = Receiving(), RepeatedCalls.num_replays
+    graphed = GraphedModel(model, RepeatedCalls)
+    for number in range(4):
+        step = packed(batch(30 + number, 7, first_token=number))
+        step = replace(step, received=IntermediateTensors(torch.full((2, 500), float(number)), None))
+        assert torch.equal(graphed(step), Receiving()(step))
     assert RepeatedCalls.num_replays - before == 3
 
 

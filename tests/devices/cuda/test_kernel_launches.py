@@ -123,6 +123,8 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
     family: str, args: dict[str, Any], paths: dict[str, Path], known: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DEVICES, "cuda", f"{__name__}.{RecordedCuda.__name__}")
+    with torch.device("meta"):  # the first such context in a process keeps the functions that it has an effect on
+        assert torch.empty(1).is_meta
     monkeypatch.setattr(torch, "empty", zeros)
     LAUNCHED.clear()
     for is_invariant in (False, True):

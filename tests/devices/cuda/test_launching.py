@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
+from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.worker.launching import LaunchedStep, LaunchingRunner
 from tests.devices.cuda.interpreted import NAME
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -147,3 +149,31 @@ def test_logits_that_are_no_numbers_end_one_request(
     assert [each.error is None for each in found] == [True, False, True]
     assert "NaN or infinity" in str(found[1].error)
     assert [len(each.outputs[0].token_ids) for each in (found[0], found[2])] == [9, 9]
+
+
+def test_a_store_that_grows_where_it_began_is_not_that_of_graphs_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, reserve = torch.zeros(1 << 16, dtype=torch.int32), CudaTokenStore._reserve
+
+    def grow(self: CudaTokenStore, num_lines: int, width: int) -> None:
+        reserve(self, num_lines, width)
+        if self._there.data_ptr() != memory.data_ptr():
+            shape = self._there.shape
+            memory[: shape.numel()] = self._there.flatten()
+            self._there = memory[: shape.numel()].view(shape)
+
+    monkeypatch.setattr(CudaTokenStore, "_reserve", grow)
+    found = {}
+    for device in ("reference", "cuda"):
+        sizes: Any = {"dtype": "float32", "max_model_len": 32, "num_gpu_blocks_override": 40, "max_num_seqs": 20}
+        with LLM(str(path), device=device, **sizes) as llm:
+
+            def generate(*counts: int, llm: LLM = llm) -> list[Any]:
+                prompts: Any = [{"prompt_token_ids": [5 + row]} for row in range(len(counts))]
+                asked = [SamplingParams(temperature=0.0, max_tokens=each, ignore_eos=True) for each in counts]
+                return [each.outputs[0].token_ids for each in llm.generate(prompts, asked, use_tqdm=False)]
+
+            # a line for one sequence, lines for more than there is room for, of which the last is free first
+            found[device] = [generate(4), generate(*[1] * 16, 2), generate(4)]
+    assert found["cuda"] == found["reference"]

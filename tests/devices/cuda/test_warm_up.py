@@ -16,7 +16,7 @@ from octavo.devices import DEVICES
 from octavo.devices.cuda.graphs import GraphedModel
 from octavo.devices.cuda.launch import launch_by_triton
 from octavo.errors import ConfigError
-from tests.devices.cuda.interpreted import NAME, InterpretedCuda
+from tests.devices.cuda.interpreted import NAME, InterpretedCuda, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
@@ -44,8 +44,10 @@ def test_the_largest_steps_are_made_at_start_and_change_no_token(
     )
     monkeypatch.setattr(InterpretedCuda, "warms_up", True)
     monkeypatch.setattr(InterpretedCuda, "peak_bytes", 3 << 30)
+    replays = RepeatedCalls.num_replays
     with caplog.at_level(logging.INFO, "octavo"), LLM(str(path), **SIZES, **STEPS) as llm:
         assert sizes == [20, 20, 3, 3]
+        assert RepeatedCalls.num_replays == replays + 2, "decode steps are captured, whether they draw or not"
         assert llm.generate([prompt], asked, use_tqdm=False)[0].outputs == expected
     (line,) = [each for each in caplog.records if "largest steps" in each.getMessage()]
     assert line.levelno == logging.WARNING, "more was taken than was planned"
