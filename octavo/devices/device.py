@@ -98,6 +98,10 @@ class LanguageModel(Protocol):
 class DrawingModel(LanguageModel, Protocol):
     """A model whose decode steps can draw and store tokens in the launch that computes them."""
 
+    def padded(self, num_rows: int) -> int:
+        """Return of how many rows a decode step of at least so many should be: there are launches of some sizes."""
+        ...
+
     def draw(
         self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:

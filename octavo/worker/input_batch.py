@@ -100,7 +100,7 @@ class InputBatchBuilder:
         self._tables = tables
         self.block_size = block_size
         self._device = device
-        self._max_num_tokens = max_num_tokens
+        self.max_num_tokens = max_num_tokens
         self._buffers = _Buffers(
             token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
             positions=torch.zeros(max_num_tokens, dtype=torch.int64),
@@ -136,7 +136,7 @@ class InputBatchBuilder:
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
-        assert num_tokens <= self._max_num_tokens, "a step has more tokens than max_num_batched_tokens"
+        assert num_tokens <= self.max_num_tokens, "a step has more tokens than max_num_batched_tokens"
         views, tensors, groups = self._views(len(rows), num_tokens)
         lines = np.array([state.line for _, state in rows], dtype=np.int64)
         views.sequence_lengths[:] = lengths

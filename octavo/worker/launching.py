@@ -85,7 +85,10 @@ class LaunchingRunner(ModelRunner):
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        batch, wanted = self._builder.build(rows), list(positions_of(rows))
+        wanted = list(positions_of(rows))
+        # a row that is computed twice writes the same twice
+        more = rows[:1] * self._missing_rows(rows, wanted)
+        batch = self._builder.build([*rows, *more])
         draws = self._draw_at_once(batch, rows, wanted)
         if draws is None:
             hidden = self.model(batch)
@@ -126,6 +129,13 @@ class LaunchingRunner(ModelRunner):
             self._known_drawing = self.model if isinstance(self.model, DrawingModel) else None
         return self._known_drawing
 
+    def _missing_rows(self, rows: Sequence[BatchRow], wanted: Sequence[Position]) -> int:
+        """Return how many rows a decode step lacks for the launches of a size that the model has."""
+        model = self._drawing_model()
+        if model is None or len(wanted) != len(rows) or any(row.scheduled.num_tokens != 1 for row in rows):
+            return 0
+        return min(model.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
+
     def _draw_at_once(
         self, batch: ModelInput, rows: Sequence[BatchRow], wanted: Sequence[Position]
     ) -> list[LaunchedDraws] | None:
@@ -133,18 +143,20 @@ class LaunchingRunner(ModelRunner):
         model, sampler, store = self._drawing_model(), self._repeats, self._store
         if sampler is None or model is None:
             return None
-        if not len(batch.token_ids) == len(rows) == len(wanted) or len(wanted) > rows_per_chunk(
-            self._vocab_size, LOGITS_BYTES
-        ):
+        num_rows = len(batch.token_ids)
+        if len(batch.attention[0].lengths) != num_rows or len(wanted) != len(rows):
+            return None
+        if num_rows > rows_per_chunk(self._vocab_size, LOGITS_BYTES):
             return None
         sampled = [each.row for each in wanted]
+        sampled += sampled[:1] * (num_rows - len(sampled))
         plan = sampler.plan(sampled)
         if plan is None:
             return None
         states = [rows[each.place].state for each in wanted]
-        plan.asked[:, -1] = store.places(
-            np.array([state.line for state in states], dtype=np.int64), np.array([each.position for each in sampled])
-        )
+        lines = [state.line for state in states]
+        lines += lines[:1] * (num_rows - len(lines))
+        plan.asked[:, -1] = store.places(np.array(lines, dtype=np.int64), np.array([each.position for each in sampled]))
         tokens = store.on_device()
 
         def draw(logits: Tensor, asked: Tensor) -> Tensor:
@@ -158,7 +170,7 @@ class LaunchingRunner(ModelRunner):
             return None
         for state in states:
             state.num_tokens += 1
-        return [LaunchedDraws(told, sampler.read(told, sampled))]
+        return [LaunchedDraws(told, sampler.read(told[: len(rows)], sampled[: len(rows)]))]
 
     def _draw(self, hidden: Tensor, rows: Sequence[BatchRow], wanted: Sequence[Position]) -> list[LaunchedDraws]:
         """Draw a token at each position, and store it on the device."""

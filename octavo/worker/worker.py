@@ -69,7 +69,6 @@ CALLS: Final[dict[str, Any]] = {
 }
 """Control calls, and the types of their values."""
 
-_START = ("prepare", "allocate")
 _SHUT_DOWN = "the executor is shut down"
 
 
@@ -236,7 +235,7 @@ class Worker:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
         check_call(method)
         self._check()
-        with collector_paused() if method in _START else nullcontext():
+        with collector_paused() if method in ("prepare", "allocate") else nullcontext():
             return [getattr(self._adapters if method.endswith("_adapter") else self, method)(*arguments)]
 
     def _check(self) -> None:
@@ -394,5 +393,7 @@ class Worker:
         if self._adapters is not None:
             self._adapters.close()
         self._mesh.close()
+        release_idle = self._device.release_idle
         vars(self).clear()
         self._failure = _SHUT_DOWN
+        release_idle()

@@ -95,6 +95,25 @@ class _Variant:
     """The driver's handle, from the first launch on: an archive has many kernels that an engine never launches."""
 
 
+def _read(arguments: Iterable[Any]) -> tuple[list[Any], int, list[torch.dtype]]:
+    """Return addresses and numbers, what of their values can make other code, and the types of tensors."""
+    values, marks, dtypes = [], 1, []
+    for each in arguments:
+        if isinstance(each, Tensor):
+            address = each.data_ptr()
+            values.append(address)
+            dtypes.append(each.dtype)
+            marks = marks * 8 + (address % 16 == 0)
+        elif isinstance(each, float):
+            values.append(each)
+            marks = marks * 8 + 2
+        else:
+            values.append(each)
+            is_wide = not -(1 << 31) <= each < 1 << 31
+            marks = marks * 8 + (3 if each == 1 else 4 + 2 * is_wide + (each % 16 == 0))
+    return values, marks, dtypes
+
+
 class CubinLauncher:
     """A `Launcher` of the kernels of an archive, and for launches that none fits another one."""
 
@@ -103,6 +122,8 @@ class CubinLauncher:
         self._unspecialized = {name: frozenset(each) for name, each in manifest["kernels"].items()}
         self._missing: set[Call] = set()
         self._variants: dict[Call, _Variant] = {}
+        self._known: dict[tuple[Any, ...], _Variant] = {}
+        """The same by what takes less time to find out than a `Call`."""
         for each in manifest["variants"]:
             code = codes[each["offset"] : each["offset"] + each["bytes"]]
             call = Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"])))
@@ -115,16 +136,19 @@ class CubinLauncher:
             self._load(variant)
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        unspecialized = self._unspecialized.get(kernel)
-        call = call_of(kernel, arguments, constants, unspecialized or frozenset())
-        found = self._variants.get(call)
+        values, marks, dtypes = _read(arguments)
+        key = kernel, marks, tuple(dtypes), tuple(constants.items())
+        found = self._known.get(key)
         if found is None:
-            self._launch_otherwise(call, grid, arguments, constants)
-            return
-        values = [arguments[place] for place in found.places]
-        values = [each.data_ptr() if isinstance(each, Tensor) else each for each in values]
-        values += [0] * (len(found.layout) - len(values))
-        packed = create_string_buffer(struct.pack(found.layout, *values))
+            call = call_of(kernel, arguments, constants, self._unspecialized.get(kernel, frozenset()))
+            found = self._variants.get(call)
+            if found is None:
+                self._launch_otherwise(call, grid, arguments, constants)
+                return
+            self._known[key] = found
+        given = [values[place] for place in found.places]
+        given += [0] * (len(found.layout) - len(given))
+        packed = create_string_buffer(struct.pack(found.layout, *given))
         start = addressof(packed)
         addresses = (c_void_p * len(found.offsets))(*(start + offset for offset in found.offsets))
         function = self._load(found) if found.function is None else found.function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -210,4 +211,5 @@ class CudaDevice(ReferenceDevice):
         return lambda: torch.cuda.max_memory_allocated(self.torch_device) - held
 
     def release_idle(self) -> None:
+        gc.collect()  # graphs and their models hold each other
         torch.cuda.empty_cache()

@@ -127,6 +127,12 @@ class GraphedModel:
         rows = len(batch.token_ids)
         return _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
 
+    def padded(self, num_rows: int) -> int:
+        if not self._is_capturable or num_rows > MAX_ROWS:
+            return num_rows
+        step = 1 if num_rows <= 2 else 4 if num_rows <= 4 else 8 if num_rows <= 64 else 16
+        return -(-num_rows // step) * step
+
     def draw(
         self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:

@@ -3,6 +3,7 @@ schedule."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
-from tests.devices.cuda.interpreted import NAME
+from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
@@ -66,3 +67,20 @@ def test_other_families_have_the_text_of_the_reference(
     model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
     expected, found = ([tokens for tokens, _ in generate(model, device=name)] for name in ("reference", "cuda"))
     assert found == expected
+
+
+def test_an_engine_that_ends_gives_its_memory_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.worker.cache_engine import CacheEngine
+
+    alive: list[bool] = []
+
+    def release_idle(self: Any) -> None:
+        gc.collect()
+        alive.append(any(type(each) is CacheEngine for each in gc.get_objects()))
+
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    monkeypatch.setattr(InterpretedCuda, "release_idle", release_idle)
+    gc.collect()
+    with LLM(str(path), device="cuda", dtype="float32", max_model_len=64, num_gpu_blocks_override=8) as llm:
+        llm.generate(["a"], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert alive == [False]

@@ -177,3 +177,29 @@ def test_a_store_that_grows_where_it_began_is_not_that_of_graphs_before(
             # a line for one sequence, lines for more than there is room for, of which the last is free first
             found[device] = [generate(4), generate(*[1] * 16, 2), generate(4)]
     assert found["cuda"] == found["reference"]
+
+
+def test_steps_of_any_number_of_rows_take_the_graphs_of_few_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.devices.cuda.graphs import GraphedModel
+
+    sizes: set[int] = set()
+    taken = GraphedModel._taken
+
+    def noted(self: Any, batch: Any, more: Any = None) -> Any:
+        step = taken(self, batch, more)
+        if step is not None:
+            sizes.add(len(batch.token_ids))
+        return step
+
+    monkeypatch.setattr(GraphedModel, "_taken", noted)
+    sizes_of_engine = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 64}
+    prompts: Any = [{"prompt_token_ids": [5, 6, 7 + row]} for row in range(11)]
+    params = [
+        SamplingParams(max_tokens=3 + row, ignore_eos=True, seed=row, temperature=float(row % 3)) for row in range(11)
+    ]
+    found = []
+    for device in ("reference", "cuda"):
+        with LLM(str(path), device=device, **sizes_of_engine) as llm:
+            found.append([each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)])
+    assert found[0] == found[1]
+    assert sizes == {1, 2, 4, 8, 16}
