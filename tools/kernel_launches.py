@@ -23,7 +23,7 @@ from octavo.devices.cuda.attention import CODES, CudaBackend
 from octavo.devices.cuda.cubins import Call, call_of
 from octavo.devices.cuda.launch import triton_function
 from octavo.devices.cuda.ops.coded import PackedFormat
-from octavo.devices.cuda.ops.linear import FEW, multiplied
+from octavo.devices.cuda.ops.linear import multiplied
 from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler
@@ -86,6 +86,15 @@ class Recorder:
         self._found: dict[Call, None] = {}
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        self._note(kernel, arguments, constants)
+        if kernel == "linear.linear" and not constants["HAS_ADDEND"]:
+            # what adapters add to the product
+            *before, out = arguments[:5]
+            if out.dtype is not torch.float32:
+                before[-1] = _empty(1, dtype=torch.float32)
+                self._note(kernel, (*before, *arguments[4:]), {**constants, "HAS_ADDEND": True})
+
+    def _note(self, kernel: str, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self._found[call_of(kernel, arguments, constants, unspecialized(kernel))] = None
 
     @property
@@ -165,15 +174,11 @@ def _caches(backend: CudaBackend, groups: Iterable[CacheGroup]) -> Iterator[tupl
 
 
 def _multiply(runtime: CudaRuntime, dtype: torch.dtype) -> None:
-    """Multiply as adapters do: by their own factors, and where bits must not depend on rows by what they change."""
-    weight, bias, wide = _empty(64, 64, dtype=dtype), _empty(64, dtype=dtype), _empty(64, 64, dtype=torch.float32)
-    for tokens in (3, 32, 64, 96, 16_384):
-        x, add = _empty(tokens, 64, dtype=dtype), _empty(tokens, 64, dtype=torch.float32)
-        multiplied(runtime, x, weight, torch.float32)
-        multiplied(runtime, add, wide, torch.float32)
-        if runtime.is_invariant or tokens <= FEW:
-            for each, gated in product((None, bias), (False, True)):
-                multiplied(runtime, x, weight, dtype, bias=each, add=add, gated=gated)
+    """Multiply as adapters do by their own factors, of whole and of other tiles."""
+    wide = _empty(64, 64, dtype=torch.float32)
+    for inputs, width, tokens in product((64, 256), (64, 128), (3, 32, 64, 96, 16_384)):
+        multiplied(runtime, _empty(tokens, inputs, dtype=dtype), _empty(width, inputs, dtype=dtype), torch.float32)
+        multiplied(runtime, _empty(tokens, 64, dtype=torch.float32), wide, torch.float32)
 
 
 def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *, has_adapters: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices import DEVICES
@@ -26,6 +26,7 @@ from octavo.devices.cuda.runtime import CudaRuntime
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
 from tools.cubins import has_room
 
 KNOWN = """
@@ -84,6 +85,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     regular = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2}
     sizes = {"regular": {**regular, "num_key_value_heads": 1, "head_dim": 64}}
+    sizes["deep"] = {**sizes["regular"], "hidden_size": 512}
     return {
         name: write_byte_tokenizer(
             make_checkpoint(name if name in FAMILIES else "qwen3", folder / name, **{**COMMON, **sizes.get(name, {})})
@@ -104,11 +106,21 @@ def known(paths: dict[str, Path]) -> tuple[dict[str, set[Call]], dict[str, froze
     return {family: {*calls, *of_codes} for family, calls in zip(paths, of_families, strict=True)}, unspecialized
 
 
+@pytest.fixture
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", f"{__name__}.{RecordedCuda.__name__}")
+    with torch.device("meta"):  # the first such context in a process keeps the functions that it has an effect on
+        assert torch.empty(1).is_meta
+    monkeypatch.setattr(torch, "empty", zeros)
+    LAUNCHED.clear()
+
+
 def test_addresses_are_told_apart() -> None:
     found = [on_a_gpu(torch.zeros(64, dtype=torch.bfloat16)[start:]).data_ptr() % 16 == 0 for start in (0, 1, 8)]
     assert found == [True, False, True]
 
 
+@pytest.mark.usefixtures("_recorded")
 @pytest.mark.parametrize(
     ("family", "args"),
     [
@@ -120,13 +132,8 @@ def test_addresses_are_told_apart() -> None:
     ids=str,
 )
 def test_there_is_a_binary_for_all_that_an_engine_launches(
-    family: str, args: dict[str, Any], paths: dict[str, Path], known: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, args: dict[str, Any], paths: dict[str, Path], known: Any
 ) -> None:
-    monkeypatch.setitem(DEVICES, "cuda", f"{__name__}.{RecordedCuda.__name__}")
-    with torch.device("meta"):  # the first such context in a process keeps the functions that it has an effect on
-        assert torch.empty(1).is_meta
-    monkeypatch.setattr(torch, "empty", zeros)
-    LAUNCHED.clear()
     for is_invariant in (False, True):
         with LLM(str(paths[family]), device="cuda", batch_invariant=is_invariant, **{**SIZES, **args}) as llm:
             for lengths in ((5,), (3, 2), (3, 16, 2), (520,)):
@@ -140,6 +147,24 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
     expected = {"filters.settle", "sampling.winners", "logprobs.survey", "processors.penalise"}
     attended = set() if args else {"attention.attend", "attention.merge", "linear.linear"}
     assert {each.kernel for each in calls} >= expected | attended
+
+
+@pytest.mark.usefixtures("_recorded")
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_there_is_a_binary_for_all_that_adapters_launch(
+    is_invariant: bool, tmp_path: Path, paths: dict[str, Path], known: Any
+) -> None:
+    adapter = LoRARequest("a", 1, str(make_adapter(paths["deep"], tmp_path / "adapter", LINEAR)))
+    with LLM(str(paths["deep"]), device="cuda", enable_lora=True, batch_invariant=is_invariant, **SIZES) as llm:
+        for length in (3, 20, 100):
+            prompt: Any = {"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]}
+            outputs = llm.generate([prompt], PARAMS[0], use_tqdm=False, lora_request=adapter)
+            assert all(each.outputs[0].finish_reason == "length" for each in outputs)
+    every, unspecialized = known
+    calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
+    assert calls - every["deep"] == set()
+    products = [dict(each.constants) for each in calls if each.kernel == "linear.linear"]
+    assert any(each["HAS_ADDEND"] and each["IS_DIVIDED"] for each in products)
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,10 @@ def test_a_product_with_codes_has_the_bits_of_the_reference_for_any_number_of_ro
     assert linear.nbytes < weight.nbytes * spec.bits / 8 / 4 * 2
 
 
-def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others() -> None:
+@pytest.mark.parametrize("ranks", [(8, 70, 5), (300, 8, 250)], ids=str)
+def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others(ranks: tuple[int, ...]) -> None:
     shape = LoRAShape(70, 40, (Run(0, 30, 0), Run(30, 10, 1)), 3, torch.float32)
-    adapters = [[Factors(torch.randn(rank, 70), torch.randn(40, rank), 0.5)] * 2 for rank in (8, 70, 5)]
+    adapters = [[Factors(torch.randn(rank, 70), torch.randn(40, rank), 0.5)] * 2 for rank in ranks]
     x = torch.randn(9, 70)
     found = []
     for order in ((0, 1, 2), (2, 0, 1), (0,)):

@@ -104,15 +104,16 @@ def multiplied(
 ) -> Tensor:
     """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows.
 
-    arrived: see the function of this name; with it chunks may have programs of their own.
+    arrived: see the function of this name; with it inputs are divided into chunks, which may have programs of their
+    own. Without it the order of sums depends neither on the number of inputs nor on that of columns.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     (tokens, inputs), outputs = x.shape, len(weight)
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)
     tile = tile_of(tokens, width, x.dtype, gated=gated)
-    number, chunk = (1, inputs) if gated else chunks_of(width, inputs)
-    is_divided = number > 1 and arrived is not None and tokens <= tile["BM"] and tile["BN"] == _READING["BN"]
+    number, chunk = (1, inputs) if gated or arrived is None else chunks_of(width, inputs)
+    is_divided = number > 1 and tokens <= tile["BM"] and tile["BN"] == _READING["BN"]
     parts = torch.empty((number, tokens, width), dtype=torch.float32, device=x.device) if is_divided else out
     rows, columns = -(-tokens // tile["BM"]), -(-width // tile["BN"])
     options: dict[str, Any] = {**tile, "TYPE": compute_type(x)}
