@@ -51,7 +51,7 @@ _CAPS: Final = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _LATENT: Final = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 
 MODELS: Final[dict[str, dict[str, Any]]] = {
-    "octavo-tiny": _qwen3(256, 704, (4, 2, 64)),
+    "octavo-tiny": _dense("Qwen3ForCausalLM", 3072, 256, 704, (4, 2, 64), tie_word_embeddings=True),
     "Qwen3-0.6B": _qwen3(1024, 3072, (16, 8, 128)),
     "Qwen3-1.7B": _qwen3(2048, 6144, (16, 8, 128)),
     "Qwen3-4B": _qwen3(2560, 9728, (32, 8, 128)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
 from tools.cubins import has_room
+from tools.kernel_models import MODELS
 
 KNOWN = """
 import json, pickle, sys
@@ -113,6 +116,14 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.empty(1).is_meta
     monkeypatch.setattr(torch, "empty", zeros)
     LAUNCHED.clear()
+
+
+def test_the_shipped_model_has_the_sizes_that_binaries_are_compiled_for() -> None:
+    shipped = json.loads(files("octavo.builtin").joinpath("octavo-tiny/config.json").read_text())
+    known = {name: value for name, value in MODELS["octavo-tiny"].items() if name in shipped}
+    assert len(known) > 8
+    left = {"num_hidden_layers", "max_position_embeddings"}
+    assert {name for name, value in known.items() if value != shipped[name]} == left
 
 
 def test_addresses_are_told_apart() -> None:

@@ -150,7 +150,7 @@ def survey(
     tl.store(nearest + program * groups + tl.arange(0, groups), closest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups", "num_blocks"])
 def bound(
     asked, nearest, masses, limits, totals, num_groups, num_blocks, num_columns,
     BLOCK: tl.constexpr,

@@ -11,7 +11,7 @@ _ONE = tl.constexpr(float(1 << 42))
 """The mass of the likeliest token. The masses of two million tokens together are an int64."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])
 def survey(
     logits, places, largest, chosen, keys, nearest, masses, ahead, num_columns, num_groups, row_stride,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,

@@ -85,7 +85,7 @@ def peaks(logits, keys, num_columns, row_stride, BLOCK: tl.constexpr):
     tl.store(keys + row * tl.num_programs(1) + block, best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def likeliest(keys, largest, token_ids, told, num_blocks, BLOCK: tl.constexpr):
     """Write a row's largest logit, float32 [rows], and its first column, int64 [rows], and tell both."""
     row = tl.program_id(0)
@@ -154,7 +154,7 @@ def race_of_logits(
     tl.store(places + target, winner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def winners(scores, places, asked, token_ids, told, num_blocks, BLOCK: tl.constexpr):
     """Write the column of the best score of a row of `asked` to the row's place in token_ids, and tell it."""
     row = tl.program_id(0)
