@@ -156,7 +156,10 @@ class LaunchingRunner(ModelRunner):
         states = [rows[each.place].state for each in wanted]
         lines = [state.line for state in states]
         lines += lines[:1] * (num_rows - len(lines))
-        plan.asked[:, -1] = store.places(np.array(lines, dtype=np.int64), np.array([each.position for each in sampled]))
+        positions = np.array([each.position for each in sampled])
+        # what a row's copy draws is left where the next step draws: another place in a batch may give other bits
+        positions[len(rows) :] += 1
+        plan.asked[:, -1] = store.places(np.array(lines, dtype=np.int64), positions)
         tokens = store.on_device()
 
         def draw(logits: Tensor, asked: Tensor) -> Tensor:

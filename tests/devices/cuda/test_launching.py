@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
+from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.worker.launching import LaunchedStep, LaunchingRunner
 from tests.devices.cuda.interpreted import NAME
@@ -202,4 +203,27 @@ def test_steps_of_any_number_of_rows_take_the_graphs_of_few_sizes(path: Path, mo
         with LLM(str(path), device=device, **sizes_of_engine) as llm:
             found.append([each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)])
     assert found[0] == found[1]
-    assert sizes == {1, 2, 4, 8, 16}
+    # the first step shows whether a model can be captured, and is as it comes
+    assert sizes == {1, 2, 4, 8, 11, 16}
+
+
+def test_states_of_rows_that_fill_a_step_up_are_advanced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    path = write_byte_tokenizer(make_checkpoint("lfm2", tmp_path / "model", vocab_size=300))
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0, "max_tokens": 4}] * 3
+    assert generate(path, kinds, device="cuda") == generate(path, kinds, device="reference")
+
+
+def test_rows_that_fill_a_step_up_store_no_token(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, filled = CudaSampler.draw, []
+
+    def draw_other_tokens(self: CudaSampler, logits: torch.Tensor, kind: int, asked: torch.Tensor) -> Any:
+        if len(logits) == 4:
+            filled.append(kind)
+            logits = torch.cat((logits[:3], logits[3:].roll(7, dims=1)))
+        return draw(self, logits, kind, asked)
+
+    monkeypatch.setattr(CudaSampler, "draw", draw_other_tokens)
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0, "max_tokens": 6}] * 3
+    assert generate(path, kinds, device="cuda") == generate(path, kinds, device="reference")
+    assert filled
