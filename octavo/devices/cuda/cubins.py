@@ -97,7 +97,9 @@ class _Variant:
 
 def _read(arguments: Iterable[Any]) -> tuple[list[Any], int, list[torch.dtype]]:
     """Return addresses and numbers, what of their values can make other code, and the types of tensors."""
-    values, marks, dtypes = [], 1, []
+    values: list[Any] = []
+    dtypes: list[torch.dtype] = []
+    marks = 1
     for each in arguments:
         if isinstance(each, Tensor):
             address = each.data_ptr()
