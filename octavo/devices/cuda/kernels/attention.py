@@ -195,7 +195,9 @@ def attend(
             DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
         )  # fmt: skip
         part = place * num_chunks + chunk
-        tl.store(parts + part[:, None] * VALUE + dv[None, :], sums, mask=live[:, None] & (dv < VALUE)[None, :])
+        tl.store(
+            parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], sums, mask=live[:, None] & (dv < VALUE)[None, :]
+        )
         tl.store(peaks + part * 2, m, mask=live)
         tl.store(peaks + part * 2 + 1, total, mask=live)
         return
@@ -220,7 +222,7 @@ def attend(
         sums = sums * kept[:, None]
     result = sums / tl.where(live, total, 1.0)[:, None]
     tl.store(
-        out + place[:, None] * VALUE + dv[None, :],
+        out + place.to(tl.int64)[:, None] * VALUE + dv[None, :],
         result.to(out.dtype.element_ty),
         mask=live[:, None] & (dv < VALUE)[None, :],
     )
@@ -247,7 +249,9 @@ def merge(
     for chunk in range(low // CHUNK, tl.cdiv(end, CHUNK)):
         part = place * num_chunks + chunk
         peak, weight = tl.load(peaks + part * 2), tl.load(peaks + part * 2 + 1)
-        part_sums = tl.load(parts + part[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0)
+        part_sums = tl.load(
+            parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0
+        )
         higher = tl.maximum(m, peak)
         kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
         total = total * kept + weight * added
@@ -260,4 +264,8 @@ def merge(
         total = total * kept + tl.exp2((sink - higher) * LOG2_E)
         sums = sums * kept[:, None]
     result = sums / total[:, None]
-    tl.store(out + place[:, None] * VALUE + dv[None, :], result.to(out.dtype.element_ty), mask=(dv < VALUE)[None, :])
+    tl.store(
+        out + place.to(tl.int64)[:, None] * VALUE + dv[None, :],
+        result.to(out.dtype.element_ty),
+        mask=(dv < VALUE)[None, :],
+    )
