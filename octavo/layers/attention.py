@@ -46,7 +46,11 @@ class PagedAttention(CachedLayer):
 
         q and k are rotated first where `rotation` is given.
         """
-        q, k, v = self._rotated(q, k, v, batch, rotation)
+        if rotation is not None and self._rotating is None and rotation.q_table is rotation.k_table:
+            positions, table, _, *rest = rotation  # as `Rotation.of` does: a call less for each of many layers
+            q, k = self.ops.rotary(q, k, positions, table, *rest)
+        else:
+            q, k, v = self._rotated(q, k, v, batch, rotation)
         cache = batch.kv_caches[self.cache_index]
         metadata = batch.attention[self.cache_group]
         out = self._backend.run(q, k, v, cache, metadata, self.scores)  # [tokens, heads, dim]

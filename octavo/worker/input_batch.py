@@ -152,7 +152,8 @@ class InputBatchBuilder:
             shifts = views.query_starts[1:] - views.sequence_lengths
             np.subtract(np.arange(num_tokens), np.repeat(shifts, query_lengths), out=views.positions)
             line_of_token = np.repeat(lines, query_lengths)
-        places = self._gather(line_of_token, views.positions, tensors.token_ids)
+        if self._device.type == "cpu":
+            self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
         entries, offsets = np.divmod(views.positions, self.block_size)
         rope = None
         if self._sequences.num_with_grids:  # tokens and slots are found already
@@ -161,11 +162,10 @@ class InputBatchBuilder:
             np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
             tables.gather(lines, out=arrays.block_tables)
-        of_groups, packed = [group for _, group in groups], None
-        if places is not None:
-            packed, tensors, of_groups = self._sent(places, views, [arrays for arrays, _ in groups])
-        attention = []
-        for group in of_groups:
+        packed, attention = None, []
+        if self._device.type != "cpu":
+            packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)
+        for _, group in groups:
             attention.append(
                 AttentionMetadata(
                     query_starts=tensors.query_starts,
@@ -197,23 +197,22 @@ class InputBatchBuilder:
             packed=packed if self._cross is None else None,
         )
 
-    def _gather(
-        self, lines: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor
-    ) -> NDArray[np.int64] | None:
-        """Write tokens to `token_ids`, or return where a device beside the host has them."""
-        if self._device.type == "cpu":
-            self._tokens.gather(lines, positions, out=token_ids)
-            return None
-        return cast(DeviceTokenStore, self._tokens).places(lines, positions)
-
     def _sent(
-        self, places: NDArray[np.int64], views: _Arrays, groups: Sequence[_GroupArrays]
-    ) -> tuple[Tensor, _Buffers, list[_GroupBuffers]]:
-        """Return what `build` has gathered, on the device, and its one memory. places: of the tokens there."""
-        arrays = [places, *views[1:], *(array for group in groups for array in group)]
-        packed, (there, *others) = sent(arrays, self._device)
-        tensors = _Buffers(cast(DeviceTokenStore, self._tokens).at(there), *others[:3])
-        return packed, tensors, [_GroupBuffers(*others[first : first + 2]) for first in range(3, len(others), 2)]
+        self,
+        lines: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        views: _Arrays,
+        groups: Sequence[tuple[_GroupArrays, _GroupBuffers]],
+    ) -> tuple[Tensor, _Buffers, list[tuple[_GroupArrays, _GroupBuffers]]]:
+        """Return what `build` has gathered, on the device, and before it its one memory.
+
+        lines, positions: of the tokens in their store there.
+        """
+        store, of_groups = cast(DeviceTokenStore, self._tokens), [arrays for arrays, _ in groups]
+        arrays = [store.places(lines, positions), *views[1:], *(array for group in of_groups for array in group)]
+        packed, (places, *others) = sent(arrays, self._device)
+        buffers = (_GroupBuffers(*others[first : first + 2]) for first in range(3, len(others), 2))
+        return packed, _Buffers(store.at(places), *others[:3]), list(zip(of_groups, buffers, strict=True))
 
     def _adapters(self, rows: Sequence[BatchRow], query_lengths: list[int]) -> Tensor | None:
         """Return the adapter of each token; None where no row has one."""

@@ -172,6 +172,7 @@ def attend(
     token, head_of = rows // group, head * group + rows % group
     live = (token < count) & (rows < (M // group) * group)
     d, dv = tl.arange(0, D), tl.arange(0, DV)
+    written = live[:, None] & (dv < VALUE)[None, :]
     pos = position + token
     low = 0
     if HAS_WINDOW:
@@ -195,9 +196,7 @@ def attend(
             DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
         )  # fmt: skip
         part = place * num_chunks + chunk
-        tl.store(
-            parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], sums, mask=live[:, None] & (dv < VALUE)[None, :]
-        )
+        tl.store(parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], sums, mask=written)
         tl.store(peaks + part * 2, m, mask=live)
         tl.store(peaks + part * 2 + 1, total, mask=live)
         return
@@ -221,11 +220,8 @@ def attend(
         total = total * kept + tl.exp2((sink - higher) * LOG2_E)
         sums = sums * kept[:, None]
     result = sums / tl.where(live, total, 1.0)[:, None]
-    tl.store(
-        out + place.to(tl.int64)[:, None] * VALUE + dv[None, :],
-        result.to(out.dtype.element_ty),
-        mask=live[:, None] & (dv < VALUE)[None, :],
-    )
+    at = place.to(tl.int64)[:, None] * VALUE + dv[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=written)
 
 
 @triton.jit(do_not_specialize=["num_chunks", "num_heads", "window"])
