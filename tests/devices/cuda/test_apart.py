@@ -144,9 +144,8 @@ def test_adapters_are_on_the_device(family: str, tmp_path: Path) -> None:
     assert found["cuda"] == found["reference"]
 
 
-@pytest.mark.parametrize(
-    "method", ["eagle3", *(pytest.param(each, marks=pytest.mark.long) for each in ("draft_model", "eagle"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["eagle3", "draft_model", "eagle"])
 def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
     sizes = {"vocab_size": 300, "hidden_size": HIDDEN, "intermediate_size": WIDTH}
     path = write_byte_tokenizer(make_checkpoint("llama", tmp_path / "model", num_hidden_layers=8, **sizes))
@@ -166,7 +165,8 @@ def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
     assert [[(each.token_ids, each.text) for each in output.outputs] for output in found] == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3", pytest.param("llava", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["gemma3", "llava"])
 def test_images_are_encoded_on_the_device(family: str, tmp_path: Path) -> None:
     prompts = [{"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}, "w1 w2"]
     sizes = {"max_model_len": 256, "num_gpu_blocks_override": 64, "max_num_batched_tokens": 512}

@@ -181,7 +181,7 @@ def test_a_bound_of_lengths_changes_no_bit() -> None:
     assert torch.equal(backend.run(q, k, v, cache.clone(), bounded, Scores(0.25)), expected)
 
 
-@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("cache", ["auto", pytest.param("fp8", marks=pytest.mark.long)])
 def test_the_engine_repeats_its_decode_steps(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
     monkeypatch.setitem(DEVICES, "cuda", NAME)

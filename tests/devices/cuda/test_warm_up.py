@@ -54,6 +54,7 @@ def test_the_largest_steps_are_made_at_start_and_change_no_token(
     assert line.getMessage().startswith("largest steps: 3.00 GiB measured, ")
 
 
+@pytest.mark.long
 def test_no_kernel_that_draws_is_launched_first_by_a_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: set[tuple[str, Any]] = set()
 
