@@ -92,7 +92,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300))
 
 
-ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+ASKED: dict[str, Any] = {
     "filters": ({"top_k": 20, "top_p": 0.9, "min_p": 0.01}, {}),
     "processors": (
         {
@@ -104,13 +104,23 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "swaps": ({"max_tokens": 20}, {"num_gpu_blocks_override": 5, "preemption_mode": "swap", "swap_space": 1 << 20}),
-    "int8": ({}, {"quantization": "int8"}),
-    "log-probabilities of prompts": ({"prompt_logprobs": 3, "n": 2}, {"max_num_batched_tokens": 5}),
+    "swaps": pytest.param(
+        {"max_tokens": 20},
+        {"num_gpu_blocks_override": 5, "preemption_mode": "swap", "swap_space": 1 << 20},
+        marks=pytest.mark.long,
+    ),
+    "int8": pytest.param({}, {"quantization": "int8"}, marks=pytest.mark.long),
+    "log-probabilities of prompts": pytest.param(
+        {"prompt_logprobs": 3, "n": 2}, {"max_num_batched_tokens": 5}, marks=pytest.mark.long
+    ),
     "a form": ({"structured_outputs": {"choice": ["hello", "bye"]}, "ignore_eos": False, "max_tokens": 9}, {}),
-    "beams": ({"use_beam_search": True, "best_of": 3, "temperature": 0, "logprobs": None, "seed": None}, {}),
-    "int4": pytest.param({}, {"quantization": "int4"}, marks=pytest.mark.long),  # type: ignore[dict-item]
-    "fp8 keys": pytest.param({}, {"kv_cache_dtype": "fp8"}, marks=pytest.mark.long),  # type: ignore[dict-item]
+    "beams": pytest.param(
+        {"use_beam_search": True, "best_of": 3, "temperature": 0, "logprobs": None, "seed": None},
+        {},
+        marks=pytest.mark.long,
+    ),
+    "int4": pytest.param({}, {"quantization": "int4"}, marks=pytest.mark.long),
+    "fp8 keys": pytest.param({}, {"kv_cache_dtype": "fp8"}, marks=pytest.mark.long),
 }
 
 
