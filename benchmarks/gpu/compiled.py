@@ -46,7 +46,7 @@ from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
 from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
 from octavo.devices.cuda.ops.linear import MIDDLE, tile_of
-from octavo.devices.cuda.runtime import num_warps, power_of_2
+from octavo.devices.cuda.runtime import power_of_2
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_quantized import INT4, INT8
 
@@ -112,7 +112,7 @@ def kernels() -> Iterator[Kernel]:
             constants = {**common, **shape, "M": num_rows, "SPLIT": is_split, "CODES": codes}
             constants["TILE"] = tile // 2 if codes else tile
             pointers = dict.fromkeys(("keys", "values"), "*u8") if codes else {}
-            yield Kernel(name + kind, attention.attend, constants, num_warps(num_rows), pointers)
+            yield Kernel(name + kind, attention.attend, constants, 8 if num_rows == PREFILL_ROWS else 4, pointers)
             if codes and is_split:
                 written = {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": codes}
                 yield Kernel(f"store{kind}", attention.store_codes, written, types=pointers, options=UNFUSED)

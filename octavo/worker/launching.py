@@ -19,7 +19,7 @@ from octavo.devices.device import DrawingModel, LanguageModel
 from octavo.devices.token_store import DeviceTokenStore
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples
-from octavo.sampling.sampler import LaunchedDraws, LaunchingSampler, RepeatableSampler, Sampler
+from octavo.sampling.sampler import LaunchingSampler, RepeatableSampler, Sampler
 from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner
@@ -48,7 +48,8 @@ class _Launched(NamedTuple):
     step_id: int
     rows: Sequence[BatchRow]
     wanted: Sequence[Position]
-    draws: Sequence[LaunchedDraws]
+    waits: Sequence[Callable[[], list[RowSamples]]]
+    """Each waits for the results of some of the positions, in their order."""
     swap_s: float
 
 
@@ -89,12 +90,12 @@ class LaunchingRunner(ModelRunner):
         # a row that is computed twice writes the same twice
         more = rows[:1] * self._missing_rows(rows, wanted)
         batch = self._builder.build([*rows, *more])
-        draws = self._draw_at_once(batch, rows, wanted)
-        if draws is None:
+        waits = self._draw_at_once(batch, rows, wanted)
+        if waits is None:
             hidden = self.model(batch)
             assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
-            draws = self._draw(hidden, rows, wanted)
-        launched = _Launched(step.step_id, rows, wanted, draws, swap_s)
+            waits = self._draw(hidden, rows, wanted)
+        launched = _Launched(step.step_id, rows, wanted, waits, swap_s)
         future: Future[ModelRunnerOutput] = Future()
         self._launched.append((launched, future))
         return lambda: self._collect(future)
@@ -138,7 +139,7 @@ class LaunchingRunner(ModelRunner):
 
     def _draw_at_once(
         self, batch: ModelInput, rows: Sequence[BatchRow], wanted: Sequence[Position]
-    ) -> list[LaunchedDraws] | None:
+    ) -> list[Callable[[], list[RowSamples]]] | None:
         """Run the model, draw for all rows and store what is drawn in one launch; None where that cannot be done."""
         model, sampler, store = self._drawing_model(), self._repeats, self._store
         if sampler is None or model is None:
@@ -173,9 +174,11 @@ class LaunchingRunner(ModelRunner):
             return None
         for state in states:
             state.num_tokens += 1
-        return [LaunchedDraws(told, sampler.read(told[: len(rows)], sampled[: len(rows)]))]
+        return [sampler.read(told[: len(rows)], sampled[: len(rows)])]
 
-    def _draw(self, hidden: Tensor, rows: Sequence[BatchRow], wanted: Sequence[Position]) -> list[LaunchedDraws]:
+    def _draw(
+        self, hidden: Tensor, rows: Sequence[BatchRow], wanted: Sequence[Position]
+    ) -> list[Callable[[], list[RowSamples]]]:
         """Draw a token at each position, and store it on the device."""
         if not wanted:
             return []
@@ -191,7 +194,7 @@ class LaunchingRunner(ModelRunner):
         self._store.append_drawn(lines, positions, torch.cat([each.token_ids for each in draws]))
         for state in states:
             state.num_tokens += 1
-        return draws
+        return [each.wait for each in draws]
 
     def _collect(self, until: Future[ModelRunnerOutput] | None) -> Any:
         """Wait for the launched steps up to and with that of a future, all of them for None; return its result."""
@@ -206,7 +209,7 @@ class LaunchingRunner(ModelRunner):
         return None if until is None else until.result()
 
     def _collected(self, launched: _Launched) -> ModelRunnerOutput:
-        results: list[RowSamples] = [each for draws in launched.draws for each in draws.wait()]
+        results: list[RowSamples] = [each for wait in launched.waits for each in wait()]
         samples = {}
         for found, result in zip(launched.wanted, results, strict=True):
             samples[found.place] = result

@@ -35,8 +35,3 @@ def compute_type(x: Tensor) -> str:
 def power_of_2(number: int, least: int = 16) -> int:
     """Return the smallest power of 2 that is no less than the number, and at least `least`."""
     return max(least, 1 << (number - 1).bit_length())
-
-
-def num_warps(num_rows: int) -> int:
-    """Return the warps of a program that multiplies tiles of so many rows."""
-    return 8 if num_rows >= 128 else 4
