@@ -57,8 +57,8 @@ class DeviceTokenStore(TokenStore, Protocol):
         """Store drawn token i, of int64 [drawn] on the device, at `positions[i]` of line `lines[i]` there."""
         ...
 
-    def note(self, line: int, position: int, token_id: int) -> None:
-        """Store on the host what is on the device already."""
+    def note(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Store on the host what is on the device already: token i at `positions[i]` of line `lines[i]`."""
         ...
 
 

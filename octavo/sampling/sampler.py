@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.sampling.metadata import RowSamples, SamplingRow
+from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 
 
 class Sampler(Protocol):
@@ -61,6 +62,13 @@ class LaunchingSampler(Protocol):
         ...
 
 
+class DrawnTokens(NamedTuple):
+    """Tokens of rows, whatever they are where `errors` has a row's place."""
+
+    token_ids: list[int]
+    errors: dict[int, RequestError]
+
+
 class DrawPlan(NamedTuple):
     """What a device must know to draw for rows. kind: which launches it takes. asked: float64 [rows, numbers], of which
     the last column is the caller's."""
@@ -73,14 +81,16 @@ class DrawPlan(NamedTuple):
 class RepeatableSampler(LaunchingSampler, Protocol):
     """Draws by launches that can be captured, and made again with other numbers."""
 
-    def plan(self, rows: Sequence[SamplingRow]) -> DrawPlan | None:
-        """Return how to draw for rows; None where that takes more than their logits and numbers."""
+    def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
+        """Return how to draw token number `positions[i]` of sequence i; None where that takes more than logits."""
         ...
 
     def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
         """Draw, with `asked` of the plan on the device; returns tokens, int64 [rows], and what `read` wants."""
         ...
 
-    def read(self, told: Tensor, rows: Sequence[SamplingRow]) -> Callable[[], list[RowSamples]]:
-        """Begin to copy what was drawn to the host, and return what waits for it and returns the results."""
+    def read(
+        self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
+    ) -> Callable[[], DrawnTokens]:
+        """Begin to copy to the host what was drawn, and return what waits for it."""
         ...

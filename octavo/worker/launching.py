@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import ModelInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import DrawingModel, LanguageModel
 from octavo.devices.token_store import DeviceTokenStore
@@ -24,6 +22,7 @@ from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_o
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.sequence_state import SequenceState
+from octavo.worker.whole_steps import WholeSteps, is_decode
 
 
 class LaunchedStep(Future[ModelRunnerOutput]):
@@ -46,10 +45,8 @@ class LaunchedStep(Future[ModelRunnerOutput]):
 
 class _Launched(NamedTuple):
     step_id: int
-    rows: Sequence[BatchRow]
-    wanted: Sequence[Position]
-    waits: Sequence[Callable[[], list[RowSamples]]]
-    """Each waits for the results of some of the positions, in their order."""
+    collect: Callable[[], list[RowOutput]]
+    """Waits for the results."""
     swap_s: float
 
 
@@ -67,10 +64,11 @@ class LaunchingRunner(ModelRunner):
         """launches: the sampler. The others are those of `ModelRunner`."""
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
         self._launches, self._store, self._vocab_size = launches, tokens, vocab_size
-        self._repeats = launches if isinstance(launches, RepeatableSampler) else None
+        self._whole_steps: WholeSteps | None = None
+        if isinstance(launches, RepeatableSampler):
+            self._whole_steps = WholeSteps(launches, tokens, self.sequences, vocab_size)
         self._known_model: LanguageModel | None = None
         self._known_drawing: DrawingModel | None = None
-        self._launchable: WeakKeyDictionary[SequenceState, bool] = WeakKeyDictionary()
         self._launched: deque[tuple[_Launched, Future[ModelRunnerOutput]]] = deque()
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -86,18 +84,21 @@ class LaunchingRunner(ModelRunner):
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        wanted = list(positions_of(rows))
+        # which of the rows draw is known without looking at each where a step only decodes
+        model = self._drawing_model() if is_decode(rows) else None
+        num_copies, collect = 0, None
+        if model is not None:
+            num_copies = min(model.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
         # a row that is computed twice writes the same twice
-        more = rows[:1] * self._missing_rows(rows, wanted)
-        batch = self._builder.build([*rows, *more])
-        waits = self._draw_at_once(batch, rows, wanted)
-        if waits is None:
+        batch = self._builder.build([*rows, *rows[:1] * num_copies])
+        if model is not None and self._whole_steps is not None:
+            collect = self._whole_steps.launch(model, batch, rows, num_copies)
+        if collect is None:
             hidden = self.model(batch)
             assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
-            waits = self._draw(hidden, rows, wanted)
-        launched = _Launched(step.step_id, rows, wanted, waits, swap_s)
+            collect = self._draw(hidden, rows)
         future: Future[ModelRunnerOutput] = Future()
-        self._launched.append((launched, future))
+        self._launched.append((_Launched(step.step_id, collect, swap_s), future))
         return lambda: self._collect(future)
 
     def _may_launch(self, step: SchedulerOutput) -> bool:
@@ -118,11 +119,9 @@ class LaunchingRunner(ModelRunner):
         return all(new.parent_id is None for new in step.new_sequences)
 
     def _may_launch_next(self, state: SequenceState) -> bool:
-        may_launch = self._launchable.get(state)
-        if may_launch is None:
-            may_launch = state.pooled is None and self._launches.may_launch(state.params)
-            self._launchable[state] = may_launch
-        return may_launch
+        if state.may_launch is None:
+            state.may_launch = state.pooled is None and self._launches.may_launch(state.params)
+        return state.may_launch
 
     def _drawing_model(self) -> DrawingModel | None:
         if self.model is not self._known_model:  # asking takes longer than a row's numbers do
@@ -130,58 +129,11 @@ class LaunchingRunner(ModelRunner):
             self._known_drawing = self.model if isinstance(self.model, DrawingModel) else None
         return self._known_drawing
 
-    def _missing_rows(self, rows: Sequence[BatchRow], wanted: Sequence[Position]) -> int:
-        """Return how many rows a decode step lacks for the launches of a size that the model has."""
-        model = self._drawing_model()
-        if model is None or len(wanted) != len(rows) or any(row.scheduled.num_tokens != 1 for row in rows):
-            return 0
-        return min(model.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
-
-    def _draw_at_once(
-        self, batch: ModelInput, rows: Sequence[BatchRow], wanted: Sequence[Position]
-    ) -> list[Callable[[], list[RowSamples]]] | None:
-        """Run the model, draw for all rows and store what is drawn in one launch; None where that cannot be done."""
-        model, sampler, store = self._drawing_model(), self._repeats, self._store
-        if sampler is None or model is None:
-            return None
-        num_rows = len(batch.token_ids)
-        if len(batch.attention[0].lengths) != num_rows or len(wanted) != len(rows):
-            return None
-        if num_rows > rows_per_chunk(self._vocab_size, LOGITS_BYTES):
-            return None
-        sampled = [each.row for each in wanted]
-        sampled += sampled[:1] * (num_rows - len(sampled))
-        plan = sampler.plan(sampled)
-        if plan is None:
-            return None
-        states = [rows[each.place].state for each in wanted]
-        lines = [state.line for state in states]
-        lines += lines[:1] * (num_rows - len(lines))
-        positions = np.array([each.position for each in sampled])
-        # what a row's copy draws is left where the next step draws: another place in a batch may give other bits
-        positions[len(rows) :] += 1
-        plan.asked[:, -1] = store.places(np.array(lines, dtype=np.int64), positions)
-        tokens = store.on_device()
-
-        def draw(logits: Tensor, asked: Tensor) -> Tensor:
-            token_ids, told = sampler.draw(logits, plan.kind, asked)
-            tokens.view(-1).index_copy_(0, asked[:, -1].long(), token_ids.int())
-            return told
-
-        # a store that has grown is another one, though it may begin where a smaller one did
-        told = model.draw(batch, plan.asked, (plan.kind, tokens.shape), draw)
-        if told is None:
-            return None
-        for state in states:
-            state.num_tokens += 1
-        return [sampler.read(told[: len(rows)], sampled[: len(rows)])]
-
-    def _draw(
-        self, hidden: Tensor, rows: Sequence[BatchRow], wanted: Sequence[Position]
-    ) -> list[Callable[[], list[RowSamples]]]:
-        """Draw a token at each position, and store it on the device."""
+    def _draw(self, hidden: Tensor, rows: Sequence[BatchRow]) -> Callable[[], list[RowOutput]]:
+        """Draw where rows want that, store tokens on the device, and return what waits for the results."""
+        wanted = list(positions_of(rows))
         if not wanted:
-            return []
+            return partial(self._results, rows, wanted, [])
         if len(wanted) < len(hidden):
             indices = torch.from_numpy(np.array([each.token for each in wanted]))
             hidden = hidden[indices.to(hidden.device, non_blocking=True)]
@@ -194,31 +146,33 @@ class LaunchingRunner(ModelRunner):
         self._store.append_drawn(lines, positions, torch.cat([each.token_ids for each in draws]))
         for state in states:
             state.num_tokens += 1
-        return [each.wait for each in draws]
+        return partial(self._results, rows, wanted, [each.wait for each in draws])
+
+    def _results(
+        self, rows: Sequence[BatchRow], wanted: Sequence[Position], waits: Sequence[Callable[[], list[RowSamples]]]
+    ) -> list[RowOutput]:
+        """Return the results of rows. waits: for those of some of the positions, in their order."""
+        results = [each for wait in waits for each in wait()]
+        samples = {}
+        for found, result in zip(wanted, results, strict=True):
+            samples[found.place] = result
+            state = rows[found.place].state
+            if result.tokens and self.sequences.has(state):  # else its line may be another's by now
+                self._store.note([state.line], [found.row.position], [result.tokens[0].token_id])
+        return [output_of(row, samples.get(place), None) for place, row in enumerate(rows)]
 
     def _collect(self, until: Future[ModelRunnerOutput] | None) -> Any:
         """Wait for the launched steps up to and with that of a future, all of them for None; return its result."""
         while self._launched and (until is None or not until.done()):
             launched, future = self._launched.popleft()
             try:
-                future.set_result(self._collected(launched))
+                rows = launched.collect()
+                future.set_result(ModelRunnerOutput(step_id=launched.step_id, rows=rows, swap_s=launched.swap_s))
             except Exception as error:  # whoever waits for this step, now or later, gets it
                 future.set_exception(error)
             if until is None:
                 future.result()
         return None if until is None else until.result()
-
-    def _collected(self, launched: _Launched) -> ModelRunnerOutput:
-        results: list[RowSamples] = [each for wait in launched.waits for each in wait()]
-        samples = {}
-        for found, result in zip(launched.wanted, results, strict=True):
-            samples[found.place] = result
-            state = launched.rows[found.place].state
-            is_alive = state.seq_id in self.sequences and self.sequences[state.seq_id] is state
-            if is_alive and result.tokens:  # else its line may be another's by now
-                self._store.note(state.line, found.row.position, result.tokens[0].token_id)
-        outputs: list[RowOutput] = [output_of(row, samples.get(i), None) for i, row in enumerate(launched.rows)]
-        return ModelRunnerOutput(step_id=launched.step_id, rows=outputs, swap_s=launched.swap_s)
 
 
 def runner_for(sampler: Sampler | None) -> Callable[..., ModelRunner]:

@@ -48,6 +48,8 @@ class SequenceState:
     """Whether the draft model computes its prompt too."""
     num_drafted: int | None = None
     """Leading tokens that the draft model has computed; None for those before the first row."""
+    may_launch: bool | None = None
+    """Whether its tokens can be drawn without waiting for the device; None where nobody has asked."""
     error: RequestError | None = None
     """Why no further token can be drawn; steps that were already planned return it again."""
 
@@ -86,6 +88,10 @@ class Sequences:
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._states
+
+    def has(self, state: SequenceState) -> bool:
+        """Return whether a state is held: another life of its sequence has another one."""
+        return self._states.get(state.seq_id) is state
 
     def unfinished_media(self) -> Iterator[MediaInput]:
         """Yield what is encoded for later rows."""

@@ -10,12 +10,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.devices.cuda.filtering import find_distances
 from octavo.devices.cuda.launch import Launcher
-from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.metadata import SampledSequence
 from octavo.sampling.random import packed_draw_key
 from octavo.sampling.sampler import DrawPlan
 
@@ -32,7 +33,7 @@ _MOST: Final = 2**31 - 1
 
 ASKED: Final = 8
 """Numbers of a row in `asked` of the kernels."""
-_KEY_BYTES: Final = 8
+_NO_KEY: Final = bytes(8)
 
 
 class Kind(IntEnum):
@@ -52,6 +53,15 @@ class Line(NamedTuple):
 
     kind: Kind
     numbers: tuple[float, ...]
+
+
+class Lines(NamedTuple):
+    """What is asked of the rows of a batch in each of its steps. asked: that of the kernels, without keys of draws."""
+
+    kind: Kind
+    asked: NDArray[np.float64]
+    draws: Sequence[tuple[int, int] | None]
+    """Seed and index of what is drawn, for its keys; None for the likeliest token."""
 
 
 class Draws(NamedTuple):
@@ -81,21 +91,30 @@ def likeliest_tokens(logits: Tensor, launch: Launcher) -> Draws:
     return draws
 
 
-def plan_of(rows: Sequence[SamplingRow], lines: Sequence[Line]) -> DrawPlan:
-    """Return how rows are drawn. lines: those of their parameters."""
-    asked = np.empty((len(rows), ASKED))
-    asked[:, 0] = np.arange(len(rows))
+def lines_of(sequences: Sequence[SampledSequence], lines: Sequence[Line]) -> Lines:
+    """Return what is asked of rows of sequences. lines: those of their parameters."""
+    asked = np.zeros((len(lines), ASKED))
+    asked[:, 0] = np.arange(len(lines))
     asked[:, 1:5] = [line.numbers for line in lines]
-    kind = max(line.kind for line in lines)
-    if kind is not Kind.LIKELIEST:
+    draws = [
+        None if line.kind is Kind.LIKELIEST else (sequence.params.seed or 0, sequence.index)
+        for sequence, line in zip(sequences, lines, strict=True)
+    ]
+    return Lines(max(line.kind for line in lines), asked, draws)
+
+
+def plan_of(lines: Lines, positions: Sequence[int]) -> DrawPlan:
+    """Return how rows are drawn in the step that draws these tokens of their sequences."""
+    asked = lines.asked.copy()
+    if lines.kind is not Kind.LIKELIEST:
         keys = b"".join(
-            bytes(_KEY_BYTES)
-            if line.kind is Kind.LIKELIEST
-            else packed_draw_key(row.sequence.params.seed or 0, row.sequence.index, row.position)
-            for row, line in zip(rows, lines, strict=True)
+            [
+                _NO_KEY if draw is None else packed_draw_key(*draw, position)
+                for draw, position in zip(lines.draws, positions, strict=True)
+            ]
         )
         asked[:, 5:7] = np.frombuffer(keys, dtype="<u4").reshape(-1, 2)
-    return DrawPlan(kind, asked)
+    return DrawPlan(lines.kind, asked)
 
 
 def line_of(params: SamplingParams) -> Line:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.devices.cuda.draws import Draws, Line, drawn, likeliest_tokens, line_of, plan_of
+from octavo.devices.cuda.draws import Draws, Line, Lines, drawn, likeliest_tokens, line_of, lines_of, plan_of
 from octavo.devices.cuda.filtering import BLOCK
 from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
@@ -24,13 +24,21 @@ from octavo.sampling.filters import Filter, MinP, TopK, TopP
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow
 from octavo.sampling.refusals import refusal
-from octavo.sampling.sampler import DrawPlan, LaunchedDraws
+from octavo.sampling.sampler import DrawnTokens, DrawPlan, LaunchedDraws
 from octavo.sampling.top_tokens import TopTokens
 
 CHUNK_BYTES: Final = 40 << 20
 """Logits that are sampled at a time: those of 64 rows of a vocabulary of 150,000 tokens."""
 
 _FILTERS_OF_KERNELS: Final = (MinP, TopK, TopP)
+
+
+class _Batch(NamedTuple):
+    """Rows of sequences. is_plain: their logits alone decide."""
+
+    sequences: Sequence[SampledSequence]
+    is_plain: bool
+    lines: Lines
 
 
 class CudaSampler(ReferenceSampler):
@@ -49,6 +57,8 @@ class CudaSampler(ReferenceSampler):
         self._runtime, self._device, self._read_later = runtime, device, read_later
 
         self._lines: WeakKeyDictionary[SampledSequence, Line] = WeakKeyDictionary()
+        self._batch: _Batch | None = None
+        """The last one: most steps have the rows of the step before."""
 
     def may_launch(self, params: SamplingParams) -> bool:
         if any(each.needs(params) for each in self._processors if not isinstance(each, LAUNCHED)):
@@ -130,30 +140,36 @@ class CudaSampler(ReferenceSampler):
 
         return describe
 
-    def plan(self, rows: Sequence[SamplingRow]) -> DrawPlan | None:
-        traits = [self._traits_of(row.sequence) for row in rows]
-        if any(each.is_described or each.processors for each in traits):
-            return None
-        return self._plan(rows)
+    def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
+        batch = self._batch_of(sequences)
+        return plan_of(batch.lines, positions) if batch.is_plain else None
 
     def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
         draws = drawn(logits, kind, asked, self._runtime.launch)
         return draws.token_ids, draws.told
 
-    def read(self, told: Tensor, rows: Sequence[SamplingRow]) -> Callable[[], list[RowSamples]]:
+    def read(
+        self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
+    ) -> Callable[[], DrawnTokens]:
         read = self._read_later(told)
 
-        def wait() -> list[RowSamples]:
-            results = []
-            for row, (largest, token_id) in zip(rows, read(), strict=True):
-                error = refusal(row.position, row.sequence.params, largest, largest)
-                results.append(RowSamples([] if error else [TokenLogprobs(token_id=int(token_id))], error))
-            return results
+        def wait() -> DrawnTokens:
+            found = read()
+            errors = {
+                place: error
+                for place, (largest, _) in enumerate(found)
+                if (error := refusal(positions[place], sequences[place].params, largest, largest)) is not None
+            }
+            return DrawnTokens([int(token_id) for _, token_id in found], errors)
 
         return wait
 
-    def _plan(self, rows: Sequence[SamplingRow]) -> DrawPlan:
-        return plan_of(rows, [self._line_of(row.sequence) for row in rows])
+    def _batch_of(self, sequences: Sequence[SampledSequence]) -> _Batch:
+        if self._batch is None or self._batch.sequences != sequences:
+            traits = [self._traits_of(each) for each in sequences]
+            is_plain = not any(each.is_described or each.processors for each in traits)
+            self._batch = _Batch(sequences, is_plain, lines_of(sequences, [self._line_of(each) for each in sequences]))
+        return self._batch
 
     def _line_of(self, sequence: SampledSequence) -> Line:
         line = self._lines.get(sequence)
@@ -163,7 +179,7 @@ class CudaSampler(ReferenceSampler):
 
     def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Draws:
         """Draw a token for each row without waiting for the device."""
-        plan = self._plan(rows)
+        plan = plan_of(self._batch_of([row.sequence for row in rows]).lines, [row.position for row in rows])
         return drawn(logits, plan.kind, self._sent(plan.asked), self._runtime.launch)
 
     def _sent(self, array: NDArray[Any]) -> Tensor:

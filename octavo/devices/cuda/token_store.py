@@ -51,9 +51,9 @@ class CudaTokenStore(HostTokenStore):
         """Store tokens, int64 [drawn] on the device, that the host gets later, by `note`."""
         self._put(lines, positions, token_ids.int())
 
-    def note(self, line: int, position: int, token_id: int) -> None:
+    def note(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         """Store on the host what is on the device already."""
-        self._tokens[line, position] = token_id
+        super().append(lines, positions, token_ids)
 
     def _put(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
         places = self._sent(self.places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.cuda.token_store import CudaTokenStore
-from octavo.worker.launching import LaunchedStep, LaunchingRunner
+from octavo.worker.launching import LaunchedStep, LaunchingRunner, _Launched
 from tests.devices.cuda.interpreted import NAME
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -111,13 +111,12 @@ def test_an_error_of_a_step_is_that_of_its_result() -> None:
     assert len(seen) == 1
 
 
-def test_a_step_that_fails_while_another_is_begun_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, launched: Any) -> Any:
+def test_a_step_that_fails_while_another_is_begun_leaves_nobody_waiting() -> None:
+    def fail() -> Any:
         raise RuntimeError("the GPU is lost")
 
-    monkeypatch.setattr(LaunchingRunner, "_collected", fail)
     runner = object.__new__(LaunchingRunner)
-    runner._launched = deque((cast("Any", None), Future()) for _ in range(2))
+    runner._launched = deque((_Launched(step_id, fail, 0.0), Future()) for step_id in range(2))
     first, second = (future for _, future in runner._launched)
     with pytest.raises(RuntimeError, match="the GPU is lost"):
         runner._collect(None)
@@ -134,11 +133,13 @@ def test_logits_that_are_no_numbers_end_one_request(
 
     plain = getattr(CudaSampler, method)
 
-    def spoil(self: Any, found: Any, rows: Any) -> Any:
-        for place, row in enumerate(rows):
-            if row.position == 8 and row.sequence.params.seed == 1:
+    def spoil(self: Any, found: Any, rows: Any, *positions: Any) -> Any:
+        sequences = rows if positions else [row.sequence for row in rows]
+        drawn = positions[0] if positions else [row.position for row in rows]
+        for place, (sequence, position) in enumerate(zip(sequences, drawn, strict=True)):
+            if position == 8 and sequence.params.seed == 1:
                 found[place, 0] = float("nan")  # a logit, or the largest one of those that were drawn from
-        return plain(self, found, rows)
+        return plain(self, found, rows, *positions)
 
     monkeypatch.setattr(CudaSampler, method, spoil)
     sizes: Any = {"enforce_eager": enforce_eager}

@@ -1,0 +1,97 @@
+"""Decode steps that are one launch: the model, the draws, and the write of what is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.core.step import RowOutput, TokenLogprobs
+from octavo.devices.device import DrawingModel
+from octavo.devices.token_store import DeviceTokenStore
+from octavo.sampling.chunks import rows_per_chunk
+from octavo.sampling.metadata import RowSamples
+from octavo.sampling.sampler import DrawnTokens, RepeatableSampler
+from octavo.worker.drawing import LOGITS_BYTES, output_of
+from octavo.worker.input_batch import BatchRow
+from octavo.worker.sequence_state import Sequences, SequenceState
+
+
+class WholeSteps:
+    """Launches decode steps whole. Only a few numbers of a row change from one such step to the next."""
+
+    def __init__(
+        self, sampler: RepeatableSampler, store: DeviceTokenStore, sequences: Sequences, vocab_size: int
+    ) -> None:
+        self._sampler, self._store, self._sequences = sampler, store, sequences
+        self._max_rows = rows_per_chunk(vocab_size, LOGITS_BYTES)
+
+    def launch(
+        self, model: DrawingModel, batch: ModelInput, rows: Sequence[BatchRow], num_copies: int
+    ) -> Callable[[], list[RowOutput]] | None:
+        """Run the model on rows of one token each, and draw the next ones; return what waits for the results.
+
+        num_copies: of the first row, that stand behind the others in the batch. None, with nothing computed, where the
+        step cannot be launched so.
+        """
+        if len(rows) + num_copies > self._max_rows:
+            return None
+        states = [state for _, state in rows]
+        drawing = states + states[:1] * num_copies
+        positions = [state.num_tokens for state in drawing]
+        assert positions == list(batch.attention[0].lengths), "a row samples before all known tokens are computed"
+        plan = self._sampler.plan(drawing, positions)
+        if plan is None:
+            return None
+        lines = [state.line for state in drawing]
+        places = np.array(positions)
+        # what a row's copy draws is left where the next step draws: another place in a batch may give other bits
+        places[len(rows) :] += 1
+        plan.asked[:, -1] = self._store.places(np.array(lines, dtype=np.int64), places)
+        tokens = self._store.on_device()
+
+        def draw(logits: Tensor, asked: Tensor) -> Tensor:
+            token_ids, told = self._sampler.draw(logits, plan.kind, asked)
+            tokens.view(-1).index_copy_(0, asked[:, -1].long(), token_ids.int())
+            return told
+
+        # a store that has grown is another one, though it may begin where a smaller one did
+        told = model.draw(batch, plan.asked, (plan.kind, tokens.shape), draw)
+        if told is None:
+            return None
+        for state in states:
+            state.num_tokens += 1
+        del lines[len(rows) :], positions[len(rows) :]
+        read = self._sampler.read(told[: len(rows)], states, positions)
+        return lambda: self._results(rows, states, lines, positions, read())
+
+    def _results(
+        self,
+        rows: Sequence[BatchRow],
+        states: Sequence[SequenceState],
+        lines: Sequence[int],
+        positions: Sequence[int],
+        drawn: DrawnTokens,
+    ) -> list[RowOutput]:
+        token_ids, errors, has = drawn.token_ids, drawn.errors, self._sequences.has
+        is_sound = not errors and not any(state.error for state in states)
+        if is_sound and all(map(has, states)):
+            self._store.note(lines, positions, token_ids)
+        else:  # the line of a sequence that has ended may be another's by now
+            noted = [place for place, state in enumerate(states) if has(state) and place not in errors]
+            if noted:
+                self._store.note(*([each[place] for place in noted] for each in (lines, positions, token_ids)))
+        found = [[TokenLogprobs(token_id=token_id)] for token_id in token_ids]
+        if is_sound:
+            return [RowOutput(state.seq_id, state.epoch, each) for state, each in zip(states, found, strict=True)]
+        return [
+            output_of(row, RowSamples([] if place in errors else each, errors.get(place)), None)
+            for place, (row, each) in enumerate(zip(rows, found, strict=True))
+        ]
+
+
+def is_decode(rows: Sequence[BatchRow]) -> bool:
+    """Return whether each row computes one token, and draws the next one."""
+    return all(scheduled.num_tokens == 1 and scheduled.num_samples == 1 for scheduled, _ in rows)
