@@ -78,10 +78,13 @@ def decode(llm: LLM, config: dict[str, Any], batch: int, limits: Mapping[str, fl
 
 
 def prefill(llm: LLM, config: dict[str, Any], length: int, limits: Mapping[str, float]) -> dict[str, Any]:
-    """Return the time of a prompt, and the share of the matrix rate that its products take."""
+    """Return the time of a prompt, and the share of the matrix rate that its products take.
+
+    No prompt is longer: a step computes so many tokens.
+    """
     found = []
     for run in range(RUNS + 2):
-        [prompt] = prompts_of([length + run], config["vocab_size"])
+        [prompt] = prompts_of([length - run], config["vocab_size"])
         found.append(timed(llm, [prompt], 1))
     taken = statistics.median(found[2:])
     share = 2 * sizes(config)[1] * length / taken / limits["flops"]

@@ -11,9 +11,8 @@ import json
 import logging
 import lzma
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, c_void_p, create_string_buffer
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata, util
 from pathlib import Path
@@ -34,6 +33,8 @@ _POINTERS: Final = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
     torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
 }  # fmt: skip
+_KINDS: Final = {dtype: 2 * i for i, dtype in enumerate(_POINTERS)}
+_FLOAT, _ONE, _INT, _LONG = (100 + 2 * i for i in range(4))
 _LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
 """By `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
 ALIGNED, ONE = "/16", "1"
@@ -81,39 +82,65 @@ def source_hash() -> str:
     return total.hexdigest()
 
 
-@dataclass(slots=True)
 class _Variant:
-    code: bytes
-    name: str
-    threads: int
-    shared_bytes: int
-    layout: str
-    offsets: tuple[int, ...]
-    places: tuple[int, ...]
-    """Of the arguments that are parameters."""
-    function: int | None = None
-    """The driver's handle, from the first launch on: an archive has many kernels that an engine never launches."""
+    """Machine code for launches of one kind, and where their parameters are given to the driver."""
+
+    def __init__(self, call: Call, code: bytes, about: Mapping[str, Any]) -> None:
+        self.name: str = about["function"]
+        self.threads, self.shared_bytes = 32 * about["num_warps"], about["shared"]
+        self.places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
+        """Of the arguments that are parameters."""
+        self.function: int | None = None
+        """The driver's handle, from the first launch on: an archive has many kernels that an engine never launches."""
+        self.code = code
+        layout = layout_of(call.types) + "Q" * about["num_scratch"]
+        self._scratch = (0,) * about["num_scratch"]
+        self._offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
+        self._layout = struct.Struct(layout)
+        self._free: list[tuple[Any, Any]] = []
+        """Memory of launches that have returned, and the addresses of the parameters in it. A thread takes one."""
+
+    def launch(self, driver: Driver, grid: tuple[int, ...], values: Sequence[Any]) -> None:
+        """Launch the code. values: of all arguments."""
+        given = values if len(self.places) == len(values) else [values[place] for place in self.places]
+        try:
+            parameters = self._free.pop()
+        except IndexError:  # other threads have them, or this is the first launch
+            parameters = self._new_parameters()
+        packed, addresses = parameters
+        self._layout.pack_into(packed, 0, *given, *self._scratch)
+        driver.launch(self.function or self.load(driver), grid, self.threads, self.shared_bytes, addresses)
+        self._free.append(parameters)  # the driver has read them
+
+    def load(self, driver: Driver) -> int:
+        """Load the code, and return its handle."""
+        self.function = driver.load(self.code, self.name, self.shared_bytes)
+        return self.function
+
+    def _new_parameters(self) -> tuple[Any, Any]:
+        packed = create_string_buffer(self._layout.size)
+        start = addressof(packed)
+        return packed, (c_void_p * len(self._offsets))(*(start + offset for offset in self._offsets))
 
 
-def _read(arguments: Iterable[Any]) -> tuple[list[Any], int, list[torch.dtype]]:
-    """Return addresses and numbers, what of their values can make other code, and the types of tensors."""
+def _read(arguments: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return addresses and numbers, and what of each can make other code."""
     values: list[Any] = []
-    dtypes: list[torch.dtype] = []
-    marks = 1
+    kinds: list[int] = []
     for each in arguments:
         if isinstance(each, Tensor):
-            address = each.data_ptr()
-            values.append(address)
-            dtypes.append(each.dtype)
-            marks = marks * 8 + (address % 16 == 0)
-        elif isinstance(each, float):
-            values.append(each)
-            marks = marks * 8 + 2
+            value = each.data_ptr()
+            kinds.append(_KINDS[each.dtype] + (value % 16 == 0))
         else:
-            values.append(each)
-            is_wide = not -(1 << 31) <= each < 1 << 31
-            marks = marks * 8 + (3 if each == 1 else 4 + 2 * is_wide + (each % 16 == 0))
-    return values, marks, dtypes
+            value = each
+            if isinstance(each, float):
+                kinds.append(_FLOAT)
+            elif each == 1:
+                kinds.append(_ONE)
+            else:
+                kinds.append((_INT if -(1 << 31) <= each < 1 << 31 else _LONG) + (each % 16 == 0))
+        values.append(value)
+    return values, tuple(kinds)
 
 
 class CubinLauncher:
@@ -129,17 +156,13 @@ class CubinLauncher:
         for each in manifest["variants"]:
             code = codes[each["offset"] : each["offset"] + each["bytes"]]
             call = Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"])))
-            layout = layout_of(call.types) + "Q" * each["num_scratch"]
-            offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
-            places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
-            threads = 32 * each["num_warps"]
-            self._variants[call] = _Variant(code, each["function"], threads, each["shared"], layout, offsets, places)
+            self._variants[call] = _Variant(call, code, each)
         for variant in list(self._variants.values())[:1]:  # whether the driver takes them is known at start
-            self._load(variant)
+            variant.load(driver)
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        values, marks, dtypes = _read(arguments)
-        key = kernel, marks, tuple(dtypes), tuple(constants.items())
+        values, kinds = _read(arguments)
+        key = kernel, kinds, *constants, *constants.values()
         found = self._known.get(key)
         if found is None:
             call = call_of(kernel, arguments, constants, self._unspecialized.get(kernel, frozenset()))
@@ -148,17 +171,7 @@ class CubinLauncher:
                 self._launch_otherwise(call, grid, arguments, constants)
                 return
             self._known[key] = found
-        given = [values[place] for place in found.places]
-        given += [0] * (len(found.layout) - len(given))
-        packed = create_string_buffer(struct.pack(found.layout, *given))
-        start = addressof(packed)
-        addresses = (c_void_p * len(found.offsets))(*(start + offset for offset in found.offsets))
-        function = self._load(found) if found.function is None else found.function
-        self._driver.launch(function, grid, found.threads, found.shared_bytes, addresses)
-
-    def _load(self, variant: _Variant) -> int:
-        variant.function = self._driver.load(variant.code, variant.name, variant.shared_bytes)
-        return variant.function
+        found.launch(self._driver, grid, values)
 
     def _launch_otherwise(
         self, call: Call, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]

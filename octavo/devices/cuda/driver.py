@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_char_p, c_int, c_uint, c_void_p
+from functools import partial
 from typing import Any, Final
 
 _MAX_DYNAMIC_SHARED_SIZE: Final = 8
@@ -43,7 +44,8 @@ class Driver:
         import torch
 
         torch.cuda.synchronize()
-        return Driver(CDLL("libcuda.so.1"), lambda: torch.cuda.current_stream().cuda_stream)
+        # as torch.cuda.current_stream().cuda_stream, in a tenth of its time
+        return Driver(CDLL("libcuda.so.1"), partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()))
 
     def load(self, code: bytes, function: str, shared_bytes: int) -> int:
         """Return the handle of a function of a cubin. Raises DriverError."""
