@@ -61,7 +61,9 @@ class Steps:
         config = resolve(args, Checkpoint.open(path), Platform.detect(), tokenizer_path=path)
         self.worker = Worker(config)
         plan = self.worker.prepare()
-        self.worker.allocate([300], [0] * len(plan.cache.groups))
+        num_host_blocks = [0] * len(plan.cache.groups)
+        self.worker.load(plan.max_model_len, num_host_blocks)
+        self.worker.allocate([300], num_host_blocks)
         self._given, self._block = 0, config.cache.block_size
 
     def load(self, slot: int, folder: Path) -> None:

@@ -111,7 +111,7 @@ class Prefill:
         path = Path(model)
         config = resolve(arguments, Checkpoint.open(path), Platform.detect(), tokenizer_path=path)
         self.worker = Worker(config)
-        self.worker.prepare()
+        self.worker.load(self.worker.prepare().max_model_len, [0])
         self.num_blocks = num_tokens // self.worker.plan.cache.block_size
         self.worker.allocate([self.num_blocks], [0])
         self.num_tokens, self.next_id, self.cpu_there = num_tokens, 0, 0.0

@@ -97,13 +97,8 @@ class EngineCore:
 
         executor = make_executor(config, on_death, on_note if moves_blocks else None)
         try:
-            plans = agreed(executor.call("prepare"))
+            plans = _loaded(executor)
             plan, limits = plans[0], CacheLimits.of_ranks([each.cache for each in plans])
-            executor.call(
-                "allocate",
-                [group.num_blocks for group in limits.groups],
-                [group.num_host_blocks for group in limits.groups],
-            )
             max_model_len = _fitting_max_model_len(config.model, limits)
             settings = SchedulerSettings(
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
@@ -344,6 +339,15 @@ def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
     num_blocks = [min(each.num_blocks for each in group) for group in groups]
     num_host_blocks = [min(each.num_host_blocks for each in group) for group in groups]
     return [each.limited_to(num_blocks, num_host_blocks) for each in plans]
+
+
+def _loaded(executor: Executor) -> list[MemoryPlan]:
+    """Load the ranks and allocate their caches; return their plans. Raises ConfigError or CheckpointError."""
+    plans = agreed(executor.call("prepare"))
+    num_host_blocks = [group.num_host_blocks for group in plans[0].cache.groups]
+    plans = agreed(executor.call("load", min(each.max_model_len for each in plans), num_host_blocks))
+    executor.call("allocate", [group.num_blocks for group in plans[0].cache.groups], num_host_blocks)
+    return plans
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

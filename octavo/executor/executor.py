@@ -34,7 +34,7 @@ class Executor(Protocol):
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make a named control call on every worker and return their values, one per rank.
 
-        `prepare` and `allocate` come first, once each.
+        `prepare`, `load` and `allocate` come first, once each.
         """
         ...
 

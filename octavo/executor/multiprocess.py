@@ -28,9 +28,6 @@ T = TypeVar("T")
 _NOTICE_S: Final = 0.5
 """How long a rank that has failed or died may be noticed after the calls that waited for it."""
 
-_UNLIMITED: Final = ("prepare", "allocate")
-"""Calls that load: they take as long as the disk does, while the process works."""
-
 
 @dataclass(frozen=True)
 class Rank:
@@ -149,7 +146,7 @@ class MultiprocessExecutor:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make a call of the worker on all ranks, and return their values in the order of ranks."""
-        from octavo.worker.worker import CALLS, check_call
+        from octavo.worker.worker import CALLS, STARTING, check_call
 
         check_call(method)
         values = [self._expect(rank.values, Future()) for rank in self._ranks]
@@ -157,7 +154,7 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             self._send(rank, frame)
         own = self._opened.call(method, *arguments)
-        is_limited = method not in _UNLIMITED
+        is_limited = method not in STARTING  # what loads takes as long as the disk does, while the process works
         found = [self._wait(each, is_limited=is_limited) for each in values]
         return own + [msgspec.msgpack.decode(each, type=CALLS[method]) for each in found]
 

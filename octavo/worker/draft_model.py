@@ -10,7 +10,6 @@ import msgspec
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.explain import MemoryPlan
 from octavo.config.schema import DraftConfig, SchedulerConfig
 from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import Device
@@ -26,7 +25,7 @@ from octavo.sampling.sampler import Sampler
 from octavo.worker.drafter import Choose, Drafter, ModelDrafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
-from octavo.worker.memory import ModelSizes, longest_sequence
+from octavo.worker.memory import ModelSizes
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.transfer.block_io import held_heads
 
@@ -106,36 +105,35 @@ class DraftModel:
         self,
         device: Device,
         attention: AttentionBackend,
-        runner: ModelRunner,
         target: DecoderStack,
-        sampler: Sampler,
-        plan: MemoryPlan,
+        max_positions: int,
+        max_model_len: int,
         dummy_seed: int | None = None,
-    ) -> Drafter:
-        """Load the weights, or draw them. Returns what guesses behind the runner's rows. Raises CheckpointError.
-
-        target: the loaded model.
-        """
-        num_tokens = self._scheduler.max_num_batched_tokens
-        loaded = self._opened.load(
+    ) -> None:
+        """Load the weights, or draw them. target: the loaded model. Raises CheckpointError."""
+        self._loaded = self._opened.load(
             device.ops,
             attention,
             device=device.torch_device,
             dummy_seed=dummy_seed,
-            max_positions=longest_sequence(plan.max_model_len, self._scheduler),
-            max_model_len=plan.max_model_len,
+            max_positions=max_positions,
+            max_model_len=max_model_len,
         )
+        if isinstance(self._loaded, DraftHead | PredictionLayer):
+            self._loaded.lend(target)
+
+    def drafter(self, device: Device, runner: ModelRunner, sampler: Sampler, block_size: int) -> Drafter:
+        """Return what guesses behind the runner's rows, after `load`."""
+        num_tokens, loaded = self._scheduler.max_num_batched_tokens, self._loaded
         builder = InputBatchBuilder(
             runner.cache.draft_caches,
             runner.sequences,
-            block_size=plan.cache.block_size,
+            block_size=block_size,
             max_num_tokens=num_tokens,
             device=device.torch_device,
             groups=slice(len(self._target.cache_groups), None),
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
-        if isinstance(loaded, DraftHead | PredictionLayer):
-            loaded.lend(target)
         chooses = greedy(min(self.shape.vocab_size, self._target.vocab_size))
         return ModelDrafter(
             loaded if is_head else device.recorded(loaded, num_tokens),

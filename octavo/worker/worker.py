@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,13 +31,11 @@ from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.identity import Identity
-from octavo.worker.launching import LaunchedStep, LaunchingRunner, runner_for
-from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
+from octavo.worker.launching import LaunchedStep, LaunchingRunner
+from octavo.worker.loading import LoadedRank, RankParts
+from octavo.worker.memory import ModelSizes, divide_memory
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import kept_bytes, open_model, open_samplers, place_of
-from octavo.worker.prompt_encodings import encodings_of
-from octavo.worker.shared_sampler import shared
-from octavo.worker.stage import Stage
+from octavo.worker.opening import kept_bytes, open_model, place_of
 from octavo.worker.step_watch import StepWatch, TimedModel
 from octavo.worker.warm_up import warm_up
 
@@ -49,13 +45,9 @@ if TYPE_CHECKING:
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
-_log = logging.getLogger(__name__)
-
-_PROGRESS_FROM_BYTES = 256 << 20
-"""Smaller models are there before a progress bar is."""
-
 CALLS: Final[dict[str, Any]] = {
     "prepare": MemoryPlan,
+    "load": MemoryPlan,
     "allocate": None,
     "op_choices": list[tuple[str, str, str]],
     "identity": dict[str, str],
@@ -69,6 +61,9 @@ CALLS: Final[dict[str, Any]] = {
 }
 """Control calls, and the types of their values."""
 
+STARTING: Final = ("prepare", "load", "allocate")
+"""The calls of a start, in their order."""
+
 _SHUT_DOWN = "the executor is shut down"
 
 
@@ -81,7 +76,7 @@ def check_call(method: str) -> None:
 class Worker:
     """One rank, and the `Executor` of a model that has one rank: a step runs when it is submitted.
 
-    In this order: `prepare`, then `allocate` with what all ranks have room for, then steps. One thread at a time.
+    In this order: `prepare`, `load`, `allocate` with what all ranks have room for, then steps. One thread at a time.
     """
 
     sends_tokens = False
@@ -127,6 +122,17 @@ class Worker:
         self._proof = self._opened.model.proof(self._device.ops, self._proving_attention, folder)
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
+        self._parts = RankParts(
+            device,
+            self._attention.backend,
+            self._mesh,
+            self._opened,
+            self._draft,
+            config.model,
+            config.scheduler,
+            config.lora,
+        )
+        self._loaded: LoadedRank
         self._cache: CacheEngine
         self._runner: ModelRunner
         self._adapters: Adapters | None = None
@@ -235,7 +241,7 @@ class Worker:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
         check_call(method)
         self._check()
-        with collector_paused() if method in ("prepare", "allocate") else nullcontext():
+        with collector_paused() if method in STARTING else nullcontext():
             return [getattr(self._adapters if method.endswith("_adapter") else self, method)(*arguments)]
 
     def _check(self) -> None:
@@ -268,60 +274,24 @@ class Worker:
         self.plan = msgspec.structs.replace(plan, share=self._opened.share(), rope_note=self._rope_note())
         return self.plan
 
-    def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
-        """Load the weights and allocate the KV caches, and room to swap, with so many blocks for each cache group.
+    def load(self, max_model_len: int, num_host_blocks: list[int]) -> MemoryPlan:
+        """Load the weights, after `prepare`, and return the plan.
 
-        Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
+        max_model_len: tokens that a sequence has at most on every rank. num_host_blocks: of the swap space, for each
+        cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
         """
-        model, scheduler, opened, device = self._config.model, self._config.scheduler, self._opened, self._device
-        dummy_seed = (model.seed or 0) if model.load_format == "dummy" else None
-        with device.loading(opened.plain_bytes, self._ahead.pages):
-            loaded = opened.load(
-                device.ops,
-                self._attention.backend,
-                device=device.torch_device,
-                dummy_seed=dummy_seed,
-                packed=self._ahead.packed,
-                max_positions=longest_sequence(self.plan.max_model_len, scheduler),
-                max_model_len=model.max_model_len,
-                progress=sys.stderr.isatty() and self.plan.weights_bytes >= _PROGRESS_FROM_BYTES,
-            )
+        self._loaded = self._parts.load(self._ahead, self.plan.max_model_len)
+        self._adapters = self._loaded.adapters
+        return self.plan
+
+    def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
+        """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`."""
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         self._cache = self._made_cache()
-        is_recordable = self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable
-        recorded = partial(device.recorded, loaded, scheduler.max_num_batched_tokens if is_recordable else 0)
-        if self._config.lora.enable_lora:
-            from octavo.lora.slots import Adapters
-
-            sizes = self._config.lora, scheduler.max_num_batched_tokens
-            self._adapters = Adapters(loaded, device.ops, *sizes, device.torch_device)
-        model_of_rank = recorded() if self._adapters is None else self._adapters.around(loaded, recorded)
-        if not is_recordable and self._mesh.rank == 0:
-            _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")
-        if self._mesh.pipeline.size > 1:
-            received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
-            model_of_rank = Stage(model_of_rank, self._mesh, received)
-        own, sampler, grammars = open_samplers(model, device, has_forms=loaded.is_last and self._mesh.tensor.rank == 0)
-        shape = opened.shape
-        self._runner = runner_for(own if self._mesh.size == 1 else None)(  # ranks get tokens by way of the host
-            model_of_rank,
-            self._cache,
-            vocab_size=shape.vocab_size,
-            block_size=self.plan.cache.block_size,
-            max_num_tokens=scheduler.max_num_batched_tokens,
-            sampler=shared(sampler, self._mesh, shape.vocab_size) if loaded.is_last else None,
-            tokens=device.token_store(),
-            encodings=encodings_of(loaded, shape.cache_groups, device, scheduler.max_num_batched_tokens),
-        )
-        if self._draft is not None:
-            self._runner.drafter = self._draft.load(
-                device, self._attention.backend, self._runner, loaded, sampler, self.plan, dummy_seed
-            )
-        if model.pooling is not None:
-            self._runner.pool(model.pooling, loaded, Path(model.path))
-        elif device.warms_up:
-            warm_up(self._runner, device, scheduler, self.plan)
-        self._runner.grammars, self._runner.suggests = grammars, self._config.speculative is not None
+        self._runner = self._loaded.runner(self._cache, self.plan.cache.block_size)
+        if self._config.model.pooling is None and self._device.warms_up:
+            warm_up(self._runner, self._device, self._config.scheduler, self.plan)
+        self._runner.suggests = self._config.speculative is not None
 
     def _made_cache(self) -> CacheEngine:
         limits, backend = self.plan.cache, self._attention.backend

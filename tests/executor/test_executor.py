@@ -23,6 +23,7 @@ def started(config: EngineConfig) -> Worker:
     executor = make_executor(config)
     assert isinstance(executor, Worker)
     (plan,) = executor.call("prepare")
+    executor.call("load", plan.max_model_len, [plan.cache.num_host_blocks])
     assert executor.call("allocate", [plan.cache.num_blocks], [plan.cache.num_host_blocks]) == [None]
     return executor
 

@@ -25,6 +25,7 @@ for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfi
     worker = Worker(config)
     plan = worker.prepare()
     num_groups = len(plan.cache.groups)
+    worker.load(plan.max_model_len, [plan.cache.num_host_blocks] * num_groups)
     worker.allocate([plan.cache.num_blocks] * num_groups, [plan.cache.num_host_blocks] * num_groups)
     run_dummy(worker, num_seqs=2, num_tokens=9)
 import torch._meta_registrations

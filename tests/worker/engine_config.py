@@ -25,5 +25,7 @@ def start_worker(config: EngineConfig, ahead: Ahead | None = None) -> Worker:
     worker = Worker(config, ahead)
     plan = worker.prepare()
     num_groups = len(plan.cache.groups)
-    worker.allocate([plan.cache.num_blocks] * num_groups, [plan.cache.num_host_blocks] * num_groups)
+    num_host_blocks = [plan.cache.num_host_blocks] * num_groups
+    worker.load(plan.max_model_len, num_host_blocks)
+    worker.allocate([plan.cache.num_blocks] * num_groups, num_host_blocks)
     return worker

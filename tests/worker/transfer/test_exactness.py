@@ -44,6 +44,7 @@ class Engine:
         self.executor = ThreadRanks(config, thread_meshes(tensor, pipeline), lambda *note: self.notes.put(note))
         plan = self.executor.call("prepare")[0]
         self.num_groups = len(plan.cache.groups)
+        self.executor.call("load", plan.max_model_len, [0] * self.num_groups)
         self.executor.call("allocate", [16] * self.num_groups, [0] * self.num_groups)
 
     def open(self, host: str) -> list[PeerRank]:

@@ -1,0 +1,123 @@
+"""Loads the models of a rank, and makes runners of them over KV caches."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from octavo.attention.backend import AttentionBackend
+from octavo.config.schema import LoRAConfig, ModelConfig, SchedulerConfig
+from octavo.devices.device import Device
+from octavo.distributed.mesh import Mesh
+from octavo.models.decoder import DecoderStack
+from octavo.models.loader import LoadedModel
+from octavo.worker.ahead import Ahead
+from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.launching import runner_for
+from octavo.worker.memory import longest_sequence
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.opening import open_samplers
+from octavo.worker.prompt_encodings import encodings_of
+from octavo.worker.shared_sampler import shared
+from octavo.worker.stage import Stage
+
+if TYPE_CHECKING:
+    from octavo.lora.slots import Adapters
+    from octavo.worker.draft_model import DraftModel
+
+_log = logging.getLogger(__name__)
+
+_PROGRESS_FROM_BYTES: Final = 256 << 20
+"""Smaller models are there before a progress bar is."""
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """What a rank computes with, its models opened but not loaded."""
+
+    device: Device
+    backend: AttentionBackend
+    mesh: Mesh
+    opened: LoadedModel
+    draft: DraftModel | None
+    model: ModelConfig
+    scheduler: SchedulerConfig
+    lora: LoRAConfig
+
+    def load(self, ahead: Ahead, max_model_len: int) -> LoadedRank:
+        """Load the weights. max_model_len: what sequences of this rank have at most.
+
+        Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
+        """
+        model, device, opened = self.model, self.device, self.opened
+        dummy_seed = (model.seed or 0) if model.load_format == "dummy" else None
+        max_positions = longest_sequence(max_model_len, self.scheduler)
+        with device.loading(opened.plain_bytes, ahead.pages):
+            loaded = opened.load(
+                device.ops,
+                self.backend,
+                device=device.torch_device,
+                dummy_seed=dummy_seed,
+                packed=ahead.packed,
+                max_positions=max_positions,
+                max_model_len=model.max_model_len,
+                progress=sys.stderr.isatty() and opened.model.planned_bytes(device.ops) >= _PROGRESS_FROM_BYTES,
+            )
+        if self.draft is not None:
+            self.draft.load(device, self.backend, loaded, max_positions, max_model_len, dummy_seed)
+        adapters = None
+        if self.lora.enable_lora:
+            from octavo.lora.slots import Adapters
+
+            sizes = self.lora, self.scheduler.max_num_batched_tokens
+            adapters = Adapters(loaded, device.ops, *sizes, device.torch_device)
+        if not self.is_recordable and self.mesh.rank == 0:
+            _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")
+        return LoadedRank(self, loaded, adapters)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether what ranks send each other may be part of recorded steps."""
+        return self.mesh.tensor.size == 1 or self.mesh.tensor_group.is_recordable
+
+
+@dataclass(frozen=True)
+class LoadedRank:
+    """The models of a rank with their weights."""
+
+    parts: RankParts
+    loaded: DecoderStack
+    adapters: Adapters | None
+
+    def runner(self, cache: CacheEngine, block_size: int) -> ModelRunner:
+        """Return what executes steps over these caches, with nothing recorded yet. Raises CheckpointError."""
+        parts, loaded = self.parts, self.loaded
+        model, device, mesh, opened = parts.model, parts.device, parts.mesh, parts.opened
+        num_tokens = parts.scheduler.max_num_batched_tokens
+        recorded = partial(device.recorded, loaded, num_tokens if parts.is_recordable else 0)
+        model_of_rank = recorded() if self.adapters is None else self.adapters.around(loaded, recorded)
+        if mesh.pipeline.size > 1:
+            received = opened.received_buffers(num_tokens, device.torch_device)
+            model_of_rank = Stage(model_of_rank, mesh, received)
+        own, sampler, grammars = open_samplers(model, device, has_forms=loaded.is_last and mesh.tensor.rank == 0)
+        shape = opened.shape
+        runner = runner_for(own if mesh.size == 1 else None)(  # ranks get tokens by way of the host
+            model_of_rank,
+            cache,
+            vocab_size=shape.vocab_size,
+            block_size=block_size,
+            max_num_tokens=num_tokens,
+            sampler=shared(sampler, mesh, shape.vocab_size) if loaded.is_last else None,
+            tokens=device.token_store(),
+            encodings=encodings_of(loaded, shape.cache_groups, device, num_tokens),
+        )
+        if parts.draft is not None:
+            runner.drafter = parts.draft.drafter(device, runner, sampler, block_size)
+        if model.pooling is not None:
+            runner.pool(model.pooling, loaded, Path(model.path))
+        runner.grammars = grammars
+        return runner
