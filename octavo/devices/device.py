@@ -224,10 +224,9 @@ class Device(Protocol):
         """Copy blocks of all layers from one tier to another or within one, in the order of `copies`."""
         ...
 
-    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return memory [blocks, ...] of the host, to and from which `copy_blocks` copies.
-
-        Raises ConfigError where the host has too little.
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
+        """Begin to make memory [blocks, ...] of the host, to and from which `copy_blocks` copies, and return what waits
+        for it. That raises ConfigError where the host has too little.
         """
         ...
 

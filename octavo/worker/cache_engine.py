@@ -27,6 +27,16 @@ class Arena(NamedTuple):
     num_host_blocks: int = 0
 
 
+SwapSpace = Callable[[], Sequence[CacheTier | None]]
+"""Waits for the host tiers of all cache groups, where they are made at start; raises ConfigError."""
+
+
+def begin_swap_space(arenas: Sequence[Arena], device: Device) -> SwapSpace:
+    """Begin to make the swap space of each cache group that has some, and return what waits for it."""
+    tiers = [_host_tier(each, device) if each.num_host_blocks and each.layers else None for each in arenas]
+    return lambda: [None if each is None else each() for each in tiers]
+
+
 class CacheEngine:
     """One cache per layer on the device, and the swap space that mirrors it in host memory, made when first used.
 
@@ -34,18 +44,27 @@ class CacheEngine:
     takes memory for that block alone. Block 0 is the null block, which is in no count of blocks.
     """
 
-    def __init__(self, arenas: Sequence[Arena], device: Device, num_draft_groups: int = 0) -> None:
+    def __init__(
+        self,
+        arenas: Sequence[Arena],
+        device: Device,
+        num_draft_groups: int = 0,
+        swap_space: SwapSpace | None = None,
+    ) -> None:
         """arenas: of each cache group; together they have every layer, some in several of them. num_draft_groups: how
-        many of them, the last ones, are of a draft model, whose layers follow those of the model."""
+        many of them, the last ones, are of a draft model, whose layers follow those of the model. swap_space: what was
+        begun for these arenas, on a device that pins it; None to begin now."""
         self._copy_blocks = device.copy_blocks
-        self._arenas, self._swap_space, self._is_beside = arenas, device.swap_space, device.pins_swap_space
-        on_device = partial(zeroed, device=device.torch_device)
-        self._device = [_tier(arena.layout, len(arena.layers), on_device) for arena in arenas]
-        self._host: list[CacheTier | None] = [None] * len(arenas)
-        if device.pins_swap_space:
-            for group, arena in enumerate(arenas):
-                if arena.num_host_blocks and arena.layers:
-                    self._host_tier(group)
+        self._arenas, self._new_tier, self._is_beside = (
+            arenas,
+            partial(_host_tier, device=device),
+            device.pins_swap_space,
+        )
+        if swap_space is None and device.pins_swap_space:
+            swap_space = begin_swap_space(arenas, device)
+        memories = (zeroed(*_memory_of(each.layout, len(each.layers)), device=device.torch_device) for each in arenas)
+        self._device = [_tier(each) for each in memories]
+        self._host: list[CacheTier | None] = [None] * len(arenas) if swap_space is None else list(swap_space())
         by_place = {
             (layer, place): cache
             for place, (arena, tier) in enumerate(zip(arenas, self._device, strict=True))
@@ -105,20 +124,28 @@ class CacheEngine:
     def _host_tier(self, group: int) -> CacheTier:
         tier = self._host[group]
         if tier is None:
-            layers, (shape, dtype), num_host_blocks = self._arenas[group]
-            assert num_host_blocks > 0, "a step swaps, but there is no swap space"
-            layout = CacheLayout((shape[0], num_host_blocks + 1, *shape[2:]), dtype)
-            tier = _tier(layout, len(layers), self._swap_space)._replace(is_swap_space=True)
-            self._host[group] = tier
+            assert self._arenas[group].num_host_blocks > 0, "a step swaps, but there is no swap space"
+            tier = self._host[group] = self._new_tier(self._arenas[group])()
         return tier
 
 
-def _tier(
-    layout: CacheLayout, num_layers: int, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor]
-) -> CacheTier:
+def _host_tier(arena: Arena, device: Device) -> Callable[[], CacheTier]:
+    """Begin to make the host tier of a cache group, and return what waits for it."""
+    layers, (shape, dtype), num_host_blocks = arena
+    layout = CacheLayout((shape[0], num_host_blocks + 1, *shape[2:]), dtype)
+    memory = device.swap_space(*_memory_of(layout, len(layers)))
+    return lambda: _tier(memory())._replace(is_swap_space=True)
+
+
+def _memory_of(layout: CacheLayout, num_layers: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the shape [blocks, layers, planes, ...] and the type of the memory of a tier."""
     planes, num_blocks, *block = layout.shape
-    memory = allocate((num_blocks, num_layers, planes, *block), layout.dtype)
-    caches = tuple(memory[:, layer].transpose(0, 1) for layer in range(num_layers))
+    return (num_blocks, num_layers, planes, *block), layout.dtype
+
+
+def _tier(memory: Tensor) -> CacheTier:
+    """Return the tier in this memory."""
+    caches = tuple(memory[:, layer].transpose(0, 1) for layer in range(memory.shape[1]))
     return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]), memory)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.support import open_supporting
@@ -29,7 +30,7 @@ from octavo.models.loader import DTYPES
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collector_paused
-from octavo.worker.cache_engine import Arena, CacheEngine
+from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
 from octavo.worker.identity import Identity
 from octavo.worker.launching import LaunchedStep, LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
@@ -133,6 +134,7 @@ class Worker:
             config.lora,
         )
         self._loaded: LoadedRank
+        self._swap_space: SwapSpace | None = None
         self._cache: CacheEngine
         self._runner: ModelRunner
         self._adapters: Adapters | None = None
@@ -280,30 +282,38 @@ class Worker:
         max_model_len: tokens that a sequence has at most on every rank. num_host_blocks: of the swap space, for each
         cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
         """
+        if self._device.pins_swap_space:  # which takes seconds, beside the weights
+            no_blocks = [0] * len(num_host_blocks)
+            arenas = self._arenas(self.plan.cache.with_blocks(no_blocks, num_host_blocks))
+            self._swap_space = begin_swap_space(arenas, self._device)
         self._loaded = self._parts.load(self._ahead, self.plan.max_model_len)
         self._adapters = self._loaded.adapters
         return self.plan
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
-        """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`."""
+        """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`.
+
+        Raises ConfigError where swap space cannot be pinned, or the largest steps do not fit.
+        """
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
-        self._cache = self._made_cache()
+        self._cache = self._made_cache(self.plan.cache, self._swap_space)
         self._runner = self._loaded.runner(self._cache, self.plan.cache.block_size)
         if self._config.model.pooling is None and self._device.warms_up:
             warm_up(self._runner, self._device, self._config.scheduler, self.plan)
         self._runner.suggests = self._config.speculative is not None
 
-    def _made_cache(self) -> CacheEngine:
-        limits, backend = self.plan.cache, self._attention.backend
-        arenas = [
+    def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None) -> CacheEngine:
+        num_draft_groups = len(self._groups) - len(self._opened.shape.cache_groups)
+        return CacheEngine(self._arenas(limits), self._device, num_draft_groups, swap_space)
+
+    def _arenas(self, limits: CacheLimits) -> list[Arena]:
+        backend, block_size = self._attention.backend, limits.block_size
+        return [
             Arena(
-                group.layers,
-                cache_layout(backend, group.keeps, each.num_blocks + 1, limits.block_size),
-                each.num_host_blocks,
+                group.layers, cache_layout(backend, group.keeps, each.num_blocks + 1, block_size), each.num_host_blocks
             )
             for group, each in zip(self._groups, limits.groups, strict=True)
         ]
-        return CacheEngine(arenas, self._device, len(self._groups) - len(self._opened.shape.cache_groups))
 
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""

@@ -147,8 +147,9 @@ class CpuDevice:
             block_stride,
         )
 
-    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return zeroed(shape, dtype)
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """Return what makes it: its pages take memory when they are written."""
+        return lambda: zeroed(shape, dtype)
 
     def measure_peak(self) -> Callable[[], int]:
         """Return what returns 0: memory of the host is not measured."""

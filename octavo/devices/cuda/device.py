@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
@@ -177,19 +178,27 @@ class CudaDevice(ReferenceDevice):
         if pages is not None:
             pages.release_from(0)
 
-    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return pinned memory. The buffer for blocks on the way to it is made with the first."""
-        try:
-            space = self._pinned(shape, dtype)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"swap_space of {prod(shape) * dtype.itemsize:,} bytes cannot be pinned in the memory of the host: "
-                f"{error}; lower it"
-            ) from error
-        self._swaps = self._swaps or Swaps(*self._streams(), self.torch_device, space[:1].nbytes)
-        return space
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """Begin to pin memory, in a thread: gigabytes take seconds. The buffer of swaps is made at once."""
+        block_bytes = prod(shape[1:]) * dtype.itemsize
+        self._swaps = self._swaps or Swaps(*self._streams(), self.torch_device, block_bytes)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-pinning")
+        pinned = thread.submit(self._pinned, shape, dtype)
+        thread.shutdown(wait=False)
+
+        def wait() -> torch.Tensor:
+            try:
+                return pinned.result()
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"swap_space of {prod(shape) * dtype.itemsize:,} bytes cannot be pinned in the memory of the host: "
+                    f"{error}; lower it"
+                ) from error
+
+        return wait
 
     def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.begin_step(0)  # a thread that has chosen no GPU would open the first one
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def _streams(self) -> tuple[Stream, Stream]:

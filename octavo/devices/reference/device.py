@@ -102,8 +102,9 @@ class ReferenceDevice:
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         copy_blocks(sources.caches, targets.caches, copies)
 
-    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return zeroed(shape, dtype)
+    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """Return what makes it: its pages take memory when they are written."""
+        return lambda: zeroed(shape, dtype)
 
     def measure_peak(self) -> Callable[[], int]:
         """Return what returns 0: memory of the host is not measured."""

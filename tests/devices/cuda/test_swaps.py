@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,6 +21,7 @@ from octavo.devices.device import DeviceMemory
 from octavo.errors import ConfigError
 from octavo.platform import Platform
 from octavo.worker.cache_engine import Arena, CacheEngine
+from octavo.worker.loading import LoadedRank, RankParts
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.devices.cuda.streams import KeptStream, finish
 
@@ -77,6 +81,26 @@ def test_swap_space_is_there_from_the_start_and_swaps_have_no_time_that_the_host
         cache[:, 3:5] = 0
     assert engine.apply(BlockOps(swap_ins=copies((4, 6), (1, 7)))) == 0
     assert [cache[0, 6:8, 0, 0, 0].tolist() for cache in engine.caches] == [[4, 3], [4, 3]]
+
+
+def test_swap_space_is_pinned_while_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned, is_loaded = [], threading.Event()
+    load, pin = RankParts.load, InterpretedCuda._pinned
+
+    def after_loading(self: InterpretedCuda, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        pinned.append(is_loaded.wait(timeout=60))
+        return pin(self, shape, dtype)
+
+    def loaded(self: RankParts, *arguments: Any) -> LoadedRank:
+        found = load(self, *arguments)
+        is_loaded.set()
+        return found
+
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    monkeypatch.setattr(InterpretedCuda, "_pinned", after_loading)
+    monkeypatch.setattr(RankParts, "load", loaded)
+    with LLM("octavo-tiny", device="cuda", dtype="float32", swap_space=0.01):
+        assert pinned == [True]
 
 
 def test_memory_that_cannot_be_pinned_is_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
