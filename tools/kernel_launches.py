@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata, ModelInput
@@ -36,7 +37,7 @@ from octavo.quantization.floats import NVFP4
 from octavo.quantization.gguf import BLOCK_TYPES
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.processors import default_processors
+from octavo.sampling.processors import ProcessedRow, default_processors
 from octavo.sampling.top_tokens import num_top_tokens
 from tools.kernel_models import MODELS
 
@@ -77,6 +78,27 @@ class _Sequence:
 
     def stored_tokens(self) -> Tensor:
         return _empty(3, 64, dtype=torch.int32)
+
+
+class _Masks:
+    """A `MaskingProcessor` that bars every token."""
+
+    name = "masks"
+
+    def __init__(self, vocab_size: int) -> None:
+        self._mask = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+
+    def needs(self, params: SamplingParams) -> bool:
+        return True
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        """Rows are alike."""
+
+    def apply(self, logits: Tensor) -> None:
+        raise NotImplementedError("its masks are applied")
+
+    def mask(self, row: SamplingRow) -> NDArray[np.uint32]:
+        return self._mask
 
 
 class Recorder:
@@ -198,7 +220,8 @@ def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *,
 def _sample(runtime: CudaRuntime, vocab_size: int) -> None:
     """Draw as steps do that are launched, and among the likeliest few tokens, as those do that wait for the host."""
     meta = torch.device("meta")
-    sampler = CudaSampler(runtime, meta, lambda values: list, default_processors(), default_filters())
+    processors = *default_processors(), _Masks(vocab_size)
+    sampler = CudaSampler(runtime, meta, lambda values: list, processors, default_filters())
     logits = _empty(3, vocab_size, dtype=torch.float32)
     for params in PARAMS:
         row = SamplingRow(cast(Any, _Sequence(params)), 8)

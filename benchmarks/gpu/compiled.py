@@ -161,6 +161,8 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("logprobs, survey", logprobs.survey, {"BLOCK": BLOCK, "GROUP": GROUP}, types=surveyed)
     stored = {"logits": "*fp32", "tokens": "*i32", "words": "*i64", "asked": "*fp64", "counts": "*i32"}
     yield Kernel("bad words", processors.bar_words, {"WIDTH": 16}, types=stored)
+    masked = {"logits": "*fp32", "masks": "*i32", "places": "*i64", "num_words": "i32"}
+    yield Kernel("masks of forms", processors.bar_unset, {"BLOCK": BLOCK}, types=masked)
     yield Kernel("penalties, count", processors.count, {"BLOCK": BLOCK}, types=stored)
     yield Kernel("penalties", processors.penalise, {"BLOCK": BLOCK}, types=stored, options=UNFUSED)
 

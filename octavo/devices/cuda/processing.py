@@ -1,4 +1,4 @@
-"""Logits processors on CUDA that need nothing of the host but what a request asked for."""
+"""Logits processors on CUDA: by launches where they need nothing of the host but what a request asked for, or masks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from octavo.sampling.processors import (
     BadWords,
     LogitBias,
     LogitsProcessor,
+    MaskingProcessor,
     MinTokens,
     Penalties,
     ProcessedRow,
@@ -44,6 +45,9 @@ def apply(
         _bar_words(rows, logits, sent, launch)
     elif isinstance(processor, Penalties):
         _penalise(rows, logits, sent, launch)
+    elif isinstance(processor, MaskingProcessor):
+        processor.update(rows)
+        _mask(processor, rows, logits, sent, launch)
     else:
         processor.update(rows)
         processor.apply(logits)
@@ -89,6 +93,23 @@ def _penalise(
         BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
+
+
+def _mask(
+    processor: MaskingProcessor,
+    rows: Sequence[ProcessedRow],
+    logits: Tensor,
+    sent: Callable[[NDArray[Any]], Tensor],
+    launch: Launcher,
+) -> None:
+    found = [(each.row, mask) for each in rows if (mask := processor.mask(each.sampling)) is not None]
+    if not found:
+        return
+    masks, places = np.stack([mask for _, mask in found]), np.array([place for place, _ in found])
+    (num_rows, num_words), num_columns = masks.shape, logits.shape[1]
+    sizes = num_columns, num_words, logits.stride(0)
+    grid = num_rows, -(-num_columns // BLOCK)
+    launch("processors.bar_unset", grid, logits, sent(masks.view(np.int32)), sent(places), *sizes, BLOCK=BLOCK)
 
 
 def _stored(rows: Sequence[ProcessedRow]) -> tuple[Tensor, list[int]]:

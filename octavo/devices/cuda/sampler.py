@@ -61,22 +61,26 @@ class CudaSampler(ReferenceSampler):
         """The last one: most steps have the rows of the step before."""
 
     def may_launch(self, params: SamplingParams) -> bool:
-        if any(each.needs(params) for each in self._processors if not isinstance(each, LAUNCHED)):
-            return False
+        is_alone = not any(each.needs(params) for each in self._processors if not isinstance(each, LAUNCHED))
+        return is_alone and self._is_drawn_by_kernels(params)
+
+    def _is_drawn_by_kernels(self, params: SamplingParams) -> bool:
         return params.is_greedy or not any(
             each.needs(params) for each in self._filters if not isinstance(each, _FILTERS_OF_KERNELS)
         )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
-        """Draw. Rows that could be launched are drawn by the same kernels here: which draw a row must not depend on
-        whether its step waits for the host because of another row."""
+        """Draw. Which kernels draw a row must not depend on whether its step waits for the host because of another row:
+        so those of launched rows draw here too, and rows that processors of the host have changed."""
         launched: list[int] = []
         waiting: list[int] = []
         for place, row in enumerate(rows):
-            may_launch = row.num_samples == 1 and self.may_launch(row.sequence.params)
-            (launched if may_launch else waiting).append(place)
+            is_launched = row.num_samples == 1 and self._is_drawn_by_kernels(row.sequence.params)
+            (launched if is_launched else waiting).append(place)
         if not launched:
             return super().sample(logits, rows)
+        if not waiting:
+            return self.launch(logits, rows).wait()
         draws = self.launch(logits[launched], [rows[place] for place in launched])
         results = dict(zip(waiting, super().sample(logits[waiting], [rows[place] for place in waiting]), strict=True))
         results |= zip(launched, draws.wait(), strict=True)

@@ -6,6 +6,8 @@ import math
 import random
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +117,49 @@ def test_rows_whose_tokens_are_all_barred_or_overflow_get_the_errors_of_the_refe
     logits[1, 4] = math.inf
     rows = [each.row() for each in made]
     assert sampler().launch(logits.clone(), rows).wait() == ReferenceSampler().sample(logits.clone(), rows)
+
+
+class Form:
+    """Admits every third token, and the last one; every token where a draft may not be there."""
+
+    name = "form"
+
+    def needs(self, params: SamplingParams) -> bool:
+        return params.seed is not None
+
+    def update(self, rows: Any) -> None:
+        self.rows = rows
+
+    def mask(self, row: Any) -> Any:
+        bits = np.zeros(1536, dtype=bool)
+        bits[row.sequence.params.seed : 1480 : 3] = True
+        bits[VOCAB_SIZE - 1] = True
+        return None if row.num_drafts else np.packbits(bits[:-32], bitorder="little").view(np.uint32)
+
+    def apply(self, logits: Any) -> None:
+        for each in self.rows:
+            mask = self.mask(each.sampling)
+            if mask is not None:
+                bits = np.unpackbits(mask.view(np.uint8), count=VOCAB_SIZE, bitorder="little")
+                logits[each.row, torch.from_numpy(bits == 0)] = -math.inf
+
+
+def test_rows_of_forms_are_drawn_as_by_the_reference() -> None:
+    kinds: list[dict[str, Any]] = [{"seed": 1}, {"temperature": 0.0}, {"seed": 2, "top_p": 0.9, "min_tokens": 3}]
+    made = [FakeSequence(SamplingParams(**kind), [1], [4], end_token_ids=(2, 5)) for kind in [*kinds, {"seed": 0}]]
+    rows = [each.row() for each in made]
+    rows[3] = msgspec.structs.replace(rows[3], num_drafts=1)
+    logits = make_logits("normal", len(rows), VOCAB_SIZE)
+    own, processors = sampler(), (*default_processors(), Form())
+    own._processors = processors
+    found = own.sample(logits.clone(), rows)
+    assert found == ReferenceSampler(processors).sample(logits.clone(), rows)
+    assert found[0].tokens[0].token_id % 3 == 1
+    changed = logits.clone()
+    own.sample(changed, rows)
+    for place, bars in ((0, True), (1, False), (3, False)):
+        assert changed[place].isinf().any() == bars
+    assert own.sample(logits[2:3].clone(), rows[2:3]) == found[2:3]
 
 
 def test_which_rows_wait_for_the_host() -> None:

@@ -1,4 +1,4 @@
-"""Logits processors that read a sequence's tokens, in Triton: in the store on the device, where all of them are.
+"""Logits processors in Triton. Those that read a sequence's tokens find them in the store on the device.
 
 tokens: the store, int32. Logits are float32; those of a row stand at its place.
 """
@@ -28,6 +28,21 @@ def bar_words(logits, tokens, words, row_stride, WIDTH: tl.constexpr):
     differs = stored != tl.load(words + _OF_WORD + offsets, mask=offsets < count, other=0)
     if tl.sum(differs.to(tl.int32), 0) == 0:
         tl.store(logits + tl.load(words) * row_stride + tl.load(words + 3), -float("inf"))
+
+
+@triton.jit(do_not_specialize=["num_words"])
+def bar_unset(logits, masks, places, num_columns, num_words, row_stride, BLOCK: tl.constexpr):
+    """Write -inf to the columns of a block whose bits are not set.
+
+    masks: int32 [rows, words], bit i of word t for column 32 t + i. places: of the rows of logits, int64 [rows].
+    """
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = columns >> 5
+    found = tl.load(masks + row * num_words + word, mask=word < num_words, other=0)
+    is_barred = ((found >> (columns & 31)) & 1) == 0
+    targets = logits + tl.load(places + row) * row_stride + columns
+    tl.store(targets, -float("inf"), mask=is_barred & (columns < num_columns))
 
 
 @triton.jit
