@@ -141,8 +141,11 @@ class Device(Protocol):
     ranks_over: str | None
     """The backend of torch's process groups by which ranks on such devices reach each other: "nccl"; None where their
     tensors are in the memory of the host."""
-    pins_swap_space: bool
-    """Whether swap space is made at start, because it has to be pinned, and swaps are launched beside the host."""
+    launches_beside_host: bool
+    """Whether steps and swaps are launched beside the host. Then swap space is made at start: it has to be pinned."""
+    processor: str
+    """What of the processor and its compiler decides bits, for ranks that exchange KV blocks; empty where
+    `worker.identity` says enough."""
     warms_up: bool
     """Whether the largest steps are made once at start: the device has memory of its own, and kernels to compile."""
     kernel_clock: KernelClock | None
@@ -222,6 +225,11 @@ class Device(Protocol):
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks of all layers from one tier to another or within one, in the order of `copies`."""
+        ...
+
+    def behind_steps(self, work: Callable[[], Tensor]) -> Tensor:
+        """Do what reads or writes KV blocks, behind the steps that were launched before; return its result when it is
+        done. Called by any thread."""
         ...
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:

@@ -58,9 +58,9 @@ class CacheEngine:
         self._arenas, self._new_tier, self._is_beside = (
             arenas,
             partial(_host_tier, device=device),
-            device.pins_swap_space,
+            device.launches_beside_host,
         )
-        if swap_space is None and device.pins_swap_space:
+        if swap_space is None and device.launches_beside_host:
             swap_space = begin_swap_space(arenas, device)
         memories = (zeroed(*_memory_of(each.layout, len(each.layers)), device=device.torch_device) for each in arenas)
         self._device = [_tier(each) for each in memories]

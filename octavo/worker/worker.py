@@ -188,7 +188,7 @@ class Worker:
         transfer, block_size = self._config.transfer, self.plan.cache.block_size
         return RankTransfer(
             blocks,
-            model.layers.values(),
+            () if self._device.launches_beside_host else model.layers.values(),
             self._notify,
             lambda: FileTiers(transfer, blocks, self.identity(), block_size),
         )
@@ -200,7 +200,7 @@ class Worker:
         heads = [held_heads(group.keeps, self._mesh) for group in groups]
         if self._draft is not None:
             heads, layers = heads + self._draft.heads, range(layers.stop + self._draft.num_layers)
-        return BlockIO(caches, self._groups, heads, layers)
+        return BlockIO(caches, self._groups, heads, layers, self._device.behind_steps)
 
     def explain_disk(self) -> str | None:
         """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""
@@ -228,6 +228,7 @@ class Worker:
             "dummy_seed": str(model.seed or 0) if model.load_format == "dummy" else "",
             **({"positions": note} if (note := self._rope_note()) else {}),
             **(self._draft.identity() if self._draft is not None else {}),
+            "processor": self._device.processor,
             "operators": str(sorted((name, implementation) for name, implementation, _ in self.op_choices())),
         }
 
@@ -282,7 +283,7 @@ class Worker:
         max_model_len: tokens that a sequence has at most on every rank. num_host_blocks: of the swap space, for each
         cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
         """
-        if self._device.pins_swap_space:  # which takes seconds, beside the weights
+        if self._device.launches_beside_host:  # which takes seconds, beside the weights
             no_blocks = [0] * len(num_host_blocks)
             arenas = self._arenas(self.plan.cache.with_blocks(no_blocks, num_host_blocks))
             self._swap_space = begin_swap_space(arenas, self._device)

@@ -22,7 +22,6 @@ def test_cuda_lacks_nothing_that_has_no_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "option"),
     [
-        ({"kv_host_size": 1 << 20}, "role, prefill, kv_host_size or kv_disk asks for"),
         ({"tensor_parallel_size": 2, "executor": "ray"}, "executor asks for ranks that Ray places"),
     ],
 )

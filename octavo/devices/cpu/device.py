@@ -47,7 +47,8 @@ class CpuDevice:
     rows_are_exact = True
     lacks: Mapping[str, str] = {}
     ranks_over: str | None = None
-    pins_swap_space = False
+    launches_beside_host = False
+    processor = ""
     warms_up = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
@@ -131,6 +132,9 @@ class CpuDevice:
     def begin_step(self, num_tokens: int) -> None:
         """Let a short step run on one thread."""
         self.runtime.cpu.is_alone = num_tokens <= self._most_tokens_alone
+
+    def behind_steps(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return work()
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         first = sources.caches[0]

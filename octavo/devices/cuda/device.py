@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import metadata
 from importlib.util import find_spec
 from math import prod
 from typing import Final
@@ -22,7 +23,7 @@ from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
-from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps
+from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps, done_behind
 from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
@@ -48,10 +49,9 @@ class CudaDevice(ReferenceDevice):
     name = "cuda"
     lacks: Mapping[str, str] = {
         "ray": "Ray is not asked for GPUs",
-        "transfers": "KV blocks are read from the memory of the host",
     }
     ranks_over = "nccl"
-    pins_swap_space = True
+    launches_beside_host = True
     warms_up = True
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
@@ -63,6 +63,7 @@ class CudaDevice(ReferenceDevice):
         super().__init__(config, platform, because)
         self.torch_device = self._own_gpu(place)
         self._swaps: Swaps | None = None
+        self._transfer_streams = self._streams()
         launcher = self.launcher(config.batch_invariant)
         self.runtime = CudaRuntime(config.batch_invariant, launcher, self.shared_bytes())
         self.rows_are_exact = config.batch_invariant
@@ -70,8 +71,16 @@ class CudaDevice(ReferenceDevice):
 
     def launcher(self, is_invariant: bool) -> Launcher:
         """Return what launches kernels."""
-        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        major, minor = self._capability()
         return open_launcher(10 * major + minor, Driver.open, is_invariant=is_invariant)
+
+    def _capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability(self.torch_device)
+
+    @property
+    def processor(self) -> str:  # type: ignore[override]
+        compiler = metadata.version("triton") if find_spec("triton") else "none"
+        return f"compute capability {'.'.join(map(str, self._capability()))}, Triton {compiler}"
 
     def shared_bytes(self) -> int:
         """Return the shared memory of an SM."""
@@ -204,6 +213,9 @@ class CudaDevice(ReferenceDevice):
     def _streams(self) -> tuple[Stream, Stream]:
         """Return that of what computes, and one for swaps."""
         return CudaStream(self.torch_device, is_side=False), CudaStream(self.torch_device, is_side=True)
+
+    def behind_steps(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return done_behind(*self._transfer_streams, work)
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         """Copy within the GPU in order with what computes; swap without waiting (`cuda/swaps`)."""

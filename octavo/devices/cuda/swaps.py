@@ -29,6 +29,10 @@ class Stream(Protocol):
         """Let what this stream is given later wait for what `other` was given up to now."""
         ...
 
+    def finish(self) -> None:
+        """Wait until what this stream was given is done."""
+        ...
+
 
 class CudaStream:
     """A stream of a GPU. side: whether it is a new one, or that of what computes."""
@@ -50,6 +54,9 @@ class CudaStream:
     def wait_for(self, other: Stream) -> None:
         assert isinstance(other, CudaStream)
         self._stream.wait_stream(other._stream)
+
+    def finish(self) -> None:
+        self._stream.synchronize()
 
 
 class Swaps:
@@ -85,6 +92,15 @@ class Swaps:
         self._side.wait_for(self._compute)  # which may still read what was in the blocks
         self._side.run(work)
         self._compute.wait_for(self._side)
+
+
+def done_behind(compute: Stream, side: Stream, work: Callable[[], Tensor]) -> Tensor:
+    """Return the result of work on `side`, which what `compute` was given up to now precedes, when it is done."""
+    found: list[Tensor] = []
+    side.wait_for(compute)
+    side.run(lambda: found.append(work()))
+    side.finish()
+    return found[0]
 
 
 def _send(staged: Tensor, targets: Tensor, copies: Sequence[BlockCopy]) -> None:

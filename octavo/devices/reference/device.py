@@ -37,7 +37,8 @@ class ReferenceDevice:
     rows_are_exact = False
     lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
     ranks_over: str | None = None
-    pins_swap_space = False
+    launches_beside_host = False
+    processor = ""
     warms_up = False
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
@@ -98,6 +99,9 @@ class ReferenceDevice:
 
     def begin_step(self, num_tokens: int) -> None:
         """Do nothing: torch uses the same threads in every step."""
+
+    def behind_steps(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return work()
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         copy_blocks(sources.caches, targets.caches, copies)

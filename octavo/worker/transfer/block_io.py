@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from octavo.core.model_shape import CacheGroup, Encoded, Kept, KeysAndValues, State
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
+
+BehindSteps = Callable[[Callable[[], Tensor]], Tensor]
+"""Does work behind the steps that were launched before, and returns its result when it is done, in any thread."""
 
 
 class Place(NamedTuple):
@@ -42,11 +45,18 @@ class BlockIO:
     """
 
     def __init__(
-        self, caches: Sequence[Tensor], groups: Sequence[CacheGroup], heads: Sequence[range], layers: range
+        self,
+        caches: Sequence[Tensor],
+        groups: Sequence[CacheGroup],
+        heads: Sequence[range],
+        layers: range,
+        behind_steps: BehindSteps = lambda work: work(),
     ) -> None:
         """caches: blocks in dimension 1; of each layer one in each cache group that has it. groups: with layers counted
-        from the first one here. heads: those in the caches of each group. layers: those of this rank.
+        from the first one here. heads: those in the caches of each group. layers: those of this rank. behind_steps:
+        does work that reads or writes caches.
         """
+        self._behind_steps = behind_steps
         self.layers = layers
         self.heads = heads
         self.groups = groups
@@ -69,17 +79,24 @@ class BlockIO:
         return view.shape[0], num_blocks, len(heads), view.shape[3] * view.element_size()
 
     def read(self, place: Place, block_ids: Sequence[int], heads: range) -> Tensor:
-        """Return a copy of these heads of these blocks, uint8 [planes, blocks, heads, bytes of a head]."""
+        """Return a copy on the host of these heads of these blocks, uint8 [planes, blocks, heads, bytes of a head]."""
         # block by block: of a view in which blocks are apart, index_select copies all blocks first
         blocks = self._cut(place, heads)
-        return torch.stack([blocks.select(1, block) for block in block_ids], 1).view(torch.uint8)
+        return self._behind_steps(
+            lambda: torch.stack([blocks.select(1, block) for block in block_ids], 1).view(torch.uint8).cpu()
+        )
 
     def write(self, place: Place, block_ids: Sequence[int], heads: range, content: Tensor) -> None:
         """Write what `read` has returned, here or on another rank, into these blocks, which differ from each other."""
         view = self._views[place]
         assert content.shape == self.shape(place, len(block_ids), heads), "content has another shape than its blocks"
-        index = torch.tensor(block_ids, device=view.device)
-        self._cut(place, heads).index_copy_(1, index, content.view(view.dtype).to(view.device))
+        blocks = self._cut(place, heads)
+
+        def write() -> Tensor:
+            index = torch.tensor(block_ids, device=view.device)
+            return blocks.index_copy_(1, index, content.view(view.dtype).to(view.device))
+
+        self._behind_steps(write)
 
     def _cut(self, place: Place, heads: range) -> Tensor:
         return self._views[place].narrow(2, self.heads[place.group].index(heads.start), len(heads))

@@ -88,7 +88,8 @@ class RankTransfer:
         notify: Callable[[bytes], None],
         open_tiers: Callable[[], Tiers],
     ) -> None:
-        """layers: those of the model on this rank, in their order. notify: sends `RankNotes`, from any thread.
+        """layers: those of the model on this rank, in their order, whose blocks are sent when they return; none where
+        steps are launched beside the host, and send at their end. notify: sends `RankNotes`, from any thread.
         open_tiers: called when they are needed.
         """
         self._blocks = blocks
@@ -169,7 +170,7 @@ class RankTransfer:
         for blocks in sends:
             sender.offer(blocks)
         is_fresh = any(blocks.is_fresh for blocks in sends)
-        hooks = [layer.register_forward_hook(sender.note_layer) for layer in self._layers] if is_fresh else []
+        hooks = [layer.register_forward_hook(sender.note_layer) for layer in self._layers if is_fresh]
         try:
             yield
         finally:

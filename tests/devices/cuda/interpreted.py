@@ -49,6 +49,9 @@ class InterpretedCuda(CudaDevice):
     def launcher(self, is_invariant: bool) -> Launcher:
         return launch_by_triton
 
+    def _capability(self) -> tuple[int, int]:
+        return 9, 0
+
     def shared_bytes(self) -> int:
         return 228 << 10
 

@@ -15,6 +15,9 @@ class HostStream:
     def wait_for(self, other: Any) -> None:
         other.flush()
 
+    def finish(self) -> None:
+        """Do nothing: its work is done."""
+
 
 class LateStream:
     """Its work is done as late as it may be: when another stream waits for it."""
@@ -27,6 +30,9 @@ class LateStream:
 
     def wait_for(self, other: HostStream) -> None:
         """Do nothing: the host's work is done."""
+
+    def finish(self) -> None:
+        self.flush()
 
     def flush(self) -> None:
         for work in self._works:
@@ -48,6 +54,9 @@ class KeptStream:
 
     def wait_for(self, other: KeptStream) -> None:
         self.waits.setdefault(len(self.works), []).append((other, len(other.works)))
+
+    def finish(self) -> None:
+        raise AssertionError("the host waits for swaps")
 
     @property
     def is_ready(self) -> bool:
