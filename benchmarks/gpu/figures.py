@@ -20,6 +20,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
 from benchmarks.models import CONFIGS, tensor_shapes, write_config
 from octavo import LLM, SamplingParams
 
@@ -77,6 +80,26 @@ def decode(llm: LLM, config: dict[str, Any], batch: int, limits: Mapping[str, fl
     return {"batch": batch, "step_ms": step_s * 1e3, "floor_ms": floor_s * 1e3, "of_floor": floor_s / step_s}
 
 
+def idle(llm: LLM, config: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Return the share of steady decode in which the GPU does nothing: neither a kernel nor a copy runs there."""
+    prompts = prompts_of([PROMPT] * batch, config["vocab_size"])
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        timed(llm, prompts, MANY)
+    works = [each.time_range for each in profiled.events() or () if each.device_type is DeviceType.CUDA]
+    spans = sorted((each.start, each.end) for each in works)
+    first = spans[0][0] + (spans[-1][1] - spans[0][0]) / 2 if spans else 0.0  # prompts and the first steps are before
+    return {"batch": batch, "gpu_idle": idle_share([each for each in spans if each[0] >= first])}
+
+
+def idle_share(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the share of the time from the first span to the end of the last that none covers. They are in order."""
+    busy, end = 0.0, spans[0][0] if spans else 0.0
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return 1 - busy / (end - spans[0][0]) if busy else 1.0
+
+
 def prefill(llm: LLM, config: dict[str, Any], length: int, limits: Mapping[str, float]) -> dict[str, Any]:
     """Return the time of a prompt, and the share of the matrix rate that its products take.
 
@@ -122,6 +145,8 @@ def figures(
                     yield {**about, "start_s": time.perf_counter() - begun}
                     for batch in (1, 64):
                         yield {**about, **decode(llm, config, batch, limits)}
+                        if device == "cuda" and way == "as it is":
+                            yield {**about, **idle(llm, config, batch)}
                     yield {**about, **prefill(llm, config, 2048, limits)}
                     if name == models[0] and way == "as it is":
                         yield {**about, **nano_vllm(llm, config)}

@@ -1,63 +1,87 @@
-"""A decode loop of transformers on the GPU, with a static cache and compiled: what our decode steps are compared with.
+"""transformers on the GPU: as it is, compiled with a static cache, and with continuous batching.
 
-`python -m benchmarks.gpu.peers [--model qwen3-0.6b]` prints JSON lines. Weights are random numbers.
+`python -m benchmarks.gpu.peers [--model qwen3-0.6b] [--batch 1 64]` prints JSON lines with the time of a decode step,
+which our decode steps (`benchmarks.gpu.figures`) are compared with. Weights are random numbers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from benchmarks.gpu.figures import FEW, MANY, PROMPT, RUNS
+from benchmarks.gpu.figures import PROMPT
 from benchmarks.models import CONFIGS
 
+RUNS: Final = 3
+FEW, MANY = 8, 40
+"""Tokens of the two answers whose times are compared."""
 
-def step_ms(model: Any, batch: int, vocab_size: int, **options: Any) -> float:
+Generate = Callable[[Tensor, int], object]
+"""Generates so many tokens for each prompt of [batch, tokens]."""
+
+
+def step_ms(generate: Generate, ids: Tensor) -> float:
     """Return the time of a decode step: the difference of two answers' times, over that of their lengths."""
-    ids = torch.randint(10, vocab_size, (batch, PROMPT), device="cuda")
 
     def timed(count: int) -> float:
-        torch.cuda.synchronize()
         begun = time.perf_counter()
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-            **options,
-        )
-        torch.cuda.synchronize()
+        generate(ids, count)
+        if ids.is_cuda:
+            torch.cuda.synchronize()
         return time.perf_counter() - begun
 
     for count in (FEW, MANY, FEW):
         timed(count)
-    found = sorted((timed(MANY) - timed(FEW)) / (MANY - FEW) for _ in range(RUNS))
-    return found[RUNS // 2] * 1e3
+    return statistics.median((timed(MANY) - timed(FEW)) / (MANY - FEW) for _ in range(RUNS)) * 1e3
+
+
+def ways(config: dict[str, Any], device: str) -> Iterator[tuple[str, Generate]]:
+    """Yield ways of transformers to generate."""
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
+
+    def whole(ids: Tensor, count: int, **options: Any) -> object:
+        given = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, **options}
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **given)
+
+    yield "as it is", whole
+    yield "static cache, compiled", lambda ids, count: whole(ids, count, cache_implementation="static")
+
+    def batched(ids: Tensor, count: int) -> object:
+        asked = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1)
+        found = model.generate_batch(ids.tolist(), generation_config=asked, persistent_manager=True)
+        assert all(len(each.generated_tokens) == count for each in found.values())
+        return found
+
+    yield "continuous batching", batched
 
 
 def main() -> None:
-    """Print the time of a step, as it is and compiled."""
+    """Print the time of a step in every way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", choices=CONFIGS)
-    name = parser.parse_args().model
-    config = dict(CONFIGS[name])
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
-    ways: dict[str, dict[str, Any]] = {"as it is": {}, "static cache, compiled": {"cache_implementation": "static"}}
-    for way, options in ways.items():
-        for batch in (1, 64):
-            taken = step_ms(model, batch, config["vocab_size"], **options)
-            print(
-                json.dumps({"peer": f"transformers, {way}", "model": name, "batch": batch, "step_ms": taken}),
-                flush=True,
-            )
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    config = dict(CONFIGS[arguments.model])
+    for way, generate in ways(config, arguments.device):
+        for batch in arguments.batch:
+            about = {"peer": f"transformers, {way}", "model": arguments.model, "batch": batch}
+            ids = torch.randint(10, config["vocab_size"], (batch, PROMPT), device=arguments.device)
+            try:
+                print(json.dumps({**about, "step_ms": step_ms(generate, ids)}), flush=True)
+            except Exception as error:  # the other ways are peers too
+                print(json.dumps({**about, "failed": f"{type(error).__name__}: {error}"}), flush=True)
 
 
 if __name__ == "__main__":
