@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent
+from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent, State
 from octavo.core.sampling_params import SamplingParams
 from octavo.devices.cuda.attention import CODES, CudaBackend
 from octavo.devices.cuda.cubins import Call, call_of
@@ -187,6 +187,9 @@ def _caches(backend: CudaBackend, groups: Iterable[CacheGroup]) -> Iterator[tupl
     """Yield the cache of each layer, of 8 blocks."""
     for group in groups:
         keeps = group.keeps
+        if isinstance(keeps, State):
+            yield from ((layer, _empty(1, 8, keeps.num_values, dtype=torch.float32)) for layer in group.layers)
+            continue
         assert isinstance(keeps, KeysAndValues | Latent), f"no launches are known of {keeps}"
         sizes = (
             (keeps.kv_heads, keeps.head_dim) if isinstance(keeps, KeysAndValues) else (1, keeps.size, keeps.value_size)

@@ -88,4 +88,23 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
         v_head_dim=128, moe_intermediate_size=1408, n_routed_experts=64, num_experts_per_tok=6, n_shared_experts=2,
         first_k_dense_replace=1, **_LATENT,
     ),
+    "Qwen3-Next-80B-A3B": _dense(
+        "Qwen3NextForCausalLM", 151_936, 2048, 5120, (16, 2, 256),
+        num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        norm_topk_prob=True, partial_rotary_factor=0.25, layer_types=["linear_attention", "full_attention"],
+        linear_num_value_heads=32, linear_num_key_heads=16, linear_key_head_dim=128, linear_value_head_dim=128,
+        linear_conv_kernel_dim=4, decoder_sparse_step=1, mlp_only_layers=[],
+    ),
+    "Granite-4.0-H-Micro": _dense(
+        "GraniteMoeHybridForCausalLM", 100_352, 2048, 8192, (32, 8, 64),
+        layer_types=["mamba", "attention"], mamba_n_heads=64, mamba_n_groups=1, mamba_d_state=128, mamba_d_head=64,
+        mamba_d_conv=4, mamba_expand=2, shared_intermediate_size=8192, num_local_experts=0,
+        position_embedding_type="nope", attention_multiplier=0.015625, embedding_multiplier=12.0, logits_scaling=8.0,
+        residual_multiplier=0.22,
+    ),
+    "LFM2-1.2B": _dense(
+        "Lfm2ForCausalLM", 65_536, 2048, 12_288, (32, 8, 64),
+        layer_types=["conv", "full_attention"], conv_L_cache=3, conv_bias=False, block_auto_adjust_ff_dim=True,
+        block_ff_dim=12_288, block_multiple_of=256, block_ffn_dim_multiplier=1.0,
+    ),
 }  # fmt: skip

@@ -38,6 +38,7 @@ from octavo.devices.cuda.kernels import (
     linear,
     logprobs,
     processors,
+    recurrent,
     rows,
     sampling,
 )
@@ -46,6 +47,7 @@ from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
 from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
 from octavo.devices.cuda.ops.linear import MIDDLE, tile_of
+from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, TOKENS
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_quantized import INT4, INT8
@@ -54,6 +56,7 @@ _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdum
 _STRIDES = (
     *("x_stride", "y_stride", "token_stride", "head_stride", "q_token_stride", "q_head_stride"),
     *("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"),
+    *("query_stride", "key_stride", "value_stride", "before_stride", "after_stride", "gate_stride"),
     "row_stride",
     "out_stride",
     "block_stride",
@@ -61,11 +64,12 @@ _STRIDES = (
     "slot_stride",
 )
 UNFUSED = {"enable_fp_fusion": False}
-_FLOATS = frozenset({"scale", "eps", "offset", "first", "second"})
+_FLOATS = frozenset({"scale", "eps", "offset", "first", "second", "least", "most"})
 _INTEGERS = frozenset(
     {
         *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
         *("M", "N", "K", "KP", "G", "num_heads", "group", "share", "window", "chunk"),
+        *("repeats", "channels", "step_stride", "beta_stride"),
     }
 )
 _POINTERS = {
@@ -73,6 +77,7 @@ _POINTERS = {
     **dict.fromkeys(("keys_of_draws", "owners", "places", "order", "starts"), "*i32"),
     **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
     **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "add", "weights", "q_table", "k_table"), "*fp32"),
+    **dict.fromkeys(("states", "decay_log", "step_bias", "skip"), "*fp32"),
     "scores": "*fp64",
 }
 
@@ -136,6 +141,7 @@ def kernels() -> Iterator[Kernel]:
         constants = {"E": 128, "TOP_K": 8, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
         yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, options=options)
     yield from coded_kernels()
+    yield from recurrent_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})
     for function in ("silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu", "gated_by_sigmoid", "soft_capped"):
         yield Kernel(function, elementwise.elementwise, {"FUNCTION": function, "BLOCK": ELEMENTS})
@@ -210,6 +216,20 @@ def coded_kernels() -> Iterator[Kernel]:
             yield Kernel("coded int8 and 16 bits", coded.coded_linear, shape, types=own, options=UNFUSED)
 
 
+def recurrent_kernels() -> Iterator[Kernel]:
+    """Yield those of layers with states: heads as the gated delta rule has them, and as Mamba2 does."""
+    for tokens, is_gated in ((1, False), (TOKENS, False), (TOKENS, True)):
+        constants = {"TAPS": 4, "HAS_BIAS": True, "IS_GATED": is_gated, "BLOCK": 16, "BT": tokens, "BC": CHANNELS}
+        name = f"short convolution, {tokens} tokens{', gated' * is_gated}"
+        yield Kernel(name, recurrent.short_convolution, constants, options=UNFUSED)
+    for is_delta, dim, value in ((True, 128, 128), (False, 128, 64), (False, 256, 64)):
+        constants = {"DIM": dim, "D": dim, "VALUE": value, "BV": MATRIX // dim, "BLOCK": 16, "IS_DELTA": is_delta}
+        yield Kernel(f"{'delta rule' if is_delta else 'mamba2'} of {dim}", recurrent.recurrence, constants, 1)
+    for group, has_one, is_first in ((128, True, False), (8192, False, True)):
+        constants = {"GROUP": group, "D": group, "HAS_ONE_WEIGHT": has_one, "IS_GATE_FIRST": is_first}
+        yield Kernel(f"gated norm of {group}", recurrent.gated_rms_norm, constants)
+
+
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     """Compile a kernel and return what it takes."""
     names = kernel.function.arg_names
@@ -222,7 +242,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K", "KP", "chunk")
+        if signature[name].startswith("*") or name in (*_STRIDES, "N", "K", "KP", "chunk", "channels")
     }
     constants = {(names.index(name),): value for name, value in known.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)

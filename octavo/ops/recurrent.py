@@ -3,8 +3,8 @@
 A state is what later tokens need of all earlier ones. Block `table[p // block_size]` of a row holds the state after its
 last computed token p. A row whose first token of the step has position c starts from block
 `table[(c - 1) // block_size]`, or from zeros where c is 0. The state is written after the last token of each block and
-after the row's last token, unless the entry of the table is 0. Everything goes token by token, so that a cut of a
-prompt changes no bit.
+after the row's last token, unless the slot of that token lies in block 0: where nobody wants it, and in rows that fill
+a step up. Everything goes token by token, so that a cut of a prompt changes no bit.
 
 `states` is float32 [blocks, values], a part of the layer's cache, which is updated in place.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from torch import Tensor
 from octavo.ops.registry import Operator
 
 Limits = tuple[float, float]
+NO_LIMITS: Final[Limits] = (0.0, float("inf"))
 
 
 class TokenRows(Protocol):
@@ -37,6 +38,8 @@ class TokenRows(Protocol):
     def sequence_lengths(self) -> Tensor: ...
     @property
     def block_tables(self) -> Tensor: ...
+    @property
+    def slot_mapping(self) -> Tensor: ...
     @property
     def block_size(self) -> int: ...
     @property
@@ -158,13 +161,13 @@ def _advance_rows(states: Tensor, metadata: TokenRows, advance: Callable[[int, T
     if states.is_meta:
         return
     size, token = metadata.block_size, 0
-    tables = metadata.block_tables.tolist()
+    tables, slots = metadata.block_tables.tolist(), metadata.slot_mapping.tolist()
     for table, length, count in zip(tables, metadata.lengths, metadata.query_lengths, strict=True):
         context = length - count
         state = states[table[(context - 1) // size]] if context else torch.zeros_like(states[0])
         for position in range(context, length):
             state = advance(token, state)
-            block = table[position // size]
+            block = slots[token] // size
             if block and (position + 1 == length or (position + 1) % size == 0):
                 states[block] = state
             token += 1
@@ -174,9 +177,7 @@ def _of_length_one(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _decay(
-    step: Tensor, decay_log: Tensor, step_bias: Tensor, limits: Limits = (0.0, float("inf"))
-) -> tuple[Tensor, Tensor]:
+def _decay(step: Tensor, decay_log: Tensor, step_bias: Tensor, limits: Limits = NO_LIMITS) -> tuple[Tensor, Tensor]:
     """Return (dt, decay), each [heads]."""
     dt = F.softplus(step.float() + step_bias).clamp(*limits)
     return dt, torch.exp(-torch.exp(decay_log) * dt)
@@ -187,6 +188,7 @@ class _Rows:
     query_starts: Tensor
     sequence_lengths: Tensor
     block_tables: Tensor
+    slot_mapping: Tensor
     block_size: int
     query_lengths: Sequence[int]
     lengths: Sequence[int]
@@ -202,7 +204,13 @@ def _example_rows(values: int) -> Iterator[tuple[Tensor, TokenRows]]:
         starts, ends, blocks = (
             torch.tensor(each, dtype=torch.int32) for each in ([0, *accumulate(counts)], lengths, tables)
         )
-        yield torch.randn(9, values, generator=generator), _Rows(starts, ends, blocks, 8, counts, lengths)
+        slots = [
+            table[position // 8] * 8 + position % 8
+            for count, length, table in zip(counts, lengths, tables, strict=True)
+            for position in range(length - count, length)
+        ]
+        rows = _Rows(starts, ends, blocks, torch.tensor(slots), 8, counts, lengths)
+        yield torch.randn(9, values, generator=generator), rows
 
 
 def _normal(*shape: int) -> Tensor:

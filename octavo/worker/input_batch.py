@@ -127,12 +127,15 @@ class InputBatchBuilder:
         rows: Sequence[BatchRow],
         encoded: Sequence[tuple[SequenceState, Tensor]] = (),
         embeddings: EmbeddingOverride | None = None,
+        *,
+        num_copies: int = 0,
     ) -> ModelInput:
         """Gather tokens, positions and slots of all rows, one row after the other.
 
         encoded: sequences whose encoder's output, [vectors, width], is written in this step. embeddings: vectors in
-        place of those of tokens.
+        place of those of tokens. num_copies: of the first row, behind all, which write to block 0: nothing reads it.
         """
+        rows = [*rows, *(rows[0] for _ in range(num_copies))]
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
@@ -161,6 +164,7 @@ class InputBatchBuilder:
         for tables, (arrays, _) in zip(self._tables, groups, strict=True):
             np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
+            arrays.slots[num_tokens - num_copies :] = 0
             tables.gather(lines, out=arrays.block_tables)
         packed, attention = None, []
         if self._device.type != "cpu":
@@ -182,17 +186,14 @@ class InputBatchBuilder:
             attention.append(self._cross.read(line_of_token))
             outputs = [EncoderOutput(states, self._cross.written(state.line)) for state, states in encoded]
         adapter_of_token = self._adapters(rows, query_lengths) if self._sequences.num_adapted else None
-        token_types = None
-        if self._sequences.num_pairs:
-            starts = np.repeat([second_start(state) or sys.maxsize for _, state in rows], query_lengths)
-            token_types = torch.from_numpy((views.positions >= starts).astype(np.int64)).to(self._device)
+        has_pairs = self._sequences.num_pairs
         return ModelInput(
             *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
             rope_positions=rope,
             embeddings=embeddings,
             spans=span_rows(rows, attention[: len(self._tables)]) if self._sequences.num_with_spans else None,
             adapter_of_token=adapter_of_token,
-            token_types=token_types,
+            token_types=self._token_types(rows, query_lengths, views.positions) if has_pairs else None,
             encoded=outputs,
             packed=packed if self._cross is None else None,
         )
@@ -218,6 +219,11 @@ class InputBatchBuilder:
         """Return the adapter of each token; None where no row has one."""
         adapters = np.array([state.adapter for _, state in rows], dtype=np.int32)
         return torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device) if adapters.any() else None
+
+    def _token_types(self, rows: Sequence[BatchRow], query_lengths: list[int], positions: NDArray[np.int64]) -> Tensor:
+        """Return 1 for the tokens of the second text of a pair, and 0 for the others."""
+        starts = np.repeat([second_start(state) or sys.maxsize for _, state in rows], query_lengths)
+        return torch.from_numpy((positions >= starts).astype(np.int64)).to(self._device)
 
     def _turned(self, rows: Sequence[BatchRow]) -> tuple[NDArray[np.int64], Tensor | None]:
         """Return positions of tokens behind images, and where this step has images those of rows and columns too."""

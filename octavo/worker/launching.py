@@ -89,8 +89,7 @@ class LaunchingRunner(ModelRunner):
         num_copies, collect = 0, None
         if model is not None:
             num_copies = min(model.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
-        # a row that is computed twice writes the same twice
-        batch = self._builder.build([*rows, *rows[:1] * num_copies])
+        batch = self._builder.build(rows, num_copies=num_copies)
         if model is not None and self._whole_steps is not None:
             collect = self._whole_steps.launch(model, batch, rows, num_copies)
         if collect is None:

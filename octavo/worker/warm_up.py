@@ -23,14 +23,13 @@ _PARAMS: Final = (
     SamplingParams(temperature=0.8, top_p=0.95, seed=0),
 )
 """Of the steps of one kind, one after the other: the first needs every stage of sampling, and the second what
-devices launch for top-p alone. A decode step of a kind is captured when it comes for the second time."""
+devices launch for top-p alone. Such a decode step is captured when it comes for the second time."""
 
 _log = logging.getLogger(__name__)
 
 
 def warm_up(runner: ModelRunner, device: Device, scheduler: SchedulerConfig, plan: MemoryPlan) -> None:
-    """Execute the largest prefill and the largest decode steps, the latter three times: the first time shows
-    whether they can be captured, and by the third all are.
+    """Execute the largest prefill and the largest decode steps, the latter twice: then they are captured.
 
     Models whose layers read the output of an encoder make none. What the KV caches hold is lost. Raises ConfigError
     where the steps do not fit beside weights and KV caches.
@@ -40,7 +39,7 @@ def warm_up(runner: ModelRunner, device: Device, scheduler: SchedulerConfig, pla
     num_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     num_tokens = min(scheduler.max_num_batched_tokens, num_rows * plan.max_model_len)
     peak_bytes = device.measure_peak()
-    for tokens, times in ((num_tokens, 1), (num_rows, 3)):
+    for tokens, times in ((num_tokens, 1), (num_rows, 2)):
         for params in _PARAMS * times:
             try:
                 _run(runner, plan.cache, num_rows, tokens, params)

@@ -128,8 +128,7 @@ class GraphedModel:
         return _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
 
     def padded(self, num_rows: int) -> int:
-        # rows that are computed twice would advance the states of layers that are never captured twice
-        if not self._is_capturable or not self._results or num_rows > MAX_ROWS:
+        if not self._is_capturable or num_rows > MAX_ROWS:
             return num_rows
         step = 1 if num_rows <= 2 else 4 if num_rows <= 4 else 8 if num_rows <= 64 else 16
         return -(-num_rows // step) * step

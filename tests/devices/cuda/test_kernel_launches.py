@@ -41,7 +41,7 @@ names = {call.kernel for each in found for call in each}
 sys.stdout.buffer.write(pickle.dumps((found, {name: unspecialized(name) for name in names})))
 """
 """Runs where kernels are compiled: here they are interpreted, and forget which arguments make other code."""
-FAMILIES = ("qwen3", "qwen2", "gemma2", "gpt_oss", "deepseek_v2")
+FAMILIES = ("qwen3", "qwen2", "gemma2", "gpt_oss", "deepseek_v2", "qwen3_next")
 PARAMS = (
     SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True),
     SamplingParams(seed=1, max_tokens=3, ignore_eos=True),

@@ -52,12 +52,16 @@ def test_triton_has_the_operators_of_a_plain_decoder() -> None:
         "add_rms_norm",
         "clamped_swiglu",
         "gated_by_sigmoid",
+        "gated_delta_rule",
+        "gated_rms_norm",
         "gelu_tanh_and_mul",
+        "mamba2_scan",
         "prepare_coded",
         "prepare_linear",
         "prepare_quantized",
         "rms_norm",
         "rotary",
+        "short_convolution",
         "silu_and_mul",
         "silu_times",
         "slot_linear",
@@ -69,9 +73,10 @@ def test_triton_has_the_operators_of_a_plain_decoder() -> None:
 
 
 def trials() -> list[Any]:
-    """Return operators with types; those of codes, which have many examples, in float32 where tests are to be short."""
+    """Return operators with types; those with many examples or tokens in float32 where tests are to be short."""
     types = (torch.float32, torch.bfloat16, torch.float16)
-    marks = dict.fromkeys(("prepare_coded", "prepare_quantized"), pytest.mark.long)
+    slow = "gated_delta_rule", "mamba2_scan", "prepare_coded", "prepare_quantized", "short_convolution"
+    marks = dict.fromkeys(slow, pytest.mark.long)
     return [
         pytest.param(name, each, marks=marks[name] if name in marks and each.itemsize == 2 else ())
         for name in COMPILED

@@ -16,7 +16,6 @@ _TYPES = (torch.float32, torch.bfloat16)
 _TAPS = (2, 3, 4)
 _MOST_KEY_DIM = 256
 _MOST_HEAD_FLOATS = 65536
-_NO_LIMITS = (0.0, float("inf"))
 
 
 def make_short_convolution(runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -78,7 +77,9 @@ def make_gated_delta_rule(runtime: CpuRuntime) -> Callable[..., Tensor]:
     def gated_delta_rule(*arguments: Any) -> Tensor:
         *inputs, numbers, states, metadata = arguments
         run = _recurrence(runtime, tuple(inputs), (*numbers, None))
-        out: Tensor = reference.gated_delta_rule(*arguments) if run is None else run(_NO_LIMITS, states, metadata)
+        if run is None:
+            return reference.gated_delta_rule(*arguments)
+        out: Tensor = run(reference.NO_LIMITS, states, metadata)
         return out
 
     return gated_delta_rule

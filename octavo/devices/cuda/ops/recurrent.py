@@ -1,0 +1,148 @@
+"""Recurrences and the norm behind them: states stay on the device, and the host reads none of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from octavo.devices.cuda.ops.rows import dense
+from octavo.devices.cuda.runtime import CudaRuntime, power_of_2
+from octavo.ops.recurrent import NO_LIMITS, Limits, TokenRows
+from octavo.ops.registry import Implementation
+
+CHANNELS: Final = 256
+"""Of a program of a convolution."""
+TOKENS: Final = 16
+"""Of a program of a convolution where a row may have more than one: no fewer than a state has inputs."""
+MATRIX: Final = 2048
+"""Elements of a head's matrix that one warp keeps in registers."""
+
+
+def make_short_convolution(runtime: CudaRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.recurrent.short_convolution`."""
+
+    def short_convolution(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        metadata: TokenRows,
+        gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        (taps, channels), longest = weight.shape, max(metadata.query_lengths)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        x, before, after = (dense(each) for each in (x, *(gates or (x, x))))
+        tokens = 1 if longest == 1 else TOKENS
+        unfused: dict[str, Any] = {"enable_fp_fusion": False}  # tiles of one token and of more have the same bits
+        tensors, strides = _rows(states, metadata)
+        runtime.launch(
+            "recurrent.short_convolution",
+            (len(metadata.query_lengths), -(-channels // CHANNELS), -(-longest // tokens)),
+            *(x, before, after, weight, weight if bias is None else bias, out, *tensors),
+            *(x.stride(0), before.stride(0), after.stride(0), *strides, channels),
+            TAPS=taps,
+            HAS_BIAS=bias is not None,
+            IS_GATED=gates is not None,
+            BLOCK=metadata.block_size,
+            BT=tokens,
+            BC=CHANNELS,
+            **unfused,
+        )
+        return out
+
+    return short_convolution
+
+
+def _recurrence(
+    runtime: CudaRuntime,
+    inputs: tuple[Tensor, ...],
+    numbers: tuple[Tensor, ...],
+    limits: Limits,
+    states: Tensor,
+    metadata: TokenRows,
+) -> Tensor:
+    """Return [tokens, heads, value_dim].
+
+    inputs: query, key, value, step, and of the delta rule beta. numbers: decay_log, step_bias, and of Mamba2 skip.
+    """
+    query, key, value, step, *others = inputs
+    heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    beta, width = others[0] if others else step, power_of_2(key_dim)
+    columns = min(power_of_2(value_dim), max(MATRIX // width, 1))
+    tensors, strides = _rows(states, metadata)
+    given = query, key, value, step, beta
+    runtime.launch(
+        "recurrent.recurrence",
+        (len(metadata.query_lengths), heads, -(-value_dim // columns)),
+        *(*given, *numbers[:2], numbers[-1], out, *tensors),
+        *(*(each.stride(0) for each in (*given, out)), *strides, heads // key_heads, *limits),
+        DIM=key_dim,
+        D=width,
+        VALUE=value_dim,
+        BV=columns,
+        BLOCK=metadata.block_size,
+        IS_DELTA=bool(others),
+        num_warps=1,
+    )
+    return out
+
+
+def make_gated_delta_rule(runtime: CudaRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.recurrent.gated_delta_rule`."""
+
+    def gated_delta_rule(*arguments: Any) -> Tensor:
+        *inputs, numbers, states, metadata = arguments
+        return _recurrence(runtime, tuple(inputs), numbers, NO_LIMITS, states, metadata)
+
+    return gated_delta_rule
+
+
+def make_mamba2_scan(runtime: CudaRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.recurrent.mamba2_scan`."""
+
+    def mamba2_scan(*arguments: Any) -> Tensor:
+        *inputs, numbers, limits, states, metadata = arguments
+        return _recurrence(runtime, tuple(inputs), numbers, limits, states, metadata)
+
+    return mamba2_scan
+
+
+def make_gated_rms_norm(runtime: CudaRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.recurrent.gated_rms_norm`."""
+
+    def gated_rms_norm(
+        x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, is_gate_first: bool = False
+    ) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        x, gate = dense(x), dense(gate)
+        runtime.launch(
+            "recurrent.gated_rms_norm",
+            (len(x), x.shape[1] // group),
+            *(x, gate, weight, out, x.stride(0), gate.stride(0), out.stride(0), eps),
+            GROUP=group,
+            D=power_of_2(group),
+            HAS_ONE_WEIGHT=len(weight) == group,
+            IS_GATE_FIRST=is_gate_first,
+        )
+        return out
+
+    return gated_rms_norm
+
+
+def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    """Return where the rows of a step keep their states, as kernels take it, and strides."""
+    tables = metadata.block_tables
+    tensors = states, metadata.query_starts, metadata.sequence_lengths, tables, metadata.slot_mapping
+    return tensors, (states.stride(0), tables.stride(0))
+
+
+IMPLEMENTATIONS = (
+    Implementation("short_convolution", "triton", make_short_convolution),
+    Implementation("gated_delta_rule", "triton", make_gated_delta_rule),
+    Implementation("mamba2_scan", "triton", make_mamba2_scan),
+    Implementation("gated_rms_norm", "triton", make_gated_rms_norm),
+)
