@@ -23,7 +23,7 @@ from octavo.engine import replica as replica_module
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-NUM_REQUESTS = 32
+NUM_REQUESTS = 16
 
 
 @asynccontextmanager

@@ -116,7 +116,6 @@ def test_a_prompt_that_is_cut_within_images_gives_the_same_bits(
         {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 19},
         {"num_gpu_blocks_override": 9, "preemption_mode": "swap"},
         {"enable_prefix_caching": False},
-        {"tensor_parallel_size": 2},
     ],
     ids=str,
 )
@@ -124,6 +123,15 @@ def test_the_same_bits_however_requests_are_computed(whole: tuple[Path, list[Any
     if "gemma4" in whole[0].name:
         args = {**args, "max_num_batched_tokens": 75} if "max_num_batched_tokens" in args else args
     assert bits(generate(whole[0], PROMPTS * 2, **args)) == whole[1] * 2
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.long] * (each in ("gemma3", "llava"))) for each in WHOLE]
+)
+def test_two_ranks_give_the_bits_of_one(family: str, tmp_path: Path) -> None:
+    path = make_vision_checkpoint(family, tmp_path)
+    one, two = (bits(generate(path, PROMPTS * 2, tensor_parallel_size=each)) for each in (1, 2))
+    assert two == one
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads(whole: tuple[Path, list[Any]]) -> None:

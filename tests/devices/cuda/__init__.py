@@ -9,6 +9,7 @@ from importlib.util import find_spec
 os.environ["TRITON_INTERPRET"] = "1"
 
 if find_spec("triton") is not None:
-    from tests.devices.cuda.tensor_cores import install
+    from tests.devices.cuda import patched_once, tensor_cores
 
-    install()
+    patched_once.install()
+    tensor_cores.install()
