@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.schema import LoRAConfig
-from octavo.devices.device import LanguageModel
+from octavo.devices.device import DrawingModel, LanguageModel
 from octavo.errors import CheckpointError
 from octavo.lora.adapter import AdapterReader, Target, held_type, layers_of
 from octavo.lora.experts import AdaptedStack, ExpertTarget, expert_targets, slots_of
@@ -46,7 +49,8 @@ class AdaptedLinear(PreparedLinear):
 
 
 class AdaptedModel:
-    """A model whose steps with adapters are run, and recorded, apart from all others, which cost what they did."""
+    """A `DrawingModel` whose steps with adapters are run, and recorded, apart from all others, which cost what they
+    did."""
 
     def __init__(self, model: LanguageModel, recorded: Callable[[], LanguageModel], step: StepSlots) -> None:
         """recorded: returns `model` with nothing recorded yet."""
@@ -56,16 +60,33 @@ class AdaptedModel:
 
     def __call__(self, batch: ModelInput) -> Any:
         """Return what the model does."""
-        if batch.adapter_of_token is None:
-            return self._plain(batch)
-        self._step.set(batch.adapter_of_token)
+        with self._slots_of(batch):
+            return self._model_of(batch)(batch)
+
+    def padded(self, num_rows: int) -> int:
+        return self._plain.padded(num_rows) if isinstance(self._plain, DrawingModel) else num_rows
+
+    def draw(
+        self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor | None:
+        model = self._model_of(batch)
+        with self._slots_of(batch):
+            return model.draw(batch, asked, key, draw) if isinstance(model, DrawingModel) else None
+
+    def _model_of(self, batch: ModelInput) -> LanguageModel:
+        return self._plain if batch.adapter_of_token is None else self._adapted
+
+    @contextmanager
+    def _slots_of(self, batch: ModelInput) -> Iterator[None]:
+        if batch.adapter_of_token is not None:
+            self._step.set(batch.adapter_of_token)
         try:
-            return self._adapted(batch)
+            yield
         finally:
             self._step.of_row = None
 
     def forget(self, *, records: bool) -> None:
-        """Drop the recordings of steps with adapters: further layers have some now. records: make new ones."""
+        """Drop the recordings of steps with adapters: layers have others now. records: make new ones."""
         self._adapted = self._make() if records else self._model
 
 
@@ -126,7 +147,8 @@ class Adapters:
                 bare.append(each.parameter)
                 self._wrap(each)
         self._wrapped.update(bare)
-        if bare and self._adapted is not None:
+        has_moved = bool(bare) or not all(slots.stays for slots in self._slots.values())
+        if has_moved and self._adapted is not None:
             # which experts have rows with adapters differs from step to step
             self._adapted.forget(records=not any(each.parameter in self._wrapped for each in self._experts))
 

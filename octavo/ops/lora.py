@@ -60,6 +60,9 @@ class PackedFactors(NamedTuple):
 class SlotLinear(ABC):
     """The adapters of one layer, in slots. `ops.slot_linear(shape)` makes one whose slots are empty."""
 
+    stays = True
+    """Whether recorded launches see what `set` changes."""
+
     def __init__(self, shape: LoRAShape) -> None:
         self.shape = shape
 

@@ -32,8 +32,10 @@ MAX_ROWS: Final = 256
 MAX_GRAPHS: Final = 256
 """The one that was not used for longest goes first."""
 
-_PLAIN: Final = frozenset({"token_ids", "positions", "attention", "kv_caches", "received", "packed"})
-"""The fields of `ModelInput` that a captured step has."""
+_PLAIN: Final = frozenset(
+    {"token_ids", "positions", "attention", "kv_caches", "received", "packed", "adapter_of_token"}
+)
+"""The fields of `ModelInput` that a captured step has. Products read adapters elsewhere (`lora.step_slots`)."""
 
 
 class Graph(Protocol):

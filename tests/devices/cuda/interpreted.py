@@ -22,9 +22,11 @@ NAME = "tests.devices.cuda.interpreted.InterpretedCuda"
 class RepeatedCalls:
     """A `Graph` that calls again what it captured: with the numbers that the host had then, on the same tensors."""
 
+    num_captures = 0
     num_replays = 0
 
     def capture(self, run: Callable[[], object]) -> None:
+        type(self).num_captures += 1
         self.replay_run = run
 
     def replay(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata, IntermediateTensors, ModelInput, NotedStates
 from octavo.devices import DEVICES
@@ -25,6 +26,7 @@ from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.devices.cuda.test_engine import generate
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
 
 
 class Model:
@@ -193,3 +195,27 @@ def test_the_engine_repeats_its_decode_steps(cache: str, tmp_path: Path, monkeyp
     assert RepeatedCalls.num_replays > before
     drawn = generate(path, device="reference", max_tokens=6, kv_cache_dtype=cache)
     assert [tokens for tokens, _ in drawn] == [tokens for tokens, _ in expected]
+
+
+def test_steps_with_adapters_are_repeated_until_a_slot_has_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_byte_tokenizer(make_checkpoint("llama", tmp_path / "model", vocab_size=300))
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    folders = [make_adapter(path, tmp_path / name, LINEAR[:1], rank=4, seed=seed) for seed, name in enumerate("ab", 1)]
+    first, second = (LoRARequest(each.name, number, str(each)) for number, each in enumerate(folders, 1))
+    params = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    found, num_captures = [], []
+    for enforce_eager in (True, False):
+        sizes: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
+        lora: Any = {"enable_lora": True, "max_loras": 1, "enforce_eager": enforce_eager}
+        with LLM(str(path), device="cuda", enable_prefix_caching=False, **sizes, **lora) as llm:
+            for adapter in (first, second):
+                before = RepeatedCalls.num_captures
+                outputs = llm.generate(["ab"], params, use_tqdm=False, lora_request=adapter)
+                found.append(outputs[0].outputs[0].token_ids)
+                num_captures.append(RepeatedCalls.num_captures - before)
+    assert found[2:] == found[:2]
+    assert found[0] != found[1]
+    assert num_captures[:2] == [0, 0]
+    assert min(num_captures[2:]) > 0  # a graph would go on with the factors that it was captured with

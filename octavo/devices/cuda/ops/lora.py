@@ -19,6 +19,8 @@ class StackedSlots(PlainSlots):
     A rank takes whole steps of the products' sums: so what a row gets does not depend on the number of its slot.
     """
 
+    stays = False
+
     def __init__(self, runtime: CudaRuntime, shape: LoRAShape) -> None:
         super().__init__(shape)
         self._runtime = runtime
