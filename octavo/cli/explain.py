@@ -53,7 +53,7 @@ def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]
     from octavo.engine.engine_core import agreed
     from octavo.worker.worker import Worker
 
-    num_ranks = config.device.tensor_parallel_size * config.device.pipeline_parallel_size
+    num_ranks = config.device.num_ranks
     workers = [Worker(config, rank=rank) for rank in range(num_ranks)]
     plans = agreed([worker.prepare() for worker in workers])
     return [plan.render() for plan in plans], workers[0].op_choices(), workers[0].explain_disk()

@@ -116,9 +116,14 @@ class DeviceConfig(DeviceArgs):
     """Ranks on the machine that has most, where machines have different numbers; then each counts as a machine."""
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def ranks_per_machine(self) -> int:
         """Ranks that share the memory and the processors of a machine."""
-        return self.most_ranks_together or self.tensor_parallel_size * self.pipeline_parallel_size // self.nnodes
+        return self.most_ranks_together or self.num_ranks // self.nnodes
 
 
 ObservabilityConfig = ObservabilityArgs

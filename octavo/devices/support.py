@@ -31,10 +31,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "ray": Feature(
         "ranks that Ray places",
         "executor",
-        lambda config: (
-            config.device.executor == "ray"
-            and config.device.tensor_parallel_size * config.device.pipeline_parallel_size > 1
-        ),
+        lambda config: config.device.executor == "ray" and config.device.num_ranks > 1,
     ),
     "transfers": Feature(
         "prefill and decode apart, KV tiers",

@@ -62,7 +62,7 @@ class ProcessClient:
         try:
             core.connection.sendall(frames.pack(config))
             device = config.device
-            has_ranks = device.tensor_parallel_size * device.pipeline_parallel_size > 1
+            has_ranks = device.num_ranks > 1
             return await cls.connect(core.connection, core, math.inf if has_ranks else HUNG_S)
         except BaseException as error:
             core.connection.close()

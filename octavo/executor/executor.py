@@ -83,7 +83,7 @@ def make_executor(
 
     Raises ConfigError or CheckpointError.
     """
-    num_ranks = config.device.tensor_parallel_size * config.device.pipeline_parallel_size
+    num_ranks = config.device.num_ranks
     if num_ranks == 1:
         return open_rank(config, notify=None if on_note is None else partial(on_note, 0))
     if num_ranks > usable_cores():  # so many processes may take minutes to start: what is wrong is found before

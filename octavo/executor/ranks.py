@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 def gather_ranks(config: EngineConfig) -> list[Rank]:
     """Wait for the ranks of the other machines. Raises ConfigError or EngineDeadError."""
     device = config.device
-    num_here = device.tensor_parallel_size * device.pipeline_parallel_size // device.nnodes
+    num_here = device.num_ranks // device.nnodes
     secret = read_secret(device.cluster_secret_file)
     gathering = Gathering(device.master_addr, device.master_port, secret, num_here, range(1, device.nnodes))
     return gathering.wait(device.distributed_timeout_seconds)
@@ -61,7 +61,7 @@ def start_ranks(
     from octavo.worker.identity import Identity
 
     device = config.device
-    num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
+    num_ranks = device.num_ranks
     num_here = num_ranks // device.nnodes
     timeout_s = device.distributed_timeout_seconds
     config = config_of_rank(config)

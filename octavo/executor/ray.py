@@ -49,7 +49,7 @@ def start_ray_ranks(
     timeout_s = device.distributed_timeout_seconds
     resources = ExitStack()
     try:
-        group, nodes, most = _place(device.tensor_parallel_size * device.pipeline_parallel_size, timeout_s, resources)
+        group, nodes, most = _place(device.num_ranks, timeout_s, resources)
         address, port = ray.util.get_node_ip_address(), _free_ports()
 
         def gather(_: EngineConfig) -> list[Rank]:

@@ -85,10 +85,8 @@ class LaunchingRunner(ModelRunner):
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
         # which of the rows draw is known without looking at each where a step only decodes
-        model = self._drawing_model() if is_decode(rows) else None
-        num_copies, collect = 0, None
-        if model is not None:
-            num_copies = min(model.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
+        model, collect = self._drawing_model() if is_decode(rows) else None, None
+        num_copies = self._num_copies(rows)
         batch = self._builder.build(rows, num_copies=num_copies)
         if model is not None and self._whole_steps is not None:
             collect = self._whole_steps.launch(model, batch, rows, num_copies)

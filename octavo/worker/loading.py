@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.schema import LoRAConfig, ModelConfig, SchedulerConfig
-from octavo.devices.device import Device
+from octavo.devices.device import Device, DrawingModel
 from octavo.distributed.mesh import Mesh
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
@@ -100,6 +100,7 @@ class LoadedRank:
         num_tokens = parts.scheduler.max_num_batched_tokens
         recorded = partial(device.recorded, loaded, num_tokens if parts.is_recordable else 0)
         model_of_rank = recorded() if self.adapters is None else self.adapters.around(loaded, recorded)
+        padded = model_of_rank.padded if isinstance(model_of_rank, DrawingModel) else None
         if mesh.pipeline.size > 1:
             received = opened.received_buffers(num_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, mesh, received)
@@ -115,6 +116,7 @@ class LoadedRank:
             tokens=device.token_store(),
             encodings=encodings_of(loaded, shape.cache_groups, device, num_tokens),
         )
+        runner.padded = padded
         if parts.draft is not None:
             runner.drafter = parts.draft.drafter(device, runner, sampler, block_size)
         if model.pooling is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,9 @@ class ModelRunner:
         """The sampler's, where it draws: those of new sequences begin to be compiled."""
         self.suggests = False
         """Whether results have the tokens that grammars force."""
+        self.padded: Callable[[int], int] | None = None
+        """Returns of how many rows a decode step of at least so many should be, the same on all ranks; None where any
+        number is as good."""
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self.cache = cache
@@ -91,9 +94,12 @@ class ModelRunner:
         if self.grammars is not None and self.grammars.is_used:
             self.grammars.start(sampling_rows(rows))
         encoded = ((), None) if self._encodings is None else self._encodings.read(rows, self.sequences.unfinished_media)
-        batch = self._builder.build(rows, *encoded)
+        num_copies = self._num_copies(rows)
+        batch = self._builder.build(rows, *encoded, num_copies=num_copies)
         result = self.model(batch)
         hidden, *states = (result.hidden, *result.streams) if isinstance(result, NotedStates) else (result, result)
+        if num_copies and self.drawing is not None:
+            hidden, *states = (each[: len(rows)] for each in (hidden, *states))
         outputs: list[RowOutput] = []
         has_guesses = False
         if self.drawing is not None:
@@ -162,6 +168,12 @@ class ModelRunner:
             for seq_id in step.finished_ids:
                 if seq_id not in stay:
                     self.sequences.drop(seq_id)
+
+    def _num_copies(self, rows: Sequence[BatchRow]) -> int:
+        """Return how many copies of its first row a decode step lacks to have as many as there are launches for."""
+        if self.padded is None or any(row.scheduled.num_tokens != 1 for row in rows):
+            return 0
+        return min(self.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
 
     def _rows(self, step: SchedulerOutput) -> list[BatchRow]:
         rows, tokens = [], self.sequences.tokens

@@ -5,7 +5,7 @@ A wrong slot, a wrong table or a wrong token gives another answer than `next_tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ def make_runner(
     max_num_tokens: int = 64,
     bad: int | None = None,
     draws: bool = True,
+    padded: Callable[[int], int] | None = None,
 ) -> tuple[ModelRunner, PrefixModel]:
     model = PrefixModel(bad)
     cache = CacheEngine(
@@ -82,6 +83,7 @@ def make_runner(
         sampler=ReferenceSampler() if draws else None,
         tokens=HostTokenStore(),
     )
+    runner.padded = padded
     return runner, model
 
 

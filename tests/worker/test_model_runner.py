@@ -50,6 +50,24 @@ def test_rows_of_all_kinds_in_one_step() -> None:
     assert model.batches[-1] == [7, 7, 7, 7, 7, first[0], 8, 9]
 
 
+def test_a_decode_step_is_filled_up_with_copies_that_change_nothing() -> None:
+    runner, model = make_runner(max_num_tokens=7, padded=lambda num_rows: -(-num_rows // 4) * 4)
+    prompts = [[8, 9], [3, 1], [4, 5]]
+    new = [new_sequence(number, prompt, [number]) for number, prompt in enumerate(prompts, 1)]
+    steps = [tokens_of(runner.execute(step(new, [row(each.seq_id, 0, 2) for each in new])))]
+    assert len(model.batches[-1]) == 6, "prompts are left as they are"
+    steps.append(tokens_of(runner.execute(step([], [row(each.seq_id, 2, 1) for each in new]))))
+    (first,), *_ = steps[0]
+    assert model.batches[-1] == [*(token_id for (token_id,) in steps[0]), first]
+    more = [new_sequence(number, [6], [number]) for number in (4, 5)]
+    rows = [*(row(each.seq_id, 3, 1) for each in new), *(row(each.seq_id, 0, 1) for each in more)]
+    steps.append(tokens_of(runner.execute(step(more, rows))))
+    assert len(model.batches[-1]) == 7, "no step has more tokens than there is room for"
+    for number, prompt in enumerate(prompts):
+        assert [token_id for drawn in steps for token_id in drawn[number]] == continued(prompt, 3)
+    assert steps[-1][3:] == [continued([6], 1)] * 2
+
+
 def test_a_table_can_be_replaced_from_an_entry_on() -> None:
     runner, _ = make_runner()
     prompt = [5, 6, 7, 8, 9, 10]

@@ -165,8 +165,9 @@ class CudaDevice(ReferenceDevice):
 
     def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
         """Return `model` with its decode steps captured as CUDA graphs."""
-        is_eager = self._config.enforce_eager or not max_tokens
-        return model if is_eager else GraphedModel(model, self.graphs())
+        if self._config.enforce_eager or not max_tokens:
+            return model
+        return GraphedModel(model, self.graphs(), is_shared=self._config.num_ranks > 1)
 
     def graphs(self) -> Callable[[], Graph]:
         """Return what makes graphs that share their memory."""

@@ -105,8 +105,9 @@ class GraphedModel:
     the log says what reads them.
     """
 
-    def __init__(self, model: LanguageModel, make_graph: Callable[[], Graph]) -> None:
-        self._model = model
+    def __init__(self, model: LanguageModel, make_graph: Callable[[], Graph], *, is_shared: bool = False) -> None:
+        """is_shared: whether other ranks have other parts of the model, which may be captured where this one is not."""
+        self._model, self._is_shared = model, is_shared
         self._make_graph = make_graph
         self._steps: dict[tuple[Hashable, ...], _Step] = {}
         """The least recently used one first."""
@@ -130,7 +131,8 @@ class GraphedModel:
         return _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
 
     def padded(self, num_rows: int) -> int:
-        if not self._is_capturable or num_rows > MAX_ROWS:
+        # ranks exchange rows: all have as many, whatever one of them captures
+        if num_rows > MAX_ROWS or not (self._is_capturable or self._is_shared):
             return num_rows
         step = 1 if num_rows <= 2 else 4 if num_rows <= 4 else 8 if num_rows <= 64 else 16
         return -(-num_rows // step) * step

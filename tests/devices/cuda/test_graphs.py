@@ -149,6 +149,16 @@ def test_a_model_that_reads_values_is_not_captured(
     assert [each.message for each in caplog.records] == [f"decode steps are not captured as CUDA graphs: {reason}"]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_steps_are_filled_up_by_each_of_several_ranks_though_one_of_them_captures_none(is_shared: bool) -> None:
+    graphed = GraphedModel(Model(lambda each: each.positions.tolist()), RepeatedCalls, is_shared=is_shared)
+    sizes = (1, 2, 3, 9, 63, 65, MAX_ROWS, MAX_ROWS + 1)
+    filled = [1, 2, 4, 16, 64, 80, MAX_ROWS, MAX_ROWS + 1]
+    assert [*map(graphed.padded, sizes)] == filled
+    graphed(batch(9, 5))
+    assert [*map(graphed.padded, sizes)] == (filled if is_shared else [*sizes])
+
+
 def test_what_cannot_be_captured_is_launched_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
     class Refusing(RepeatedCalls):
         def capture(self, run: Callable[[], object]) -> None:

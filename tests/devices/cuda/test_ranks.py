@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from octavo import LLM, SamplingParams
 from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
+from octavo.devices.cuda.graphs import GraphedModel
 from octavo.devices.device import DeviceMemory
 from octavo.distributed.process_group import ProcessGroup
 from octavo.engine.engine_core import EngineCore
@@ -23,18 +24,19 @@ from octavo.executor.multiprocess import MultiprocessExecutor
 from octavo.executor.ranks import start_ranks
 from octavo.platform import Memory, Platform
 from octavo.worker.launching import LaunchingRunner
+from octavo.worker.stage import Stage
 from octavo.worker.worker import Worker
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
-SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
+SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 6}
 EXACT: Any = SIZES | {"device": "cuda", "batch_invariant": True}
-PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
+PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 9, 5, 4, 6)]
 ASKED = [
-    SamplingParams(max_tokens=6, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=6, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
-    SamplingParams(max_tokens=6, temperature=0.9, seed=2, ignore_eos=True),
+    SamplingParams(max_tokens=5, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=5, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
+    *(SamplingParams(max_tokens=5, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(2, 5)),
 ]
 
 
@@ -65,9 +67,14 @@ def expected(path: Path) -> list[Any]:
             return answers(llm)
 
 
-@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["TP", "PP"])
+@pytest.mark.parametrize(
+    ("sizes", "captured"),
+    # five rows in a step, or two and three in turns
+    [({"tensor_parallel_size": 2}, {8}), ({"pipeline_parallel_size": 2}, {2, 4})],
+    ids=["TP", "PP"],
+)
 def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
-    path: Path, sizes: Any, expected: list[Any]
+    path: Path, sizes: Any, captured: set[int], expected: list[Any]
 ) -> None:
     num_before = RepeatedCalls.num_replays
     with LLM(str(path), **EXACT, **sizes, distributed_timeout_seconds=20) as llm:
@@ -78,7 +85,11 @@ def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
         executor = core.executor
         assert isinstance(executor, MultiprocessExecutor)
         assert isinstance(executor._worker, Worker)
-        assert not isinstance(executor._worker._runner, LaunchingRunner), "what ranks draw is known to the host first"
+        runner = executor._worker._runner
+        assert not isinstance(runner, LaunchingRunner), "what ranks draw is known to the host first"
+        graphed = runner.model._model if isinstance(runner.model, Stage) else runner.model
+        assert isinstance(graphed, GraphedModel)
+        assert {rows for rows, *_ in graphed._steps} == captured, "steps are filled up, on all ranks alike"
         (rank,) = executor._ranks
         assert rank.process is not None
         os.kill(rank.process.pid, signal.SIGKILL)
