@@ -55,7 +55,7 @@ def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]
 
     num_ranks = config.device.num_ranks
     workers = [Worker(config, rank=rank) for rank in range(num_ranks)]
-    plans = agreed([worker.prepare() for worker in workers])
+    plans = agreed([worker.prepare(is_dry=True) for worker in workers])
     return [plan.render() for plan in plans], workers[0].op_choices(), workers[0].explain_disk()
 
 

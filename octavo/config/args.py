@@ -135,12 +135,13 @@ class CacheArgs:
 
     block_size: Annotated[int, Arg("Tokens in a KV block.", ge=1, le=1024)] = 16
     gpu_memory_utilization: Annotated[
-        float, Arg("Share of the device's memory that octavo may use, the machine's memory on a CPU.", gt=0, le=1)
+        float, Arg("Share of what the device has free at start that octavo may use, the machine on a CPU.", gt=0, le=1)
     ] = 0.9
     kv_cache_memory: Annotated[
         int | None,
         Arg(
-            "Memory for the KV cache, with a suffix such as 2GiB; by default what is left over, on a CPU at most 4GiB.",
+            "Memory for the KV cache, with a suffix such as 2GiB, on a GPU whatever gpu_memory_utilization says; by "
+            "default what is left over, as it is measured at start on a GPU, on a CPU at most 4GiB.",
             ge=1,
             is_bytes=True,
         ),

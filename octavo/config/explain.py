@@ -113,7 +113,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     limit_because: str
     weights_bytes: int
     activation_bytes: int
-    """The peak of one step that fills `max_num_batched_tokens` and `max_num_seqs`, sampling included."""
+    """The peak of one step that fills `max_num_batched_tokens` and `max_num_seqs`, sampling included; where it is
+    measured, with all that is held beside weights and KV cache."""
+    activations_because: str = "peak of the fullest step"
     encodings_bytes: int = 0
     """What encoders made of images and sounds, kept for later prompts; 0 for a model that reads text alone."""
     cache: CacheLimits
@@ -222,7 +224,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             ),
             ("limit", render_bytes(self.limit), self.limit_because),
             ("weights", render_bytes(self.weights_bytes)),
-            ("activations", render_bytes(self.activation_bytes), "peak of the fullest step"),
+            ("activations", render_bytes(self.activation_bytes), self.activations_because),
             *([("encodings", render_bytes(self.encodings_bytes), _KEPT)] if self.encodings_bytes else []),
             (
                 "KV cache",

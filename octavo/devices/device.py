@@ -70,6 +70,15 @@ class DeviceMemory:
         return replace(self, available=self.available // num_ranks, most_kv_bytes=most_kv_bytes)
 
 
+class MemoryUse(NamedTuple):
+    """Bytes of a device's memory that were taken since it began to be measured."""
+
+    peak: int
+    """At most, with what libraries and graphs hold, and what is kept for tensors to come."""
+    beside: int
+    """Now, by libraries and graphs alone."""
+
+
 class CacheTier(NamedTuple):
     """The KV caches of some layers in one kind of memory."""
 
@@ -147,7 +156,10 @@ class Device(Protocol):
     """What of the processor and its compiler decides bits, for ranks that exchange KV blocks; empty where
     `worker.identity` says enough."""
     warms_up: bool
-    """Whether the largest steps are made once at start: the device has memory of its own, and kernels to compile."""
+    """Whether the largest steps are made at start, and the KV cache follows from what they took: the device has memory
+    of its own, and kernels to compile."""
+    most_graphs: int
+    """Most recordings of a model that take memory beside tensors and are kept at a time."""
     kernel_clock: KernelClock | None
     """Counts the time of the device's own kernels; None where torch computes."""
 
@@ -238,8 +250,8 @@ class Device(Protocol):
         """
         ...
 
-    def measure_peak(self) -> Callable[[], int]:
-        """Return what returns the most bytes that were held at a time from now on, beside those that are held now."""
+    def measure(self) -> Callable[[], MemoryUse]:
+        """Return what returns the memory that was taken from now on; none where it is that of the host."""
         ...
 
     def release_idle(self) -> None:

@@ -89,9 +89,12 @@ class DraftModel:
         device: Device,
         attention: AttentionBackend,
         block_size: int,
+        *,
+        has_steps: bool,
     ) -> ModelSizes:
-        """Return the sizes of the model and of this one together. Each has activations of its own."""
-        own = ModelSizes.of(self._opened, device, attention, self._scheduler, block_size)
+        """Return the sizes of the model and of this one together. Each has activations of its own, where they are
+        planned (`has_steps`)."""
+        own = ModelSizes.of(self._opened, device, attention, self._scheduler, block_size, has_steps=has_steps)
         return replace(
             sizes,
             shape=msgspec.structs.replace(sizes.shape, cache_groups=sizes.shape.cache_groups + self.cache_groups),

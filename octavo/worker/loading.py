@@ -93,6 +93,11 @@ class LoadedRank:
     loaded: DecoderStack
     adapters: Adapters | None
 
+    @property
+    def num_recorded(self) -> int:
+        """Models whose steps a device may record, each apart."""
+        return 1 + (self.parts.draft is not None) + (self.adapters is not None)
+
     def runner(self, cache: CacheEngine, block_size: int) -> ModelRunner:
         """Return what executes steps over these caches, with nothing recorded yet. Raises CheckpointError."""
         parts, loaded = self.parts, self.loaded

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+import torch
 
 from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.config.explain import MemoryPlan, render_bytes
@@ -31,6 +34,7 @@ class ModelSizes:
     """Returns the most bytes of a step beside weights and KV cache, for sequences of at most so many tokens."""
     encodings_bytes: int = 0
     """Bytes of kept encodings of images and sounds."""
+    activations_because: str = "peak of the fullest step"
 
     @classmethod
     def of(
@@ -40,16 +44,18 @@ class ModelSizes:
         attention: AttentionBackend,
         scheduler: SchedulerConfig,
         block_size: int,
+        *,
+        has_steps: bool = True,
     ) -> ModelSizes:
-        """Ask a model that is opened, and its device."""
+        """Ask a model that is opened, and its device. has_steps: whether to find what steps take, else 0."""
         shape = opened.shape
-        activations = Activations(opened, device, attention, scheduler)
+        activations = Activations(opened, device, attention, scheduler) if has_steps else None
         return cls(
             shape,
             opened.model.planned_bytes(device.ops),
             opened.position_bytes(),
             tuple(cache_layout(attention, each.keeps, 1, block_size).num_bytes for each in shape.cache_groups),
-            lambda max_model_len: activations.num_bytes(max_model_len, block_size),
+            lambda max_model_len: 0 if activations is None else activations.num_bytes(max_model_len, block_size),
             kept_encodings_bytes(opened.model, scheduler.max_num_batched_tokens, opened.dtype.itemsize),
         )
 
@@ -62,6 +68,19 @@ class ModelSizes:
 def longest_sequence(max_model_len: int, scheduler: SchedulerConfig) -> int:
     """Return the most positions that a sequence of a step may have: a dummy one may fill the step."""
     return max(max_model_len, scheduler.max_num_batched_tokens)
+
+
+@contextmanager
+def refusing_too_little(purpose: str, weights_bytes: int, kv_bytes: int) -> Iterator[None]:
+    """Raise ConfigError, by number, where a device runs out of memory beside weights and KV caches."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"out of memory {purpose}, beside weights of {render_bytes(weights_bytes)} and KV caches of "
+            f"{render_bytes(kv_bytes)}: lower gpu_memory_utilization, max_num_batched_tokens, max_num_seqs or "
+            f"max_model_len, or choose a smaller model; PyTorch says: {'. '.join(str(error).split('. ')[:2])}"
+        ) from error
 
 
 def divide_memory(
@@ -82,6 +101,8 @@ def divide_memory(
     shape, layer_block_bytes = sizes.shape, sizes.layer_block_bytes
     limit = int(memory.available * cache.gpu_memory_utilization)
     limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
+    if not memory.is_host and (cache.num_gpu_blocks_override or cache.kv_cache_memory):
+        limit, limit_because = memory.available, f"what the {memory.source} has available: the KV cache is given"
     if memory.is_host and kept_bytes:
         limit = max(0, limit - kept_bytes)
         limit_because += f", less {render_bytes(kept_bytes)} of kv_host_size"
@@ -97,7 +118,8 @@ def divide_memory(
     if most < 1:
         raise ConfigError(
             f"out of memory before the first KV block: weights {render_bytes(sizes.weights_bytes)} and the activations "
-            f"of one step {render_bytes(activations)} leave too little of {render_bytes(limit)} ({limit_because}); "
+            f"of one step {render_bytes(activations)} ({sizes.activations_because}) leave too little of "
+            f"{render_bytes(limit)} ({limit_because}); "
             "lower max_num_batched_tokens or max_num_seqs, choose a smaller model or dtype, or free memory"
         )
     num_blocks, because = division.choose(most, memory)
@@ -122,6 +144,7 @@ def divide_memory(
         limit_because=limit_because,
         weights_bytes=sizes.weights_bytes,
         activation_bytes=activations,
+        activations_because=sizes.activations_because,
         encodings_bytes=sizes.encodings_bytes,
         cache=division.limits(num_blocks, host_blocks),
         cache_groups=shape.cache_groups,

@@ -1,86 +1,164 @@
-"""The largest steps, made once at start where memory is the device's own: what does not fit is refused then."""
+"""The largest steps, made at start where memory is the device's own: what they take is measured, not planned."""
 
 from __future__ import annotations
 
-import logging
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-import torch
-
-from octavo.config.explain import MemoryPlan, render_bytes
+from octavo.config.explain import MemoryPlan
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.cache_limits import CacheLimits
-from octavo.core.model_shape import Encoded
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.devices.device import Device
-from octavo.errors import ConfigError
+from octavo.devices.device import MemoryUse
+from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
 
-_PARAMS: Final = (
-    SamplingParams(temperature=0.8, top_p=0.95, top_k=200, repetition_penalty=1.1, logprobs=20, seed=0),
-    SamplingParams(temperature=0.8, top_p=0.95, seed=0),
-)
-"""Of the steps of one kind, one after the other: the first needs every stage of sampling, and the second what
-devices launch for top-p alone. Such a decode step is captured when it comes for the second time."""
+NUM_BLOCKS: Final = 2
+"""KV blocks of each cache group that are enough to measure steps: all sequences share them."""
 
-_log = logging.getLogger(__name__)
+_TOP: Final = 20
+"""Likeliest tokens that are listed."""
+_DESCRIBED_TOKENS: Final = 1024
+"""Of a prompt whose tokens are described: more logits than are computed at once, of any large vocabulary."""
+_LEAST_OTHER: Final = 8
+"""Decode steps of so many rows and more are captured in other sizes between these."""
+
+_ASKED: Final[dict[str, Any]] = {"temperature": 0.8, "top_p": 0.95, "seed": 0}
+_DESCRIBED: Final = SamplingParams(**_ASKED, top_k=200, repetition_penalty=1.1, logprobs=_TOP, prompt_logprobs=_TOP)
+"""Needs every stage of sampling."""
+_PLAIN: Final = SamplingParams(**_ASKED)
+"""What devices launch for top-p alone, a whole decode step at once where they can."""
+_SEVERAL: Final = SamplingParams(**_ASKED, n=2)
+"""What no device launches without waiting for the host."""
 
 
-def warm_up(runner: ModelRunner, device: Device, scheduler: SchedulerConfig, plan: MemoryPlan) -> None:
-    """Execute the largest prefill and the largest decode steps, the latter twice: then they are captured.
+class _Row(NamedTuple):
+    """The last `num_tokens` of the first `length` tokens of a sequence. num_drafts: those of them that are guesses."""
 
-    Models whose layers read the output of an encoder make none. What the KV caches hold is lost. Raises ConfigError
-    where the steps do not fit beside weights and KV caches.
+    length: int
+    num_tokens: int = 1
+    num_samples: int = 1
+    num_prompt_logprobs: int = 0
+    num_candidates: int = 0
+    num_drafts: int = 0
+    num_proposals: int = 0
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Executes the largest steps over the caches of a runner, whatever their size. What these hold is lost.
+
+    plan: with these caches. max_model_len: tokens of a sequence. The steps follow from the sizes alone: ranks of a
+    model make the same ones.
     """
-    if any(isinstance(each.keeps, Encoded) for each in plan.cache_groups):
-        return
-    num_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    num_tokens = min(scheduler.max_num_batched_tokens, num_rows * plan.max_model_len)
-    peak_bytes = device.measure_peak()
-    for tokens, times in ((num_tokens, 1), (num_rows, 2)):
-        for params in _PARAMS * times:
-            try:
-                _run(runner, plan.cache, num_rows, tokens, params)
-            except torch.OutOfMemoryError as error:
-                raise ConfigError(
-                    f"out of memory in a step of {tokens:,} tokens of {num_rows:,} sequences, beside weights of "
-                    f"{render_bytes(plan.weights_bytes)} and KV caches of {render_bytes(plan.kv_bytes)}; "
-                    f"{render_bytes(plan.activation_bytes)} were planned for it: lower gpu_memory_utilization, "
-                    "max_num_batched_tokens or max_num_seqs"
-                ) from error
-    taken, planned = peak_bytes(), plan.activation_bytes
-    level = logging.WARNING if taken > planned else logging.INFO
-    _log.log(level, "largest steps: %s measured, %s planned", render_bytes(taken), render_bytes(planned))
 
+    runner: ModelRunner
+    scheduler: SchedulerConfig
+    plan: MemoryPlan
+    max_model_len: int
 
-def _run(runner: ModelRunner, limits: CacheLimits, num_rows: int, num_tokens: int, params: SamplingParams) -> None:
-    """Execute a step of new sequences, and forget them."""
-    runner.execute(_step(limits, num_rows, num_tokens, params))
-    ids = [-1 - row for row in range(num_rows)]
-    runner.execute(SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps()))
+    def measure(self, taken: Callable[[], MemoryUse]) -> int:
+        """Execute steps of every kind, and return the bytes of one more graph. taken: tells what is taken."""
+        self._run(self._prompt_rows(), _DESCRIBED)
+        self._draw_otherwise()
+        if self.scheduler.num_lookahead_slots:
+            self._verify()
+        sizes = [self._num_rows >> halvings for halvings in range(self._num_rows.bit_length())]
+        self._decode(_DESCRIBED, sizes[0], self.max_model_len)
+        for size in sizes:
+            self._decode(_PLAIN, size, self.max_model_len)
+        # smaller and shorter steps of other sizes: beside their graphs they take nothing that is not there
+        before, others = taken().beside, [3 * size // 4 for size in sizes if size >= _LEAST_OTHER]
+        for size in others:
+            self._decode(_PLAIN, size, 1)
+        return max(0, -((before - taken().beside) // max(1, len(others))))
 
+    def repeat(self) -> None:
+        """Execute the largest prompts, and capture the largest decode steps of both kinds."""
+        self._run(self._prompt_rows(), _DESCRIBED)
+        for params in (_DESCRIBED, _PLAIN):
+            self._decode(params, self._num_rows, 1)
 
-def _step(limits: CacheLimits, num_rows: int, num_tokens: int, params: SamplingParams) -> SchedulerOutput:
-    """Return a step of new sequences with negative ids, which share blocks where there are too few for all."""
-    each, more = divmod(num_tokens, num_rows)
-    sequences, rows, given = [], [], 0
-    for row in range(num_rows):
-        length = each + (row < more)
-        count = num_blocks_for(length, limits.block_size)
-        tables = [[1 + block % group.num_blocks for block in range(given, given + count)] for group in limits.groups]
-        given += count
-        sequences.append(
-            NewSequence(
-                seq_id=-1 - row,
-                index=0,
-                epoch=0,
-                token_ids=[0] * length,
-                num_prompt_tokens=length,
-                block_tables=tables,
-                params=params,
-            )
+    @property
+    def _num_rows(self) -> int:
+        return min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
+
+    def _prompt_rows(self) -> list[_Row]:
+        """Return the rows of the fullest step: prompts of about the same length."""
+        num_rows = self._num_rows
+        num_tokens = min(self.scheduler.max_num_batched_tokens, num_rows * self.max_model_len)
+        each, more = divmod(num_tokens, num_rows)
+        return [_Row(length, length) for length in (each + (row < more) for row in range(num_rows))]
+
+    def _draw_otherwise(self) -> None:
+        """Draw and describe in ways that need no prompts: as beams, several samples, and tokens of prompts do."""
+        self._run([_Row(1)] * self._num_rows, _PLAIN)
+        self._run([_Row(1, num_samples=2)] * self._num_rows, _SEVERAL)
+        self._run([_Row(1, num_samples=0, num_candidates=_TOP)] * self._num_rows, _PLAIN)
+        length = min(self.scheduler.max_num_batched_tokens, self.max_model_len, _DESCRIBED_TOKENS)
+        self._run([_Row(length, length, num_prompt_logprobs=length - 1)], _DESCRIBED)
+
+    def _verify(self) -> None:
+        """Verify guesses, and make some where the worker does."""
+        num_drafts = min(self.scheduler.num_lookahead_slots, self.max_model_len - 1)
+        num_proposals = 0 if self.runner.drafter is None else num_drafts
+        row = _Row(1 + num_drafts, 1 + num_drafts, num_drafts=num_drafts, num_proposals=num_proposals)
+        num_rows = min(self._num_rows, self.scheduler.max_num_batched_tokens // row.num_tokens)
+        if num_drafts and num_rows:
+            self._run([row] * num_rows, _DESCRIBED)
+
+    def _decode(self, params: SamplingParams, num_rows: int, longest: int) -> None:
+        """Execute a decode step twice, of rows of which one is long: it is captured when it comes for the second
+        time."""
+        for _ in range(2):
+            self._run([_Row(longest), *[_Row(1)] * (num_rows - 1)], params)
+
+    def _run(self, rows: Sequence[_Row], params: SamplingParams) -> None:
+        """Execute a step of new sequences, and forget them. Raises ConfigError where it does not fit."""
+        num_tokens = sum(row.num_tokens for row in rows)
+        purpose = f"in a step of {num_tokens:,} tokens of {len(rows):,} sequences"
+        with refusing_too_little(purpose, self.plan.weights_bytes, self.plan.kv_bytes):
+            self.runner.execute(self._step(rows, params))
+        ids = [-1 - row for row in range(len(rows))]
+        self.runner.execute(
+            SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps())
         )
-        rows.append(ScheduledSequence(seq_id=-1 - row, epoch=0, start=0, num_tokens=length, num_samples=1))
-    return SchedulerOutput(step_id=-1, new_sequences=sequences, rows=rows, finished_ids=[], block_ops=BlockOps())
+
+    def _step(self, rows: Sequence[_Row], params: SamplingParams) -> SchedulerOutput:
+        """Return a step of new sequences with negative ids, which share blocks where there are too few for all."""
+        limits = self.plan.cache
+        sequences, scheduled, given = [], [], 0
+        for number, row in enumerate(rows):
+            count = num_blocks_for(row.length + row.num_proposals, limits.block_size)
+            tables = [[1 + block % each.num_blocks for block in range(given, given + count)] for each in limits.groups]
+            given += count
+            num_known = row.length - row.num_drafts
+            sequences.append(
+                NewSequence(
+                    seq_id=-1 - number,
+                    index=0,
+                    epoch=0,
+                    token_ids=[0] * num_known,
+                    num_prompt_tokens=num_known,
+                    block_tables=tables,
+                    params=params,
+                )
+            )
+            scheduled.append(
+                ScheduledSequence(
+                    seq_id=-1 - number,
+                    epoch=0,
+                    start=row.length - row.num_tokens,
+                    num_tokens=row.num_tokens,
+                    num_samples=row.num_samples,
+                    num_prompt_logprobs=row.num_prompt_logprobs,
+                    num_candidates=row.num_candidates,
+                    drafts=(0,) * row.num_drafts,
+                    num_proposals=row.num_proposals,
+                )
+            )
+        return SchedulerOutput(
+            step_id=-1, new_sequences=sequences, rows=scheduled, finished_ids=[], block_ops=BlockOps()
+        )

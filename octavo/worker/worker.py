@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,11 +33,12 @@ from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap
 from octavo.worker.identity import Identity
 from octavo.worker.launching import LaunchedStep, LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
-from octavo.worker.memory import ModelSizes, divide_memory
+from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.opening import kept_bytes, open_model, place_of
+from octavo.worker.sizing import Sizing
 from octavo.worker.step_watch import StepWatch, TimedModel
-from octavo.worker.warm_up import warm_up
+from octavo.worker.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -133,6 +133,9 @@ class Worker:
             config.scheduler,
             config.lora,
         )
+        ranks_here = config.device.ranks_per_machine
+        kept = kept_bytes(config.transfer, config.num_engines * ranks_here)
+        self._sizing = Sizing(self._parts, config.cache, ranks_here, kept)
         self._loaded: LoadedRank
         self._swap_space: SwapSpace | None = None
         self._cache: CacheEngine
@@ -251,44 +254,31 @@ class Worker:
         if self._failure is not None:
             raise EngineDeadError(self._failure)
 
-    def prepare(self) -> MemoryPlan:
-        """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little."""
-        cache, scheduler = self._config.cache, self._config.scheduler
-        backend = self._attention.backend
-        sizes = ModelSizes.of(self._opened, self._device, backend, scheduler, cache.block_size)
-        if self._draft is not None:
-            sizes = self._draft.joined(sizes, self._device, backend, cache.block_size)
-        if self._config.lora.enable_lora:
-            from octavo.lora.slots import planned_bytes
+    def prepare(self, *, is_dry: bool = False) -> MemoryPlan:
+        """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little.
 
-            beside = planned_bytes(self._opened.model, self._config.lora, scheduler.max_num_batched_tokens)
-            sizes = replace(sizes, weights_bytes=sizes.weights_bytes + beside)
-        plan = divide_memory(
-            sizes,
-            self._device.memory().share(self._config.device.ranks_per_machine),
-            cache=cache,
-            scheduler=scheduler,
-            device=self._device.name,
-            user_set_max_model_len=self._config.model.user_set_max_model_len,
-            kept_bytes=kept_bytes(
-                self._config.transfer, self._config.num_engines * self._config.device.ranks_per_machine
-            ),
-        )
-        self.plan = msgspec.structs.replace(plan, share=self._opened.share(), rope_note=self._rope_note())
+        is_dry: nothing will be loaded, so that what is measured at start is planned instead.
+        """
+        self.plan = self._sizing.plan(is_dry=is_dry)
         return self.plan
 
     def load(self, max_model_len: int, num_host_blocks: list[int]) -> MemoryPlan:
-        """Load the weights, after `prepare`, and return the plan.
+        """Load the weights, after `prepare`, and return the plan, by what steps take where the device measures that.
 
         max_model_len: tokens that a sequence has at most on every rank. num_host_blocks: of the swap space, for each
-        cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made.
+        cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made, and for
+        too little memory.
         """
+        self._max_model_len = max_model_len
         if self._device.launches_beside_host:  # which takes seconds, beside the weights
             no_blocks = [0] * len(num_host_blocks)
             arenas = self._arenas(self.plan.cache.with_blocks(no_blocks, num_host_blocks))
             self._swap_space = begin_swap_space(arenas, self._device)
-        self._loaded = self._parts.load(self._ahead, self.plan.max_model_len)
+        with refusing_too_little("while weights were loaded", self.plan.weights_bytes, kv_bytes=0):
+            self._loaded = self._parts.load(self._ahead, self.plan.max_model_len)
         self._adapters = self._loaded.adapters
+        if self._sizing.is_measured:
+            self.plan = self._sizing.measured(self.plan, self._loaded, self._made_cache, max_model_len)
         return self.plan
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
@@ -296,14 +286,15 @@ class Worker:
 
         Raises ConfigError where swap space cannot be pinned, or the largest steps do not fit.
         """
-        self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
-        self._cache = self._made_cache(self.plan.cache, self._swap_space)
-        self._runner = self._loaded.runner(self._cache, self.plan.cache.block_size)
-        if self._config.model.pooling is None and self._device.warms_up:
-            warm_up(self._runner, self._device, self._config.scheduler, self.plan)
+        self.plan = plan = self.plan.limited_to(num_blocks, num_host_blocks)
+        with refusing_too_little("for the KV caches", plan.weights_bytes, plan.kv_bytes):
+            self._cache = self._made_cache(plan.cache, self._swap_space)
+            self._runner = self._loaded.runner(self._cache, plan.cache.block_size)
+        if self._sizing.is_measured:
+            WarmUp(self._runner, self._config.scheduler, plan, self._max_model_len).repeat()
         self._runner.suggests = self._config.speculative is not None
 
-    def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None) -> CacheEngine:
+    def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None = None) -> CacheEngine:
         num_draft_groups = len(self._groups) - len(self._opened.shape.cache_groups)
         return CacheEngine(self._arenas(limits), self._device, num_draft_groups, swap_space)
 
@@ -329,9 +320,10 @@ class Worker:
 
     def release_memory(self, empty_blocks: list[list[int]]) -> None:
         """Give back the memory of these KV blocks, for each cache group, and of activations. The next step fetches what
-        it needs."""
+        it needs. What was measured on a device stays: others might have it by then."""
         self._runner.release_memory(empty_blocks)
-        self._device.release_idle()
+        if not self._sizing.is_measured:
+            self._device.release_idle()
         trim_heap()
 
     def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:

@@ -52,15 +52,13 @@ class Ranks:
 
     sends_tokens = False
 
-    def __init__(self, plans: list[MemoryPlan]) -> None:
-        self.plans = plans
-        self.allocated: tuple[Any, ...] = ()
+    def __init__(self, planned: list[MemoryPlan], measured: list[MemoryPlan]) -> None:
+        self.plans = {"prepare": planned, "load": measured}
+        self.calls: dict[str, tuple[Any, ...]] = {}
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        if method in ("prepare", "load"):
-            return list(self.plans)
-        self.allocated = arguments
-        return [None] * len(self.plans)
+        self.calls[method] = arguments
+        return list(self.plans.get(method, [None, None, None]))
 
     def shutdown(self) -> None: ...
 
@@ -68,12 +66,13 @@ class Ranks:
 def test_a_start_takes_the_blocks_that_every_rank_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(num_blocks: int, num_host_blocks: int) -> MemoryPlan:
         limits = CacheLimits.of_one_group(num_blocks, 16, num_host_blocks=num_host_blocks, block_bytes=1 << 10)
-        return msgspec.structs.replace(PLAN, cache=limits)
+        return msgspec.structs.replace(PLAN, cache=limits, max_model_len=num_blocks)
 
-    ranks = Ranks([plan(90, 5), plan(70, 9), plan(80, 7)])
+    planned = [plan(190, 5), plan(170, 9), plan(180, 7)]
+    ranks = Ranks(planned, [plan(80, 9), plan(90, 5), plan(70, 7)])
     monkeypatch.setattr("octavo.engine.engine_core.make_executor", lambda *_: ranks)
     core = EngineCore.build(engine_config())
-    assert ranks.allocated == ([70], [5])
+    assert ranks.calls == {"prepare": (), "load": (170, [5]), "allocate": ([70], [5])}
     assert (core.ready.cache.num_blocks, core.ready.cache.num_host_blocks) == (70, 5)
     assert "what every rank has room for" in core.ready.plan
 

@@ -16,7 +16,7 @@ from octavo.devices.cpu.dry_library import DryLibrary
 from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_TOKENS, RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime, obstacle
 from octavo.devices.cpu.sampler import NativeSampler
-from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.token_store import HostTokenStore, TokenStore
@@ -50,6 +50,7 @@ class CpuDevice:
     launches_beside_host = False
     processor = ""
     warms_up = False
+    most_graphs = 0
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         self.because = because
@@ -155,9 +156,8 @@ class CpuDevice:
         """Return what makes it: its pages take memory when they are written."""
         return lambda: zeroed(shape, dtype)
 
-    def measure_peak(self) -> Callable[[], int]:
-        """Return what returns 0: memory of the host is not measured."""
-        return lambda: 0
+    def measure(self) -> Callable[[], MemoryUse]:
+        return lambda: MemoryUse(0, 0)
 
     def release_idle(self) -> None:
         self.runtime.release_idle()

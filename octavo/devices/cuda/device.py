@@ -18,14 +18,14 @@ from octavo.core.step import BlockCopy
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.cubins import FOLDER, open_launcher
 from octavo.devices.cuda.driver import Driver
-from octavo.devices.cuda.graphs import MAX_ROWS, CudaGraphs, Graph, GraphedModel
+from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
 from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps, done_behind
 from octavo.devices.cuda.token_store import CudaTokenStore
-from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.device import ReferenceDevice
@@ -53,6 +53,7 @@ class CudaDevice(ReferenceDevice):
     ranks_over = "nccl"
     launches_beside_host = True
     warms_up = True
+    most_graphs = MAX_GRAPHS
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set != "auto":
@@ -227,10 +228,18 @@ class CudaDevice(ReferenceDevice):
         move = self._swaps.move_in if sources.is_swap_space else self._swaps.move_out
         move(sources.blocks, targets.blocks, copies)
 
-    def measure_peak(self) -> Callable[[], int]:
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
-        held = torch.cuda.memory_allocated(self.torch_device)
-        return lambda: torch.cuda.max_memory_allocated(self.torch_device) - held
+    def measure(self) -> Callable[[], MemoryUse]:
+        gpu = self.torch_device
+        torch.cuda.reset_peak_memory_stats(gpu)
+        (free, _), kept = torch.cuda.mem_get_info(gpu), torch.cuda.memory_reserved(gpu)
+
+        def taken() -> MemoryUse:
+            (free_now, _), kept_now = torch.cuda.mem_get_info(gpu), torch.cuda.memory_reserved(gpu)
+            most = torch.cuda.max_memory_reserved(gpu)
+            # where another process gives memory back meanwhile, what torch has taken is still known
+            return MemoryUse(max(most - kept, free - free_now + most - kept_now), free - free_now - (kept_now - kept))
+
+        return taken
 
     def release_idle(self) -> None:
         gc.collect()  # graphs and their models hold each other

@@ -9,7 +9,7 @@ import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
-from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.blocks import copy_blocks
@@ -40,6 +40,7 @@ class ReferenceDevice:
     launches_beside_host = False
     processor = ""
     warms_up = False
+    most_graphs = 0
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set not in ("auto", "reference"):
@@ -110,9 +111,8 @@ class ReferenceDevice:
         """Return what makes it: its pages take memory when they are written."""
         return lambda: zeroed(shape, dtype)
 
-    def measure_peak(self) -> Callable[[], int]:
-        """Return what returns 0: memory of the host is not measured."""
-        return lambda: 0
+    def measure(self) -> Callable[[], MemoryUse]:
+        return lambda: MemoryUse(0, 0)
 
     def release_idle(self) -> None:
         """Do nothing: torch frees memory at once."""

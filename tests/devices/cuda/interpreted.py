@@ -10,7 +10,7 @@ from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.cuda.graphs import Graph
 from octavo.devices.cuda.launch import Launcher, launch_by_triton
 from octavo.devices.cuda.swaps import Stream
-from octavo.devices.device import DeviceMemory
+from octavo.devices.device import DeviceMemory, MemoryUse
 from octavo.ops.memory import zeroed
 from octavo.platform import Platform
 from tests.devices.cuda.streams import HostStream, LateStream
@@ -73,8 +73,8 @@ class InterpretedCuda(CudaDevice):
     def _streams(self) -> tuple[Stream, Stream]:
         return HostStream(), LateStream()
 
-    def measure_peak(self) -> Callable[[], int]:
-        return lambda: self.peak_bytes
+    def measure(self) -> Callable[[], MemoryUse]:
+        return lambda: MemoryUse(self.peak_bytes, 0)
 
     peak_bytes = 0
 

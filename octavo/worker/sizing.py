@@ -1,0 +1,119 @@
+"""Divides the memory of a rank: by arithmetic before a weight is read, and by what the largest steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+import msgspec
+
+from octavo.config.explain import MemoryPlan, render_bytes
+from octavo.config.schema import CacheConfig
+from octavo.core.cache_limits import CacheLimits
+from octavo.core.model_shape import Encoded
+from octavo.devices.device import DeviceMemory
+from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.loading import LoadedRank, RankParts
+from octavo.worker.memory import ModelSizes, divide_memory, refusing_too_little
+from octavo.worker.warm_up import NUM_BLOCKS, WarmUp
+
+_PLANNED = "peak of the fullest step as planned; at start it is measured, and that decides"
+
+
+class Sizing:
+    """Says how many KV blocks a rank has room for."""
+
+    def __init__(self, parts: RankParts, cache: CacheConfig, num_ranks: int, kept_bytes: int) -> None:
+        """num_ranks: of this machine. kept_bytes: this rank's share of the host's memory that keeps KV blocks outside
+        the cache, and has not got it yet."""
+        self._parts, self._cache, self._num_ranks, self._kept_bytes = parts, cache, num_ranks, kept_bytes
+        keeps = (group.keeps for group in parts.opened.shape.cache_groups)
+        # made-up steps have no encoder's output, and draw
+        self.is_measured = (
+            parts.device.warms_up
+            and parts.model.pooling is None
+            and not any(isinstance(each, Encoded) for each in keeps)
+        )
+        """Whether what steps take is measured once the weights are there, and not planned."""
+        self._sizes: ModelSizes
+        """Of the model before it is loaded."""
+
+    @cached_property
+    def _memory(self) -> DeviceMemory:
+        """What there was before anything was loaded."""
+        return self._parts.device.memory()
+
+    def plan(self, *, is_dry: bool = False) -> MemoryPlan:
+        """Return how the memory is divided before anything is loaded.
+
+        What is measured later counts as nothing, so that this refuses what cannot fit; with `is_dry` it is planned too.
+        Raises ConfigError, with a remedy, where there is too little.
+        """
+        sizes = self._find_sizes(has_steps=is_dry or not self.is_measured)
+        self._sizes = replace(sizes, activations_because=_PLANNED) if self.is_measured else sizes
+        return self._divided(self._sizes)
+
+    def measured(
+        self,
+        plan: MemoryPlan,
+        loaded: LoadedRank,
+        make_cache: Callable[[CacheLimits], CacheEngine],
+        max_model_len: int,
+    ) -> MemoryPlan:
+        """Execute the largest steps over small caches, which are dropped; return the plan that follows from what they
+        took. max_model_len: tokens that a sequence has at most on every rank.
+
+        Raises ConfigError, with a remedy, where they do not fit, or leave too little for the real caches.
+        """
+        device = self._parts.device
+        device.release_idle()  # what loading took for a while
+        loaded_bytes = self._memory.available - device.memory().available
+        num_groups = len(plan.cache.groups)
+        small = plan.limited_to([NUM_BLOCKS] * num_groups, [0] * num_groups)
+        taken = device.measure()
+        with refusing_too_little("for the smallest KV caches", small.weights_bytes, small.kv_bytes):
+            runner = loaded.runner(make_cache(small.cache), small.cache.block_size)
+        steps = WarmUp(runner, self._parts.scheduler, small, max_model_len)
+        graph_bytes = steps.measure(taken) * device.most_graphs * loaded.num_recorded
+        step_bytes = max(0, loaded_bytes + taken().peak - small.kv_bytes - (plan.weights_bytes - self._adapter_bytes))
+        del steps, runner
+        device.release_idle()
+        note = f", {render_bytes(graph_bytes)} of it for graphs yet to be captured" if graph_bytes else ""
+        because = f"measured: steps, and what graphs and libraries hold{note}"
+        activation_bytes = step_bytes + graph_bytes
+        return self._divided(
+            replace(self._sizes, activation_bytes=lambda _: activation_bytes, activations_because=because)
+        )
+
+    @cached_property
+    def _adapter_bytes(self) -> int:
+        """What adapters take that are loaded while the engine runs."""
+        parts = self._parts
+        if not parts.lora.enable_lora:
+            return 0
+        from octavo.lora.slots import planned_bytes
+
+        return planned_bytes(parts.opened.model, parts.lora, parts.scheduler.max_num_batched_tokens)
+
+    def _find_sizes(self, *, has_steps: bool) -> ModelSizes:
+        parts, block_size = self._parts, self._cache.block_size
+        opened = parts.opened, parts.device, parts.backend, parts.scheduler, block_size
+        sizes = ModelSizes.of(*opened, has_steps=has_steps)
+        if parts.draft is not None:
+            sizes = parts.draft.joined(sizes, parts.device, parts.backend, block_size, has_steps=has_steps)
+        return replace(sizes, weights_bytes=sizes.weights_bytes + self._adapter_bytes)
+
+    def _divided(self, sizes: ModelSizes) -> MemoryPlan:
+        parts = self._parts
+        plan = divide_memory(
+            sizes,
+            self._memory.share(self._num_ranks),
+            cache=self._cache,
+            scheduler=parts.scheduler,
+            device=parts.device.name,
+            user_set_max_model_len=parts.model.user_set_max_model_len,
+            kept_bytes=self._kept_bytes,
+        )
+        rope_note = parts.opened.model.config.rope_note(parts.model.max_model_len)
+        return msgspec.structs.replace(plan, share=parts.opened.share(), rope_note=rope_note)
