@@ -44,7 +44,7 @@ def test_the_largest_steps_are_made_at_start_and_change_no_token(path: Path, mon
     with LLM(str(path), **SIZES, **STEPS) as llm:
         measured, used = ([step for step in each._steps.values() if step.graph] for each in models)
         sizes = sorted(len(step.batch.token_ids) for step in measured)
-        assert sizes == [1, 3, 4, 4], "steps that do not wait for the host are filled up"
+        assert sizes == [1, 4, 4], "three are filled up, whether they draw in the graph or behind it"
         assert sorted(len(step.batch.token_ids) for step in used) == [4, 4], "captured again over the real caches"
         assert llm.generate([prompt], asked, use_tqdm=False)[0].outputs == expected
 
