@@ -209,7 +209,7 @@ def _multiply(runtime: CudaRuntime, dtype: torch.dtype) -> None:
 def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *, has_adapters: bool) -> None:
     """Multiply few and many rows by plain and gated weights."""
     form, inputs = PackedFormat(runtime, spec), 16 * max(spec.group, spec.super_group, 64)
-    for has_bias, gated, tokens in product((False, True), (False, True), (3, 48)):
+    for has_bias, gated, tokens in product((False, True), (False, True), (3, 24, 48, 96)):
         shape = LinearShape(64, inputs, dtype, has_bias, gated)
         state = {name: _empty(*each.shape, dtype=each.dtype) for name, each in form.state_specs(shape).items()}
         linear, x = form.restore(shape, state), _empty(tokens, inputs, dtype=dtype)

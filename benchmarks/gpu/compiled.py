@@ -3,7 +3,8 @@
 python -m benchmarks.gpu.compiled [--capability 90]
 
 Prints one JSON line per kernel: registers of a thread, bytes of its stack (spilled registers), bytes of shared memory,
-and how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA; IMMA of integers) its code has.
+how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA; IMMA of integers) its code has, and where
+it has some, how many instructions each of its loops has, and how many of those read or write spilled registers.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from octavo.devices.cuda.kernels import (
     sampling,
 )
 from octavo.devices.cuda.launch import OPTIONS
-from octavo.devices.cuda.ops.coded import LARGE as LARGE_CODED
-from octavo.devices.cuda.ops.coded import OF_FACTORS, QUANTIZED_BLOCK, SKINNY, ZEROS, unit_of
+from octavo.devices.cuda.ops.coded import QUANTIZED, ZEROS
+from octavo.devices.cuda.ops.coded import tile_of as coded_tile
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
 from octavo.devices.cuda.ops.linear import MIDDLE, tile_of
 from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, TOKENS
@@ -108,14 +109,16 @@ def kernels() -> Iterator[Kernel]:
     common = {"VALUE": 128, "DV": 128, "CHUNK": division.chunk, "AHEAD": 0, "HAS_WINDOW": False, "HAS_SINKS": False}
     shape = {"DIM": 128, "D": 128, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
     shape["TYPE"] = tl.bfloat16
-    for name, num_rows, is_split, tile in (
-        ("attend one token", ROWS, False, TILE),
-        ("attend a chunk", ROWS, True, TILE),
-        ("attend a prompt", PREFILL_ROWS, False, TILE // 2),
+    for name, num_rows, is_split, chunk in (
+        ("attend one token", ROWS, False, division.chunk),
+        ("attend a chunk", ROWS, True, division.chunk),
+        ("attend a prompt", PREFILL_ROWS, False, 0),
+        ("attend a prompt in chunks", PREFILL_ROWS, False, division.chunk),
     ):
-        for kind, codes in {"": 0, **{f", {each}": CODES[CACHE_DTYPES[each]] for each in ("int8", "fp8")}}.items():
-            constants = {**common, **shape, "M": num_rows, "SPLIT": is_split, "CODES": codes}
-            constants["TILE"] = tile // 2 if codes else tile
+        kinds = {f", {each}": CODES[CACHE_DTYPES[each]] for each in ("int8", "fp8") if "in chunks" not in name}
+        for kind, codes in {"": 0, **kinds}.items():
+            constants = {**common, **shape, "M": num_rows, "SPLIT": is_split, "CODES": codes, "CHUNK": chunk}
+            constants["TILE"] = TILE // 2 if codes else TILE
             pointers = dict.fromkeys(("keys", "values"), "*u8") if codes else {}
             yield Kernel(name + kind, attention.attend, constants, 8 if num_rows == PREFILL_ROWS else 4, pointers)
             if codes and is_split:
@@ -124,7 +127,7 @@ def kernels() -> Iterator[Kernel]:
     for dim, num_rows, warps in ((256, ROWS, 8), (256, 64, 8), (512, ROWS, 8), (512, 32, 8), (576, ROWS, 8)):
         width, value = power_of_2(dim), min(dim, 512)
         sizes = {"DIM": dim, "D": width, "VALUE": value, "DV": value, "M": num_rows}
-        sizes["TILE"] = (1 << 14) // width // (1 if num_rows == ROWS else 2)
+        sizes |= {"TILE": (1 << 14) // width, "CHUNK": division.chunk if num_rows == ROWS else 0}
         constants = {**common, **shape, **sizes, "SPLIT": False, "CODES": 0}
         yield Kernel(f"attend {num_rows} rows of heads of {dim}", attention.attend, constants, warps)
     yield Kernel("merge", attention.merge, common)
@@ -175,22 +178,23 @@ def kernels() -> Iterator[Kernel]:
 
 def divided(tile: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the constants of a tile, and its options."""
-    options = {name: tile[name] for name in ("num_warps", "num_stages")}
+    options = {name: tile[name] for name in ("num_warps", "num_stages") if name in tile}
     return {name: size for name, size in tile.items() if name not in options}, options
 
 
 def coded_kernels() -> Iterator[Kernel]:
     """Yield products with codes, of few rows and of many."""
+    plain = {"int4": INT4, "int8": INT8}
     specs = {
-        "int4": INT4,
-        "int8": INT8,
+        **plain,
         "int4 with zero points": CodeSpec(4, 128, "zeros", torch.float16),
         "mxfp4": CodeSpec(4, 32, "none", torch.float32, is_float=True),
         "q4_k": CodeSpec(4, 32, "minimums", torch.int8, 256),
     }
-    types = {"codes": "*i8", "scales": "*fp32", "sums": "*i32"}
-    flags = {"HAS_ORDER": False, "PLANES": 1, "UNIT": 64, "BLOCK": QUANTIZED_BLOCK}
-    yield Kernel("quantize", coded.quantize, flags, types=types, options=UNFUSED)
+    types = {"codes": "*i8", "scales": "*fp32"}
+    tile, options = divided(QUANTIZED)
+    flags = {"HAS_ORDER": False, "PLANES": 1, **tile}
+    yield Kernel("quantize", coded.quantize, flags, types=types, options={**UNFUSED, **options})
     for name, spec in specs.items():
         constants = {
             "BITS": spec.bits,
@@ -198,22 +202,21 @@ def coded_kernels() -> Iterator[Kernel]:
             "SUPER": spec.super_group,
             "ZERO": ZEROS[spec.zero],
             "IS_FLOAT": spec.is_float,
-            "UNIT": unit_of(spec),
             "PLANES": 1,
             "HAS_BIAS": False,
             "HAS_ADDEND": False,
         }
         of_scales = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int8: "*i8"}
         of_zeros = "*i16" if spec.zero == "zeros" else of_scales[spec.scale_dtype]
-        own = {"x": "*i8", "sums": "*i32", "row_scales": "*fp32", "weight": "*i8" if spec.bits == 8 else "*u8"}
+        own = {"x": "*i8", "row_scales": "*fp32", "weight": "*i8" if spec.bits == 8 else "*u8"}
         own |= {"scales": of_scales[spec.scale_dtype], "zeros": of_zeros}
         own |= dict.fromkeys(("super_scales", "super_zeros"), "*fp16")
-        for tile in (SKINNY, OF_FACTORS if spec.super_group else LARGE_CODED):
-            shape = {**constants, **tile, "IS_GATED": name == "int4"}
-            yield Kernel(f"coded {name}, {tile['BM']} rows", coded.coded_linear, shape, types=own, options=UNFUSED)
-        if name == "int8":
-            shape |= {**SKINNY, "PLANES": 2}
-            yield Kernel("coded int8 and 16 bits", coded.coded_linear, shape, types=own, options=UNFUSED)
+        kinds = [(1, 1), (64, 1)] + [(32, 1)] * (name in plain) + [(128, 1), (1, 2)] * (name == "int8")
+        for tokens, planes in kinds:
+            tile, options = divided(coded_tile(spec, tokens))
+            shape = {**constants, **tile, "IS_GATED": name == "int4", "PLANES": planes}
+            title = f"coded {name}{' and 16 bits' * (planes == 2)}, {tokens} rows"
+            yield Kernel(title, coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
 
 
 def recurrent_kernels() -> Iterator[Kernel]:
@@ -256,6 +259,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         code = _output("-sass", file.name) if "mma." in made.asm["ptx"] else ""
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
+    loops = loops_of(code)
     return {
         "kernel": kernel.name,
         "registers": int(found[1]),
@@ -265,7 +269,17 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         "hmma": len(re.findall(r"\bHMMA", code)),
         "hgmma": len(re.findall(r"\bHGMMA", code)),
         "bytes": len(made.asm["cubin"]),
+        "loops": [len(each) for each in loops],
+        "spilled_in_loops": sum(bool(re.search(r"\b(LDL|STL)\b", line)) for each in loops for line in each),
     }
+
+
+def loops_of(code: str) -> list[list[str]]:
+    """Return the instructions of each loop of machine code: those from where a branch leads back to."""
+    found = [(int(each[1], 16), each[2]) for each in re.finditer(r"/\*([0-9a-f]{4,})\*/ +([^;]+);", code)]
+    ends = [(place, re.search(r"\bBRA\b.* 0x([0-9a-f]+)", line)) for place, line in found]
+    spans = [(int(end[1], 16), place) for place, end in ends if end is not None and int(end[1], 16) < place]
+    return [[line for place, line in found if first <= place <= last] for first, last in spans]
 
 
 def _type_of(name: str) -> str:

@@ -29,6 +29,7 @@ from benchmarks.gpu.logprobs import logprobs
 from benchmarks.gpu.ranks import ranks
 from benchmarks.gpu.small import small
 from benchmarks.gpu.swaps import swaps
+from benchmarks.gpu.tiles import tiles
 from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
@@ -312,6 +313,7 @@ def main() -> int:
         "ranks": ranks,
         "kernel-times": partial(time_kernels, limits),
         "small-times": small,
+        "tile-times": tiles,
         "sampler-times": partial(time_sampler, limits),
         "figures": partial(figures, limits),
     }

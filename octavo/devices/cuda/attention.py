@@ -134,9 +134,7 @@ class CudaBackend:
         most = tile_bytes // (power_of_2(dim) * element_bytes)
         group = _shared(heads // kv_heads, most)
         rows = power_of_2(max(ROWS if is_decode else min(PREFILL_ROWS, most), group))
-        # fewer keys need fewer registers: for codes, and for many rows where bits may differ from those of one
-        fewer = (1 + bool(self._codes)) * (1 + (not is_decode and not self._runtime.is_invariant))
-        tile = max(ROWS, min(division.tile, most) // fewer)
+        tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))  # codes need registers
         programs = heads // group
         is_divided = _is_divided(metadata, programs, division)
         per_program = 1 if is_divided else rows // group
@@ -153,7 +151,8 @@ class CudaBackend:
         common: dict[str, Any] = {
             "VALUE": value_size,
             "DV": power_of_2(value_size),
-            "CHUNK": division.chunk,
+            # a prompt whose bits may differ from those of single tokens has no chunks: their sums need registers
+            "CHUNK": division.chunk if is_decode or self._runtime.is_invariant else 0,
             "HAS_WINDOW": window > 0,
             "AHEAD": min(scores.ahead, _MOST_AHEAD),
             "HAS_SINKS": scores.sinks is not None,

@@ -26,13 +26,17 @@ def test_no_register_is_spilled_and_tensor_cores_multiply() -> None:
     assert done.returncode == 0, done.stderr
     found = {each["kernel"]: each for each in map(json.loads, done.stdout.splitlines())}
     spilled = {name: each["stack"] for name, each in found.items() if each["stack"]}
-    assert all(stack <= 8 and "fp8" in name for name, stack in spilled.items()), spilled
-    assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in KINDS)
+    assert all(stack <= (72 if "in chunks" in name else 8) for name, stack in spilled.items()), spilled
+    assert not any(each["spilled_in_loops"] for each in found.values())
+    assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in (*KINDS, " in chunks"))
+    # instructions of a warp in its innermost loop: for 128 rows and 128 keys, and for 16 outputs and 256 inputs
+    most = {"attend a prompt": 600, "coded int4, 1 rows": 290, "coded int8, 1 rows": 130}
+    assert all(found[name]["loops"][0] <= instructions for name, instructions in most.items())
     single = [f"attend {what}{kind}" for what in ("one token", "a chunk") for kind in KINDS]
     assert all(found[name]["hmma"] > 0 for name in (*single, "linear, 16 rows", "linear, 32 rows, gated"))
     assert all(found[name]["hgmma"] > 0 for name in ("linear, 64 rows", "linear, 2048 rows, gated"))
     assert max(each["shared"] for each in found.values()) <= SHARED_BYTES
     products = [name for name in found if name.startswith("coded")]
-    assert len(products) == 11
+    assert len(products) == 14
     assert all(found[name]["imma"] > 0 for name in products)
-    assert sum(each["bytes"] for each in found.values()) < 4 << 20
+    assert sum(each["bytes"] for each in found.values()) < 5 << 20

@@ -15,9 +15,10 @@ from octavo.attention.cache_format import quantize
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend, Division
 from octavo.devices.cuda.launch import launch_by_triton
+from octavo.devices.cuda.ops.coded import pack, padded_inputs, tile_of, unpack
 from octavo.devices.cuda.ops.linear import FEW
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.ops.coded import CodeSpec
+from octavo.ops.coded import CodeSpec, example_specs, example_weight
 from octavo.ops.lora import Factors, LoRAShape, Run
 from octavo.ops.prepare_quantized import INT4, INT8
 from octavo.ops.registry import Ops, bind, operators
@@ -192,21 +193,34 @@ def test_codes_of_a_cache_are_those_of_the_reference(cache_dtype: torch.dtype) -
     assert torch.equal(codes[finite], expected.view(torch.uint8)[finite])
 
 
-def test_tiles_of_prompts_may_be_larger_where_bits_may_differ() -> None:
-    sequences = Sequences.make(Heads(heads=2, kv_heads=1, dim=16), [150], torch.float32)
-    found = sequences.compute(CudaBackend(CudaRuntime(), torch.float32), sequences.whole())
-    assert (found[0].double() - sequences.expected(torch.float32)[0]).abs().max() <= TOLERANCE[torch.float32]
+@pytest.mark.parametrize("shape", [Heads(heads=2, kv_heads=1, dim=16), Heads(dim=24, window=20, has_sinks=True)])
+def test_prompts_have_no_chunks_where_bits_may_differ_from_those_of_single_tokens(shape: Heads) -> None:
+    sequences, backend = Sequences.make(shape, [150], torch.float32), CudaBackend(CudaRuntime(), torch.float32)
+    [found] = sequences.compute(backend, sequences.whole())
+    assert (found.double() - sequences.expected(torch.float32)[0]).abs().max() <= TOLERANCE[torch.float32]
+    [cut] = sequences.compute(backend, one_by_one(sequences, [70, 135]))
+    assert torch.equal(found, cut)
 
 
 @pytest.mark.parametrize("spec", [INT4, INT8])
 def test_a_product_with_codes_has_the_bits_of_the_reference_for_any_number_of_rows(spec: CodeSpec) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(size, 150, generator=generator) for size in (20, 70))
+    x, weight = (torch.randn(size, 300, generator=generator) for size in (70, 40))
     linear, reference = (each.prepare_quantized(spec)(weight) for each in (OPS, bind()))
     together = linear(x)
     assert torch.equal(together, reference(x))
-    assert all(torch.equal(linear(x[row : row + 1])[0], together[row]) for row in range(0, 20, 5))
+    assert len({tile_of(spec, tokens)["BM"] for tokens in (1, 20, 70)}) == 3
+    for rows in (slice(3, 4), slice(20), slice(9, 42)):
+        assert torch.equal(linear(x[rows]), together[rows])
     assert linear.nbytes < weight.nbytes * spec.bits / 8 / 4 * 2
+
+
+@pytest.mark.parametrize("spec", list(example_specs()), ids=lambda each: each.layout)
+def test_codes_of_a_weight_come_back_from_what_is_packed(spec: CodeSpec) -> None:
+    codes = example_weight(spec, 3, 80, torch.Generator().manual_seed(0))["codes"]
+    packed = pack(spec, codes)
+    assert torch.equal(unpack(spec, packed, 80), codes)
+    assert packed.nbytes == 3 * padded_inputs(spec, 80) * spec.bits // 8
 
 
 @pytest.mark.parametrize("ranks", [(8, 70, 5), (300, 8, 250)], ids=str)

@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1.0e30)
+LOWEST = tl.constexpr(-1.0e20)
+UNSEEN = tl.constexpr(-1.0e30)
+"""Of keys that a query does not see: its weight is 0 beside LOWEST too, which is the largest score of no keys."""
 
 
 @triton.jit
@@ -95,57 +97,78 @@ def _scales(plane, block, slot, block_stride, read, DIM: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def _chunk(
-    q, pos, low, length, start, table, keys, values, block_stride, slot_stride, scale, window, slopes,
-    DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, TYPE: tl.constexpr,
-    CODES: tl.constexpr,
+def _merged(m, total, sums, peak, weight, part):
+    """Return both groups of keys as one: (largest score, sum of weights, weighted values) of each."""
+    higher = tl.maximum(m, peak)
+    kept, added = tl.exp2(m - higher), tl.exp2(peak - higher)
+    return higher, total * kept + weight * added, sums * kept[:, None] + part * added[:, None]
+
+
+@triton.jit
+def _with_sinks(m, total, sums, sink):
+    """Return the same with one key more, of that score and without a value."""
+    higher = tl.maximum(m, sink * LOG2_E)
+    kept = tl.exp2(m - higher)
+    return total * kept + tl.exp2(sink * LOG2_E - higher), sums * kept[:, None]
+
+
+@triton.jit
+def _tile(
+    q, peak, weights, part, pos, low, end, first, table, keys, values, block_stride, slot_stride,
+    scale, window, slopes, ones,
+    DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    TYPE: tl.constexpr, CODES: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return (largest score, sum of weights, weighted values) of the keys [start, start + CHUNK) for M queries."""
+    """Return (largest score, sums of weights, weighted values) with the keys [first, first + TILE) too.
+
+    Scores have the base 2, so that a weight takes one fused product and sum. IS_MASKED: some query may not see a key.
+    """
     d, dv = tl.arange(0, D), tl.arange(0, DV)
-    m = tl.full([M], LOWEST, tl.float32)
-    total = tl.zeros([M, 16], tl.float32)
-    out = tl.zeros([M, DV], tl.float32)
-    ones = tl.full([TILE, 16], 1.0, TYPE)
-    for first in range(start, tl.minimum(start + CHUNK, length), TILE):
-        t = first + tl.arange(0, TILE)
-        # keys that no query of the tile sees are not read: their block may be gone
-        read = (t < length) & (t >= low)
-        block = tl.load(table + t // BLOCK, mask=read, other=0).to(tl.int64)
-        row = block * block_stride + (t % BLOCK) * slot_stride
-        k_read = read[None, :] if DIM == D else read[None, :] & (d < DIM)[:, None]
-        k = tl.load(keys + row[None, :] + d[:, None], mask=k_read, other=0)
-        if CODES == 0:
-            s = tl.dot(q, k.to(TYPE), input_precision="ieee") * scale
-        else:
-            of_keys = _scales(keys, block, t % BLOCK, block_stride, read, DIM, BLOCK, CODES)
-            s = tl.dot(q, _factors(k, CODES, TYPE), input_precision="ieee") * (of_keys * scale)[None, :]
-        if CAP > 0:
-            s = CAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2_E / CAP)) + 1.0))
-        if HAS_SLOPES:
-            s += slopes[:, None] * (t[None, :] - pos[:, None]).to(tl.float32)
-        seen = (t[None, :] <= pos[:, None] + AHEAD) & (t < length)[None, :]
+    t = first + tl.arange(0, TILE)
+    # keys that no query of the tile sees are not read: their block may be gone
+    read = tl.full([TILE], True, tl.int1)
+    if IS_MASKED:
+        read = t < end
+    if HAS_WINDOW:
+        read = read & (t >= low)
+    slot = t.to(tl.uint32) % BLOCK
+    block = tl.load(table + t.to(tl.uint32) // BLOCK, mask=read, other=0).to(tl.int64)
+    row = block * block_stride + slot * slot_stride
+    k_read = read[:, None] if DIM == D else read[:, None] & (d < DIM)[None, :]
+    k = tl.load(keys + row[:, None] + d[None, :], mask=k_read, other=0)
+    s = tl.dot(q, tl.trans(k.to(TYPE) if CODES == 0 else _factors(k, CODES, TYPE)), input_precision="ieee")
+    factor = LOG2_E
+    if CODES != 0:
+        s *= (_scales(keys, block, slot, block_stride, read, DIM, BLOCK, CODES) * scale)[None, :]
+    elif CAP > 0 or HAS_SLOPES:
+        s *= scale
+    else:
+        factor = scale * LOG2_E
+    if CAP > 0:
+        s = CAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2_E / CAP)) + 1.0))
+    if HAS_SLOPES:
+        s += slopes[:, None] * (t[None, :] - pos[:, None]).to(tl.float32)
+    if IS_MASKED:
+        seen = t[None, :] <= tl.minimum(pos + AHEAD, end - 1)[:, None]
         if HAS_WINDOW:
             seen = seen & (t[None, :] > pos[:, None] - window)
-        s = tl.where(seen, s, LOWEST)
-        higher = tl.maximum(m, tl.max(s, 1))
-        p = tl.where(seen, tl.exp2((s - higher[:, None]) * LOG2_E), 0.0)
-        kept = tl.exp2((m - higher) * LOG2_E)
-        v_read = read[:, None] if VALUE == DV else read[:, None] & (dv < VALUE)[None, :]
-        v = tl.load(values + row[:, None] + dv[None, :], mask=v_read, other=0)
-        # by tensor cores, whose order is the same for any number of rows; that of a sum over threads is not
-        total = tl.dot(p.to(TYPE), ones, total * kept[:, None], input_precision="ieee")
-        if CODES != 0:
-            of_values = _scales(values, block, t % BLOCK, block_stride, read, DIM, BLOCK, CODES)
-            if tl.float16 == TYPE:  # whose range weights times scales may leave
-                v = (_factors(v, CODES, tl.float32) * of_values[:, None]).to(TYPE)
-            else:
-                v = _factors(v, CODES, TYPE)
-                p = p * of_values[None, :]
-        out = out * kept[:, None] + tl.dot(p.to(TYPE), v.to(TYPE), input_precision="ieee")
-        m = higher
-    return m, tl.max(total, 1), out
+        s = tl.where(seen, s, UNSEEN)
+    higher = tl.maximum(peak, tl.max(s, 1) * factor)
+    p = tl.exp2(tl.fma(s, factor, -higher[:, None]))
+    kept = tl.exp2(peak - higher)[:, None]
+    v_read = read[:, None] if VALUE == DV else read[:, None] & (dv < VALUE)[None, :]
+    v = tl.load(values + row[:, None] + dv[None, :], mask=v_read, other=0)
+    # by tensor cores, whose order is the same for any number of rows; that of a sum over threads is not
+    weights = tl.dot(p.to(TYPE), ones, weights * kept, input_precision="ieee")
+    if CODES != 0:
+        of_values = _scales(values, block, slot, block_stride, read, DIM, BLOCK, CODES)
+        if tl.float16 == TYPE:  # whose range weights times scales may leave
+            v = (_factors(v, CODES, tl.float32) * of_values[:, None]).to(TYPE)
+        else:
+            v = _factors(v, CODES, TYPE)
+            p = p * of_values[None, :]
+    return higher, weights, tl.dot(p.to(TYPE), v.to(TYPE), part * kept, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_chunks", "num_heads", "group", "share", "window"])
@@ -153,16 +176,14 @@ def attend(
     q, keys, values, tables, lengths, work, slopes, sinks, out, parts, peaks,
     token_stride, head_stride, block_stride, cache_head_stride, slot_stride, table_stride, scale, num_chunks,
     num_heads, group, share, window,
-    DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr,
-    CHUNK: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
-    CODES: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """Attend with M rows: tokens of one sequence times `group` heads. They share one of keys with share - 1 others.
 
     work: int32 [programs, 4]: row of the step, first token among all, tokens here, position of the first one. SPLIT:
-    the program computes the chunk of its third index alone, for `merge`.
+    the program computes the chunk of its third index alone, for `merge`. CHUNK: 0 for all keys in one.
     """
     # the last tokens of a prompt first: they have the most keys
     item, head = work + 4 * (tl.num_programs(0) - 1 - tl.program_id(0)), tl.program_id(1)
@@ -174,51 +195,55 @@ def attend(
     d, dv = tl.arange(0, D), tl.arange(0, DV)
     written = live[:, None] & (dv < VALUE)[None, :]
     pos = position + token
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(0, position - window + 1)
+    low = tl.maximum(0, position - window + 1) if HAS_WINDOW else 0
     end = tl.minimum(position + count + AHEAD, length)
     at = (first + token).to(tl.int64)[:, None] * token_stride + head_of[:, None] * head_stride + d[None, :]
     queries = tl.load(q + at, mask=live[:, None] & (d < DIM)[None, :], other=0.0).to(TYPE)
-    slope = tl.zeros([M], tl.float32)
-    if HAS_SLOPES:
-        slope = tl.load(slopes + head_of, mask=live, other=0.0)
+    slope = tl.load(slopes + head_of, mask=live, other=0.0) if HAS_SLOPES else tl.zeros([M], tl.float32)
     table = tables + row * table_stride
     keys += head // share * cache_head_stride
     values += head // share * cache_head_stride
     place = (first + token) * num_heads + head_of
+    IS_MERGED: tl.constexpr = CHUNK != 0 and not SPLIT
+    HAS_INNER: tl.constexpr = M > 16 and not HAS_WINDOW  # of single tokens one more loop costs more than it saves
+    start = low // (CHUNK if CHUNK else TILE) * (CHUNK if CHUNK else TILE)
+    stop = end
     if SPLIT:
-        chunk = tl.program_id(2)
-        if (chunk * CHUNK >= end) | ((chunk + 1) * CHUNK <= low):
+        start = tl.program_id(2) * CHUNK
+        stop = tl.minimum(start + CHUNK, end)
+        if (start >= end) | (start + CHUNK <= low):
             return
-        m, total, sums = _chunk(
-            queries, pos, low, end, chunk * CHUNK, table, keys, values, block_stride, slot_stride, scale, window, slope,
-            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
-        )  # fmt: skip
-        part = place * num_chunks + chunk
-        tl.store(parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], sums, mask=written)
-        tl.store(peaks + part * 2, m, mask=live)
-        tl.store(peaks + part * 2 + 1, total, mask=live)
-        return
     m = tl.full([M], LOWEST, tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, DV], tl.float32)
-    for start in range(low // CHUNK * CHUNK, end, CHUNK):
-        peak, weight, part_sums = _chunk(
-            queries, pos, low, end, start, table, keys, values, block_stride, slot_stride, scale, window, slope,
-            DIM, D, VALUE, DV, M, CHUNK, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES,
-        )  # fmt: skip
-        higher = tl.maximum(m, peak)
-        kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
-        total = total * kept + weight * added
-        sums = sums * kept[:, None] + part_sums * added[:, None]
-        m = higher
+    ones = tl.full([TILE, 16], 1.0, TYPE)
+    peak, weights, part = m, tl.zeros([M, 16], tl.float32), sums
+    # comparisons are a third of a tile's instructions: tiles of keys that all queries see have none
+    inner = tl.minimum(position + 1 + AHEAD, end) // TILE * TILE if HAS_INNER else start
+    for is_last in tl.static_range(0 if HAS_INNER else 1, 2):
+        for key in range(inner if is_last else start, stop if is_last else inner, TILE):
+            peak, weights, part = _tile(
+                queries, peak, weights, part, pos, low, end, key, table, keys, values, block_stride, slot_stride,
+                scale, window, slope, ones,
+                DIM, D, VALUE, DV, TILE, BLOCK, HAS_WINDOW, AHEAD, CAP, HAS_SLOPES, TYPE, CODES, is_last,
+            )  # fmt: skip
+            if IS_MERGED:  # noqa: SIM102
+                if (key + TILE) % CHUNK == 0:
+                    m, total, sums = _merged(m, total, sums, peak, tl.max(weights, 1), part)
+                    peak = tl.full([M], LOWEST, tl.float32)
+                    weights, part = tl.zeros([M, 16], tl.float32), tl.zeros([M, DV], tl.float32)
+    if SPLIT:
+        at_part = place * num_chunks + tl.program_id(2)
+        tl.store(parts + at_part.to(tl.int64)[:, None] * VALUE + dv[None, :], part, mask=written)
+        tl.store(peaks + at_part * 2, peak, mask=live)
+        tl.store(peaks + at_part * 2 + 1, tl.max(weights, 1), mask=live)
+        return
+    if IS_MERGED:  # no keys change no bit
+        m, total, sums = _merged(m, total, sums, peak, tl.max(weights, 1), part)
+    else:
+        m, total, sums = peak, tl.max(weights, 1), part
     if HAS_SINKS:
-        sink = tl.load(sinks + head_of, mask=live, other=0.0)
-        higher = tl.maximum(m, sink)
-        kept = tl.exp2((m - higher) * LOG2_E)
-        total = total * kept + tl.exp2((sink - higher) * LOG2_E)
-        sums = sums * kept[:, None]
+        total, sums = _with_sinks(m, total, sums, tl.load(sinks + head_of, mask=live, other=0.0))
     result = sums / tl.where(live, total, 1.0)[:, None]
     at = place.to(tl.int64)[:, None] * VALUE + dv[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=written)
@@ -248,17 +273,9 @@ def merge(
         part_sums = tl.load(
             parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0
         )
-        higher = tl.maximum(m, peak)
-        kept, added = tl.exp2((m - higher) * LOG2_E), tl.exp2((peak - higher) * LOG2_E)
-        total = total * kept + weight * added
-        sums = sums * kept[:, None] + part_sums * added[:, None]
-        m = higher
+        m, total, sums = _merged(m, total, sums, peak, weight, part_sums)
     if HAS_SINKS:
-        sink = tl.load(sinks + head)
-        higher = tl.maximum(m, sink)
-        kept = tl.exp2((m - higher) * LOG2_E)
-        total = total * kept + tl.exp2((sink - higher) * LOG2_E)
-        sums = sums * kept[:, None]
+        total, sums = _with_sinks(m, total, sums, tl.load(sinks + head))
     result = sums / total[:, None]
     tl.store(
         out + place.to(tl.int64)[:, None] * VALUE + dv[None, :],

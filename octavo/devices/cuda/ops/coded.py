@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from math import lcm
 from typing import Any, Final
 
 import torch
@@ -19,30 +20,45 @@ from octavo.ops.registry import Implementation
 
 STEP: Final = 64
 """Inputs of a step. Of 4 bits, a byte has input j of a step in its lower half, and input j + 32 in the upper one."""
-SKINNY: Final = {"BM": 16, "BN": 32}
-"""The tile of few rows: small, so that as many programs as can read the weight."""
-LARGE: Final = {"BM": 64, "BN": 64}
-OF_FACTORS: Final = {"BM": 32, "BN": 64}
+INPUTS: Final = 256
+"""Inputs that a program may read at once: weights have zeros up to whole ones."""
+SKINNY: Final = {"BM": 8, "BN": 16, "STEPS": 4, "num_warps": 1, "num_stages": 4}
+"""The tile of few rows: as many programs as can read the weight, and each one asks early for much of it."""
+MIDDLE: Final = {"BM": 32, "BN": 32, "STEPS": 4, "num_warps": 2, "num_stages": 4}
+LARGE: Final = {"BM": 64, "BN": 64, "STEPS": 2, "num_warps": 4, "num_stages": 3}
+OF_FACTORS: Final = {**LARGE, "BM": 32, "STEPS": 4}
 """The same where two levels of sums are kept in registers."""
+WIDE: Final = {"BM": 128, "BN": 128, "STEPS": 2, "num_warps": 8, "num_stages": 3}
+"""Of prompts, where the sums of all inputs are integers: registers are for them alone while they are made."""
 UNFUSED: Final = {"enable_fp_fusion": False}
 """Products and sums are rounded one by one, as the reference does it."""
-QUANTIZED_BLOCK: Final = 1024
+QUANTIZED: Final = {"BLOCK": 4096, "num_warps": 8}
+"""Inputs that a program reads at once: those of most rows are two reads."""
 ZEROS: Final = {"none": 0, "zeros": 1, "minimums": 2}
 
 
-def unit_of(spec: CodeSpec) -> int:
-    """Return for how many codes of activations there is a sum."""
-    return min(spec.group or STEP, STEP)
+def tile_of(spec: CodeSpec, tokens: int) -> dict[str, int]:
+    """Return the tile of a product, and the options of its launch."""
+    for tile in (SKINNY, MIDDLE):
+        if tokens <= tile["BM"]:
+            return tile
+    if not spec.group and tokens > LARGE["BM"]:
+        return WIDE
+    return OF_FACTORS if spec.super_group else LARGE
 
 
 def padded_inputs(spec: CodeSpec, inputs: int) -> int:
-    """Return the inputs with zeros up to whole steps, groups and groups of groups."""
-    whole = max(STEP, spec.group, spec.super_group)
+    """Return the inputs with zeros up to whole `INPUTS`, groups and groups of groups."""
+    whole = lcm(INPUTS, spec.group or 1, spec.super_group or 1)
     return -(-inputs // whole) * whole
 
 
 def pack(spec: CodeSpec, codes: Tensor) -> Tensor:
-    """Return codes [outputs, inputs] as kernels read them: uint8 [outputs, inputs / 2] of 4 bits, else int8."""
+    """Return codes [outputs, inputs] as kernels read them: uint8 [outputs, inputs / 2] of 4 bits, else int8.
+
+    The lower half of a byte has no sign: of signed codes it has 8 more. The upper half of integers has one: of codes
+    without a sign it has 8 less.
+    """
     padded = padded_inputs(spec, codes.shape[1])
     is_signed = codes.dtype is torch.int8
     if spec.bits == 8:
@@ -50,7 +66,8 @@ def pack(spec: CodeSpec, codes: Tensor) -> Tensor:
         return F.pad(signed, (0, padded - codes.shape[1]))
     nibbles = F.pad((codes + 8).view(torch.uint8) if is_signed else codes, (0, padded - codes.shape[1]))
     low, high = nibbles.view(len(codes), -1, 2, STEP // 2).unbind(2)
-    return (low | high << 4).flatten(1)
+    packed = (low | high << 4).flatten(1)
+    return packed if spec.is_float else packed ^ 128
 
 
 def unpack(spec: CodeSpec, packed: Tensor, inputs: int) -> Tensor:
@@ -59,7 +76,7 @@ def unpack(spec: CodeSpec, packed: Tensor, inputs: int) -> Tensor:
     if spec.bits == 8:
         codes = packed[:, :inputs]
         return codes if is_signed else (codes.short() + 128).to(torch.uint8)
-    halves = packed.view(len(packed), -1, STEP // 2)
+    halves = (packed if spec.is_float else packed ^ 128).view(len(packed), -1, STEP // 2)
     codes = torch.stack((halves & 15, halves >> 4), dim=2).flatten(1)[:, :inputs]
     return codes.char() - 8 if is_signed else codes
 
@@ -86,8 +103,8 @@ class TritonCodes(CodedLinear):
         spec, shape, state, tokens = self._spec, self.shape, self._state, len(x)
         width = shape.outputs // 2 if shape.is_gated else shape.outputs
         out = torch.empty((tokens, width), dtype=dtype, device=x.device)
-        codes, scales, sums = self._quantized(x)
-        tile = SKINNY if tokens <= SKINNY["BM"] else OF_FACTORS if spec.super_group else LARGE
+        codes, scales = self._quantized(x)
+        tile = tile_of(spec, tokens)
         weight, groups = state["codes"], state["scales"]
         zeros = state.get("zeros", state.get("minimums", groups))
         supers = (state.get("super_scales", groups), state.get("super_minimums", groups))
@@ -95,7 +112,7 @@ class TritonCodes(CodedLinear):
         self._runtime.launch(
             "coded.coded_linear",
             (-(-tokens // tile["BM"]), -(-width // tile["BN"])),
-            *(codes, sums, scales, weight, groups, zeros, *supers, state.get("bias", groups)),
+            *(codes, scales, weight, groups, zeros, *supers, state.get("bias", groups)),
             *(scales if add is None else add.contiguous(), out, out.stride(0)),
             *(tokens, shape.outputs, codes.shape[-1], groups.shape[1]),
             BITS=spec.bits,
@@ -103,7 +120,6 @@ class TritonCodes(CodedLinear):
             SUPER=spec.super_group,
             ZERO=ZEROS[spec.zero],
             IS_FLOAT=spec.is_float,
-            UNIT=unit_of(spec),
             PLANES=len(codes),
             HAS_BIAS="bias" in state,
             HAS_ADDEND=add is not None,
@@ -112,25 +128,22 @@ class TritonCodes(CodedLinear):
         )
         return out
 
-    def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes int8 [planes, tokens, padded inputs], scales of tokens, and sums of `unit_of` codes."""
+    def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes int8 [planes, tokens, padded inputs], and scales of tokens."""
         spec, (tokens, inputs), planes = self._spec, x.shape, self._spec.activation_bits // 8
-        x, padded, unit = x if x.stride(-1) == 1 else x.contiguous(), padded_inputs(spec, inputs), unit_of(spec)
+        x, padded = x if x.stride(-1) == 1 else x.contiguous(), padded_inputs(spec, inputs)
         codes = torch.empty((planes, tokens, padded), dtype=torch.int8, device=x.device)
         scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
-        sums = torch.empty((planes, tokens, padded // unit), dtype=torch.int32, device=x.device)
-        options: dict[str, Any] = {**UNFUSED}
+        options: dict[str, Any] = {**UNFUSED, **QUANTIZED}
         self._runtime.launch(
             "coded.quantize",
             (tokens,),
-            *(x, self._state.get("order", sums), codes, scales, sums, x.stride(0), tokens, inputs, padded),
+            *(x, self._state.get("order", codes), codes, scales, x.stride(0), tokens, inputs, padded),
             HAS_ORDER=spec.has_order,
             PLANES=planes,
-            UNIT=unit,
-            BLOCK=QUANTIZED_BLOCK,
             **options,
         )
-        return codes, scales, sums
+        return codes, scales
 
 
 def _specs(spec: CodeSpec, shape: LinearShape) -> dict[str, TensorSpec]:
@@ -146,7 +159,7 @@ def _specs(spec: CodeSpec, shape: LinearShape) -> dict[str, TensorSpec]:
 class PackedFormat(CodedFormat):
     """Packs stored codes, two of 4 bits in a byte."""
 
-    order_of_bytes = "steps/1"
+    order_of_bytes = "steps/2"
 
     def __init__(self, runtime: CudaRuntime, spec: CodeSpec) -> None:
         super().__init__(spec)

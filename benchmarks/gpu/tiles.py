@@ -1,0 +1,87 @@
+"""Times of tiles that the compiler cannot choose between, on a GPU: of products with codes, and of prompts' attention.
+
+`python -m benchmarks.gpu.tiles`
+
+`us` is the time from one launch to the next in a CUDA graph; that of a product has the launch that makes the codes of
+activations too. `changed` is what differs from what engines launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+import torch
+
+from benchmarks.gpu.small import microseconds
+from octavo.attention.backend import Scores
+from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.prepare_quantized import INT4, INT8
+
+SHAPES: Final = ((4096, 1024), (1024, 3072), (6144, 4096), (12_288, 4096), (4096, 12_288))
+"""Outputs and inputs of products of Qwen3-0.6B and 8B."""
+OF_CODES: Final[tuple[dict[str, int], ...]] = (
+    *({}, {"BN": 32}, {"BN": 32, "num_warps": 2}),
+    *({"num_stages": 3}, {"num_stages": 6}, {"STEPS": 2}),
+)
+OF_PROMPTS: Final[tuple[dict[str, int], ...]] = ({}, {"TILE": 64}, {"TILE": 64, "num_stages": 4}, {"num_stages": 2})
+
+
+def with_changes(changes: Mapping[str, int], launch: Launcher = launch_by_triton) -> Launcher:
+    """Return what launches products with codes, and attention, with other constants."""
+
+    def launch_with(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        if kernel in ("coded.coded_linear", "attention.attend"):
+            constants |= changes
+        if kernel == "coded.coded_linear":
+            grid = (grid[0], -(-arguments[-3] // (1 + constants["IS_GATED"]) // constants["BN"]))
+        launch(kernel, grid, *arguments, **constants)
+
+    return launch_with
+
+
+def products(rows: Sequence[int] = (1, 32)) -> Iterator[dict[str, Any]]:
+    """Yield the time of each product with each tile."""
+    for name, spec in {"int4": INT4, "int8": INT8}.items():
+        for (outputs, inputs), changes in product(SHAPES, OF_CODES):
+            prepare = CudaRuntime(launch=with_changes(changes)).bind().prepare_quantized(spec)
+            linear = prepare(torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16))
+            for tokens in rows:
+                x = torch.randn(tokens, inputs, device="cuda", dtype=torch.bfloat16)
+                us = round(microseconds(partial(linear, x)), 2)
+                yield {"tile": name, "shape": (tokens, outputs, inputs), "changed": changes, "us": us}
+
+
+def prompts(lengths: Sequence[int] = (2048, 8192)) -> Iterator[dict[str, Any]]:
+    """Yield the time of the attention of each prompt with each tile."""
+    from benchmarks.gpu.run_all import DIM, step
+
+    for length, changes in product(lengths, OF_PROMPTS):
+        metadata, q, k, v, cache = step(1, length, length)
+        backend = CudaBackend(CudaRuntime(launch=with_changes(changes)), torch.bfloat16)
+        us = round(microseconds(partial(backend.run, q, k[:0], v[:0], cache, metadata, Scores(DIM**-0.5))), 1)
+        yield {"tile": "prompt", "length": length, "changed": changes, "us": us}
+
+
+def tiles() -> Iterator[dict[str, Any]]:
+    """Yield all of them."""
+    yield from products()
+    yield from prompts()
+
+
+def main() -> None:
+    """Print the times."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
+    for line in tiles():
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
