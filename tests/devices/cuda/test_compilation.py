@@ -39,4 +39,4 @@ def test_no_register_is_spilled_and_tensor_cores_multiply() -> None:
     products = [name for name in found if name.startswith("coded")]
     assert len(products) == 14
     assert all(found[name]["imma"] > 0 for name in products)
-    assert sum(each["bytes"] for each in found.values()) < 5 << 20
+    assert sum(each["bytes"] for each in found.values()) < 6 << 20
