@@ -90,7 +90,7 @@ class CudaDevice(ReferenceDevice):
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
         if torch.version.cuda is None:
-            return f"this PyTorch ({torch.__version__}) is built without CUDA"
+            return f"this PyTorch ({torch.__version__}) is built without CUDA: install a build that has it"
         if not torch.cuda.is_available():
             return f"there is no GPU, or its driver is older than CUDA {torch.version.cuda} needs"
         capability = torch.cuda.get_device_capability()
