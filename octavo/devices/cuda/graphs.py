@@ -1,8 +1,9 @@
 """Decode steps from CUDA graphs: the host launches one graph instead of hundreds of kernels.
 
 A graph repeats its kernels on the same addresses, with the numbers that the host gave them. So a captured step reads
-tensors of its own, into which those of each step are copied, and instead of the length of the longest sequence it has a
-bound, a power of 2 of chunks. Chunks beyond the end of a sequence are skipped on the device, and change no bit.
+tensors that stay in their place, into which those of each step are copied, and instead of the length of the longest
+sequence it has a bound, a power of 2 of chunks. Chunks beyond the end of a sequence are skipped on the device, and
+change no bit.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class _CudaGraph:
 
 @dataclass(slots=True)
 class _Step:
-    """A step to be captured, or one that is. batch: its own tensors. bounds: of the lengths, for each cache group."""
+    """A step to be captured, or one that is. batch: in tensors that stay. bounds: of the lengths, for each cache
+    group."""
 
     batch: ModelInput
     bounds: Sequence[int]
@@ -95,6 +97,22 @@ class _Step:
     """Its own, of a step that draws."""
     told: Tensor | None = None
     """What the draw returned; in a graph's memory, which the next step of another may take."""
+
+
+class _Rooms:
+    """The memory of the tensors that steps read: that of all steps is the same, because one runs at a time."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def copy(self, place: int, tensor: Tensor) -> Tensor:
+        """Return a copy of the tensor that a step has at this place among its own. One that is larger than all before
+        it gets a new room; steps that were captured keep the one that they read."""
+        key, size = (place, tensor.dtype), tensor.numel()
+        room = self._rooms.get(key)
+        if room is None or room.numel() < size:
+            room = self._rooms[key] = tensor.new_empty(power_of_2(size))
+        return room[:size].view(tensor.shape).copy_(tensor)
 
 
 class GraphedModel:
@@ -111,6 +129,7 @@ class GraphedModel:
         self._make_graph = make_graph
         self._steps: dict[tuple[Hashable, ...], _Step] = {}
         """The least recently used one first."""
+        self._rooms = _Rooms()
         self._results: tuple[Tensor, ...] = ()
         """[MAX_ROWS, hidden] each: where graphs write what the model returns."""
         self._is_stage = False
@@ -169,7 +188,7 @@ class GraphedModel:
         key = (len(batch.token_ids), *bounds, *(each.block_tables.shape[1] for each in batch.attention), more)
         step = self._steps.pop(key, None)
         if step is None:
-            step = _Step(_own(batch), bounds)
+            step = _Step(_placed(batch, self._rooms), bounds)
             if len(self._steps) == MAX_GRAPHS:
                 del self._steps[next(iter(self._steps))]
         else:
@@ -246,13 +265,13 @@ def _tensors(batch: ModelInput) -> list[Tensor]:
     return found
 
 
-def _own(batch: ModelInput) -> ModelInput:
-    """Return the batch with tensors that no other step writes to."""
-    packed = None if batch.packed is None else batch.packed.clone()
-    own = {id(each): each.clone() for each in _apart(batch)}
+def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
+    """Return the batch in tensors of these rooms."""
+    packed = None if batch.packed is None else rooms.copy(0, batch.packed)
+    own = {id(each): rooms.copy(place, each) for place, each in enumerate(_apart(batch), 1)}
     for each in _tensors(batch):
         if id(each) not in own:
-            own[id(each)] = each.clone() if packed is None else _place_in(packed, each)
+            own[id(each)] = rooms.copy(1 + len(own), each) if packed is None else _place_in(packed, each)
     attention = [
         replace(
             each,

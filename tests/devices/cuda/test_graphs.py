@@ -77,6 +77,25 @@ def test_each_step_is_computed_from_its_own_tensors(num_groups: int) -> None:
     assert RepeatedCalls.num_replays - before == 5
 
 
+@pytest.mark.parametrize("change", [packed, lambda step: step], ids=["one memory", "apart"])
+def test_all_steps_read_the_same_memory_until_one_is_larger(change: Callable[[ModelInput], ModelInput]) -> None:
+    graphed = GraphedModel(Model(), RepeatedCalls)
+
+    def run(*lengths: int, width: int) -> int:
+        for first_token in (3, 9):  # captured, and repeated among the others
+            step = change(batch(*lengths, first_token=first_token, width=width))
+            assert torch.equal(graphed(step), Model()(step))
+        *_, last = graphed._steps.values()
+        return last.batch.attention[0].block_tables.untyped_storage().data_ptr()
+
+    shapes: Any = [((30, 7, 100, 9), 40), ((30, 7), 40), ((500,), 40), ((30, 7, 100, 9), 20)]
+    (before,) = {run(*lengths, width=width) for _ in range(3) for lengths, width in shapes}
+    after = run(*[30] * 9, width=80)
+    assert after != before
+    assert [run(*lengths, width=width) for lengths, width in shapes] == [before] * 4, "graphs read where they did"
+    assert run(40, 41, 42, width=40) == after
+
+
 def test_states_that_are_noted_are_kept_too() -> None:
     class Noting(Model):
         def __call__(self, batch: ModelInput) -> Any:

@@ -38,7 +38,7 @@ def test_the_largest_steps_are_made_at_start_and_change_no_token(path: Path, mon
     models: list[GraphedModel] = []
     make = GraphedModel.__init__
     monkeypatch.setattr(
-        GraphedModel, "__init__", lambda self, *arguments: models.append(self) or make(self, *arguments)
+        GraphedModel, "__init__", lambda self, *parts, **how: models.append(self) or make(self, *parts, **how)
     )
     monkeypatch.setattr(InterpretedCuda, "warms_up", True)
     with LLM(str(path), **SIZES, **STEPS) as llm:
