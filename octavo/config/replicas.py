@@ -30,21 +30,23 @@ def replica_config(
         place = dataclasses.replace(place, number=number, cpus=cpus, name=name)
     return msgspec.structs.replace(
         config,
-        cache=_share(config.cache, count, before),
+        cache=_share(config.cache, count, before, has_gpus=config.device.device == "cuda"),
         observability=_with_own_recording(config.observability, number if count > 1 else None, num_starts),
         replicas=place,
         transfer=transfer,
     )
 
 
-def _share(cache: CacheConfig, count: int, before: CoreReady | None) -> CacheConfig:
+def _share(cache: CacheConfig, count: int, before: CoreReady | None, *, has_gpus: bool) -> CacheConfig:
+    """Return a share of what all have together. has_gpus: whether each has the memory of GPUs of its own."""
     if count > 1:
+        cache = dataclasses.replace(cache, swap_space=cache.swap_space / count)
+    if count > 1 and not has_gpus:
         cache = dataclasses.replace(
             cache,
             gpu_memory_utilization=cache.gpu_memory_utilization / (count if before is None else 1),
             kv_cache_memory=None if cache.kv_cache_memory is None else cache.kv_cache_memory // count,
             prefix_cache_size=None if cache.prefix_cache_size is None else cache.prefix_cache_size // count,
-            swap_space=cache.swap_space / count,
         )
     if before is None:
         return cache
