@@ -21,12 +21,22 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def open_groups(place: Mesh, rendezvous: Rendezvous, allocate: Allocate = _empty, backend: str | None = None) -> Mesh:
+Meet = Callable[[Callable[[], Collectives]], Collectives]
+"""Opens a group, which waits for other ranks."""
+
+
+def open_groups(
+    place: Mesh,
+    rendezvous: Rendezvous,
+    allocate: Allocate = _empty,
+    backend: str | None = None,
+    meet: Meet | None = None,
+) -> Mesh:
     """Return `place` with its groups. Every rank calls this; it waits for those that are reached over TCP or by NCCL.
 
     `allocate` makes the tensors that gathers return. backend: that of torch's process groups by which devices with
-    their own memory reach each other; None where tensors are in the memory of the host. Raises EngineDeadError when a
-    rank is not there before the deadline.
+    their own memory reach each other; None where tensors are in the memory of the host. meet: calls what opens a group
+    that waits, perhaps in a thread of its own. Raises EngineDeadError when a rank is not there before the deadline.
     """
 
     @cache
@@ -46,15 +56,16 @@ def open_groups(place: Mesh, rendezvous: Rendezvous, allocate: Allocate = _empty
         from octavo.distributed.process_group import ProcessGroups
 
         assert backend is not None
-        groups = ProcessGroups(place, rendezvous, backend)
-        return lambda ranks: groups.open(ranks, allocate((1,), torch.float32).zero_())
+        groups, example = ProcessGroups(place, rendezvous, backend), allocate((1,), torch.float32).zero_()
+        return lambda ranks: groups.open(ranks, example)
 
     def group(ranks: range) -> Collectives:
         if len(ranks) == 1:
             return Alone()
-        if backend is not None:
-            return of_torch()(ranks)
-        return (shared if rendezvous.shares_memory(ranks) else remote)()(ranks)
+        if backend is None and rendezvous.shares_memory(ranks):
+            return shared()(ranks)
+        opener = (remote if backend is None else of_torch)()
+        return opener(ranks) if meet is None else meet(lambda: opener(ranks))
 
     return replace(place, tensor_group=group(place.stage_ranks), stage_group=group(place.column_ranks))
 

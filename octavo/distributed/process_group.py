@@ -219,6 +219,8 @@ class ProcessGroups:
 
         Raises EngineDeadError for ranks that do not come before the deadline.
         """
+        if example.is_cuda:
+            torch.cuda.set_device(example.device)  # each thread has its own
         store = PrefixStore(f"{ranks.start} {ranks.step}", self._store)
         members = Members(ranks, ranks.index(self._place.rank), store)
         is_gloo = self._name == "gloo"

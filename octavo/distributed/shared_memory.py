@@ -32,6 +32,7 @@ class SharedMemoryGroup:
         self.rank = rank
         self.size = size
         self._native: _native.SharedGroup | None = native
+        self._reason: str | None = None
         self._allocate = allocate
 
     def gather(self, share: Tensor) -> Tensor:
@@ -61,11 +62,13 @@ class SharedMemoryGroup:
         self._living().receive(*_bytes_of(tensor), source)
 
     def check(self) -> None:
-        """Do nothing: the calls themselves raise."""
+        """Raise where this rank was told of a failure; that of another is met by the calls themselves."""
+        if self._reason is not None:
+            raise EngineDeadError(self._reason)
 
     def poison(self, reason: str) -> None:
         """Reaches every rank that shares the memory, of other groups too, within 50 ms."""
-        native = self._native
+        native, self._reason = self._native, reason
         if native is not None:
             native.poison(reason)
 

@@ -66,8 +66,12 @@ class RankWorker(Protocol):
 Notify = Callable[[bytes], None]
 """Sends a note of the workers' half of a KV connector to the scheduler's half; from any thread."""
 
-OpenWorker = Callable[["EngineConfig", int, Rendezvous | None, Notify | None], RankWorker]
-"""Opens the worker of a rank: its configuration, its number, where the ranks meet, what sends its notes."""
+Meet = Callable[[Callable[[], Any]], Any]
+"""Returns what a function returns that waits for other ranks."""
+
+OpenWorker = Callable[["EngineConfig", int, Rendezvous | None, Notify | None, Meet | None], RankWorker]
+"""Opens the worker of a rank: its configuration, its number, where the ranks meet, what sends its notes, what opens the
+groups in which it waits for other ranks."""
 
 OnNote = Callable[[int, bytes], None]
 """Called with the number of a rank and a note of it, from any thread."""
@@ -100,10 +104,14 @@ def make_executor(
 
 
 def open_rank(
-    config: EngineConfig, rank: int = 0, rendezvous: Rendezvous | None = None, notify: Notify | None = None
+    config: EngineConfig,
+    rank: int = 0,
+    rendezvous: Rendezvous | None = None,
+    notify: Notify | None = None,
+    meet: Meet | None = None,
 ) -> Worker:
     """Return the worker of a rank, its model opened but not loaded. rendezvous: where the ranks meet. notify: sends the
-    notes of a KV connector.
+    notes of a KV connector. meet: opens the groups in which the rank waits for others.
 
     Raises ConfigError or CheckpointError.
     """
@@ -113,7 +121,7 @@ def open_rank(
         ahead = read_ahead(config, rank)
         from octavo.worker.worker import Worker
 
-        return Worker(config, ahead, rank, rendezvous, notify=notify)
+        return Worker(config, ahead, rank, rendezvous, notify=notify, meet=meet)
 
 
 def import_ahead() -> None:

@@ -7,10 +7,10 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +24,13 @@ from octavo.executor.executor import OnNote, RankWorker
 
 F = TypeVar("F", bound="Future[Any]")
 T = TypeVar("T")
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Closing = TypeVar("Closing", bound=_Closes)
 
 _NOTICE_S: Final = 0.5
 """How long a rank that has failed or died may be noticed after the calls that waited for it."""
@@ -94,7 +101,7 @@ class MultiprocessExecutor:
         self._lock = threading.Lock()
         """Guards what is awaited, and the failure that ends all waiting."""
         self._failure: OctavoError | None = None
-        self._has_failed = threading.Event()
+        self._has_failed: Future[None] = Future()
         self._is_closing = self._is_released = False
         self._on_shutdown = on_shutdown
         self._on_death = on_death
@@ -128,6 +135,25 @@ class MultiprocessExecutor:
         if self._failure is not None:
             raise self._failure
 
+    def meet(self, open_group: Callable[[], Closing]) -> Closing:
+        """Return the group of ranks that `open_group` opens, which waits for other ranks. Raises the failure of a rank
+        at once: what waits for one that has failed would do so until its deadline, and may in a thread of its own."""
+        opened: Future[Closing] = Future()
+
+        def run() -> None:
+            try:
+                opened.set_result(open_group())
+            except BaseException as error:
+                opened.set_exception(error)
+
+        threading.Thread(target=run, name="octavo-meeting", daemon=True).start()
+        either: list[Future[Any]] = [opened, self._has_failed]
+        wait(either, return_when=FIRST_COMPLETED)
+        if self._failure is not None:
+            opened.add_done_callback(lambda each: None if each.exception() else each.result().close())
+            raise self._failure
+        return opened.result()
+
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Send the step to all ranks and run it on rank 0. The result may come later. Raises the failure of a rank."""
         if self._failure is not None:
@@ -153,7 +179,10 @@ class MultiprocessExecutor:
         frame = frames.pack(RankCall(method, list(arguments)))
         for rank in self._ranks:
             self._send(rank, frame)
-        own = self._opened.call(method, *arguments)
+        try:
+            own = self._opened.call(method, *arguments)
+        except EngineDeadError as error:  # of what waited for another rank
+            raise self._cause(error) from error
         is_limited = method not in STARTING  # what loads takes as long as the disk does, while the process works
         found = [self._wait(each, is_limited=is_limited) for each in values]
         return own + [msgspec.msgpack.decode(each, type=CALLS[method]) for each in found]
@@ -232,7 +261,7 @@ class MultiprocessExecutor:
         except TimeoutError:
             raise self.overdue() from None
         except OSError:
-            self._has_failed.wait(_NOTICE_S)  # it may have sent why
+            wait([self._has_failed], _NOTICE_S)  # it may have sent why
             raise self._fail(EngineDeadError(rank.how_it_ended())) from None
 
     def _read(self) -> None:
@@ -290,7 +319,7 @@ class MultiprocessExecutor:
     def _cause(self, error: BaseException) -> BaseException:
         """Return why rank 0 has failed: what is known of another rank, else `error`. All ranks fail from then on."""
         if isinstance(error, EngineDeadError):
-            self._has_failed.wait(_NOTICE_S)
+            wait([self._has_failed], _NOTICE_S)
         if self._failure is not None:
             return self._failure
         stopped = self._stopped_ranks()
@@ -317,7 +346,7 @@ class MultiprocessExecutor:
             self._failure = failure
             waiting: list[Future[Any]] = [*self._results, *(each for rank in self._ranks for each in rank.values)]
             self._results.clear()
-        self._has_failed.set()
+        self._has_failed.set_result(None)
         try:
             if not self._is_closing and self._worker is not None:
                 self._worker.poison(str(failure))

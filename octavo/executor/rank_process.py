@@ -56,7 +56,7 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
             send(Note(payload))
 
     send(Value())
-    worker = open_worker(config, start.rank, rendezvous, notify)
+    worker = open_worker(config, start.rank, rendezvous, notify, None)
     decoder = msgspec.msgpack.Decoder(ToRank)
     try:
         while (body := frames.read(connection)) is not None:

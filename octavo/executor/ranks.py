@@ -94,7 +94,7 @@ def start_ranks(
         encoded = msgspec.Raw(frames.encode(config))
         start = Start(identity=Identity.of(config), config=encoded, rendezvous=rendezvous)
         notify = None if on_note is None else partial(on_note, 0)
-        executor.start(start, lambda: open_worker(config, 0, rendezvous, notify))
+        executor.start(start, lambda: open_worker(config, 0, rendezvous, notify, executor.meet))
     except BaseException:
         executor.shutdown()
         raise

@@ -196,6 +196,7 @@ class LoadedModel:
                 self._fill(device, progress)
             else:
                 for path, layer in model.layers_by_path():
+                    self.mesh.check()
                     for slot in layer.tensor_slots(path):
                         if slot.required:
                             slot.fill(
@@ -251,6 +252,7 @@ class LoadedModel:
             show = progress_bar(f"Loading {checkpoint.path.name}", sum(each.nbytes for each in reads))
         with show as advance:
             for (slot, tensor), (read, values) in zip(wanted, read_ahead(reads, _READ_AHEAD_BYTES), strict=True):
+                self.mesh.check()  # a rank that has failed meanwhile is no reason to read on
                 try:
                     arrivals.take(slot, values.to(device))
                 except CheckpointError as error:

@@ -20,7 +20,7 @@ from octavo.core.cache_limits import CacheLimits
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.support import open_supporting
-from octavo.distributed.groups import Allocate, open_groups
+from octavo.distributed.groups import Allocate, Meet, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
@@ -89,20 +89,24 @@ class Worker:
         ahead: Ahead | None = None,
         rank: int = 0,
         rendezvous: Rendezvous | None = None,
-        open_mesh: Callable[[Mesh, Rendezvous, Allocate, str | None], Mesh] = open_groups,
+        open_mesh: Callable[[Mesh, Rendezvous, Allocate, str | None, Meet | None], Mesh] = open_groups,
         notify: Callable[[bytes], None] | None = None,
+        meet: Meet | None = None,
     ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
 
         `ahead` is what was begun before. rendezvous: where this rank meets the others, in which `open_mesh`
-        opens the groups; None to reach no other rank. notify: sends notes of a KV connector, from any thread.
+        opens the groups; None to reach no other rank. notify: sends notes of a KV connector, from any thread. meet: as
+        in `open_groups`.
         """
         self._config, self._ahead = config, ahead or Ahead()
         self._notify = notify or (lambda _: None)
         platform = Platform.detect().with_available(self._ahead.taken_bytes)
         self._device = device = open_supporting(config, platform, config.place(rank))
         place = place_of(config, rank)
-        self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, device.empty, device.ranks_over)
+        self._mesh = (
+            place if rendezvous is None else open_mesh(place, rendezvous, device.empty, device.ranks_over, meet)
+        )
         dtype = DTYPES[config.model.dtype]
         self._opened = open_model(config, self._mesh)
         head_dims = self._opened.shape.head_dims

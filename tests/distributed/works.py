@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.distributed.mesh import Mesh
+from octavo.errors import EngineDeadError
 
 SHAPES = ((), (5,), (1, 3), (7, 33), (2, 3, 5), (2, 70_001), (100, 1024))
 """The largest do not fit into a buffer of shared memory, in a row and in many."""
@@ -110,7 +111,11 @@ def poisoned(mesh: Mesh) -> None:
     else:
         timer = threading.Timer(0.2, mesh.poison, ("a rank is gone",))
         timer.start()
-    mesh.gather(torch.ones(1))
+    try:
+        mesh.gather(torch.ones(1))
+    except EngineDeadError:
+        mesh.check()
+        raise AssertionError("a group that has failed passes its check") from None
 
 
 def kills_rank_1(mesh: Mesh) -> None:

@@ -24,12 +24,15 @@ from octavo.config.replicas import replica_config
 from octavo.config.schema import EngineConfig, ReplicaConfig
 from octavo.core import frames, processes
 from octavo.core.rendezvous import Rendezvous
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.distributed.groups import open_groups
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError
 from octavo.executor.channel import Here, Start
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.executor.ranks import _exit_codes, config_of_rank, serve_node, spawn_rank, start_ranks
 from octavo.worker.identity import Identity
 from tests.executor.test_conformance import free_port, numbered
+from tests.fakes.broken_rank import IS_KILLED, RAISES, REFUSES
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank import FAILS, FakeRank, is_running
 from tests.worker.engine_config import make_config
@@ -59,6 +62,37 @@ def test_ranks_have_processors_and_threads_of_their_own_and_rank_0_gives_its_bac
     assert threads == {str(max(1, config.device.threads // 2))}
     executor.shutdown()
     assert os.sched_getaffinity(0) == processors
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        (REFUSES, ConfigError, r"rank 1 \(process [0-9]+\): needs 2 GPUs on this machine, and 1 can be seen"),
+        (RAISES, EngineDeadError, r"rank 1 .*: the rank failed \(RuntimeError: CUDA error: out of memory\)"),
+        (IS_KILLED, EngineDeadError, r"rank 1 was killed \(signal 9\)"),
+    ],
+)
+def test_a_rank_that_does_not_open_its_device_is_named_before_the_deadline(
+    config: EngineConfig, how: int, kind: type[Exception], message: str
+) -> None:
+    def open_worker(config: EngineConfig, rank: int, rendezvous: Rendezvous | None, *rest: Any) -> FakeRank:
+        _, meet = rest
+        assert rendezvous is not None
+        open_groups(Mesh.of_rank(rank, tensor=2), rendezvous, backend="gloo", meet=meet)
+        raise AssertionError("there is no other rank")
+
+    begun = time.monotonic()
+    broken = msgspec.structs.replace(config, model=replace(config.model, seed=how))
+    with pytest.raises(kind, match=message):
+        start_ranks(broken, module="tests.fakes.broken_rank", open_worker=open_worker)
+    assert time.monotonic() - begun < config.device.distributed_timeout_seconds
+
+
+def test_a_rank_that_fails_while_it_loads_is_named_though_the_first_one_loads_too(config: EngineConfig) -> None:
+    executor = start_ranks(config, module="tests.fakes.rank", open_worker=FakeRank)
+    with pytest.raises(CheckpointError, match=r"rank 1 \(process [0-9]+\): the disk is broken"):
+        executor.call("load", 64, [0])
+    executor.shutdown()
 
 
 @pytest.mark.parametrize(

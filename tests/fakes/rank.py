@@ -12,8 +12,8 @@ from typing import Any, Final
 from octavo.config.schema import EngineConfig
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.errors import ConfigError, EngineDeadError
-from octavo.executor.executor import Notify
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError
+from octavo.executor.executor import Meet, Notify
 from octavo.executor.rank_process import main
 from tests.fakes.executor import HashExecutor
 
@@ -32,7 +32,12 @@ class FakeRank:
     """Has the calls of a worker. Its plan is what it was started with."""
 
     def __init__(
-        self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None, notify: Notify | None = None
+        self,
+        config: EngineConfig,
+        rank: int,
+        rendezvous: Rendezvous | None,
+        notify: Notify | None = None,
+        meet: Meet | None = None,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -58,6 +63,11 @@ class FakeRank:
             self._notify(bytes([number]) * NOTE_BYTES)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
+        if method == "load" and self._rank == 1:
+            raise CheckpointError("the disk is broken")
+        if method == "load":
+            self._poison.wait(60.0)
+            raise EngineDeadError(self._reason)
         if method == "release_memory" and self._rank == 1:
             raise ConfigError(f"{arguments[0]} is not what rank 1 has")
         return [[(str(self._rank), str(self._config.device.threads), str(os.getpid()))]]

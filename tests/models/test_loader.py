@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
+from octavo.distributed.collectives import Alone
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.errors import CheckpointError, EngineDeadError, UnsupportedModel
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import DTYPES
 from octavo.models.stored_names import tensor_slots
@@ -316,6 +317,23 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(llama: Path) -> None:
     weights = [name for name in first if first[name].dim() == 2]
     assert not any(torch.equal(first[name], other[name]) for name in weights)
     assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dummy_seed", [None, 0])
+def test_loading_ends_when_another_rank_has_failed(llama: Path, dummy_seed: int | None) -> None:
+    class Poisoned(Alone):
+        def check(self) -> None:
+            raise EngineDeadError("rank 1 was killed")
+
+    with pytest.raises(EngineDeadError, match="rank 1 was killed"):
+        load_model(
+            Checkpoint.open(llama),
+            dtype=torch.float32,
+            mesh=Mesh(tensor_group=Poisoned()),
+            backend=ReferenceBackend(),
+            ops=bind(),
+            dummy_seed=dummy_seed,
+        )
 
 
 def test_a_dummy_model_computes_finite_numbers(llama: Path) -> None:
