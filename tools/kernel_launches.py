@@ -31,9 +31,10 @@ from octavo.devices.cuda.sampler import CudaSampler
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.coded import CodeSpec
+from octavo.ops.experts import Routing
 from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.prepare_quantized import INT4, INT4_G128, INT8
-from octavo.quantization.floats import NVFP4
+from octavo.quantization.floats import MXFP4, NVFP4
 from octavo.quantization.gguf import BLOCK_TYPES
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
@@ -57,6 +58,8 @@ ADAPTED_SPECS: Final = (
 """Of codes in every type, with adapters: those of `--quantization`, and those of GPTQ and AWQ."""
 SPECS: Final = (NVFP4, *(each.spec for each in BLOCK_TYPES.values() if each.spec is not None))
 """Of codes in the first type: those of NVFP4 and MXFP4, and of GGUF."""
+STACKED_SPECS: Final = (*ADAPTED_SPECS[:5], MXFP4, NVFP4)
+"""Of codes of experts in the first type."""
 
 PARAMS: Final = (
     SamplingParams(seed=1, logprobs=2),
@@ -161,6 +164,8 @@ def launches(
             _multiply_codes(runtime, spec, dtype, has_adapters=True)
         for spec in SPECS:
             _multiply_codes(runtime, spec, first, has_adapters=False)
+        for spec in STACKED_SPECS:
+            _multiply_codes_of_experts(runtime, spec, first)
     return recorder.calls
 
 
@@ -218,6 +223,19 @@ def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *,
             linear(x, _empty(tokens, 64, dtype=torch.float32))
         if not gated and not has_bias:
             linear.in_float32(x)
+
+
+def _multiply_codes_of_experts(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, experts: int = 128) -> None:
+    """Multiply few and many rows of up to so many experts, as both of their weights do; those of MXFP4 have biases."""
+    form, inputs = PackedFormat(runtime, spec), 16 * max(spec.group, 64)
+    for has_bias, gated, tokens in product((False, True) if spec == MXFP4 else (False,), (False, True), (3, 4096)):
+        shape = LinearShape(64, inputs, dtype, has_bias, gated and not has_bias)
+        specs = form.state_specs(shape)
+        state = {name: _empty(experts, *each.shape, dtype=each.dtype) for name, each in specs.items()}
+        pairs, starts = (_empty(each, dtype=torch.int32) for each in (8 * tokens, experts + 1))
+        routing = Routing(_empty(tokens, 8, dtype=torch.float32), pairs, pairs, starts)
+        stack, rows = form.restore_stack(shape, state), tokens if gated else 8 * tokens
+        stack(_empty(rows, inputs, dtype=dtype), routing, of_tokens=gated, in_float32=not gated)
 
 
 def _sample(runtime: CudaRuntime, vocab_size: int) -> None:

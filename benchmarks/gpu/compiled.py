@@ -70,7 +70,7 @@ _INTEGERS = frozenset(
     {
         *("table_stride", "num_chunks", "dim", "num_columns", "num_rows", "num_experts", "num_groups", "num_blocks"),
         *("M", "N", "K", "KP", "G", "num_heads", "group", "share", "window", "chunk"),
-        *("repeats", "channels", "step_stride", "beta_stride"),
+        *("top_k", "repeats", "channels", "step_stride", "beta_stride"),
     }
 )
 _POINTERS = {
@@ -141,7 +141,7 @@ def kernels() -> Iterator[Kernel]:
             yield Kernel(name, linear.linear, {**flags, **constants}, options=options)
     for tile, options in (divided(MIDDLE), divided(LARGE)):
         num_rows = tile["BM"]
-        constants = {"E": 128, "TOP_K": 8, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
+        constants = {"E": 128, "OF_TOKENS": True, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
         yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, options=options)
     yield from coded_kernels()
     yield from recurrent_kernels()
@@ -193,7 +193,7 @@ def coded_kernels() -> Iterator[Kernel]:
     }
     types = {"codes": "*i8", "scales": "*fp32"}
     tile, options = divided(QUANTIZED)
-    flags = {"HAS_ORDER": False, "PLANES": 1, **tile}
+    flags = {"HAS_ORDER": False, "HAS_OWNERS": False, "PLANES": 1, **tile}
     yield Kernel("quantize", coded.quantize, flags, types=types, options={**UNFUSED, **options})
     for name, spec in specs.items():
         constants = {
@@ -205,6 +205,8 @@ def coded_kernels() -> Iterator[Kernel]:
             "PLANES": 1,
             "HAS_BIAS": False,
             "HAS_ADDEND": False,
+            "E": 0,
+            "OF_TOKENS": False,
         }
         of_scales = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int8: "*i8"}
         of_zeros = "*i16" if spec.zero == "zeros" else of_scales[spec.scale_dtype]
@@ -217,20 +219,22 @@ def coded_kernels() -> Iterator[Kernel]:
             shape = {**constants, **tile, "IS_GATED": name == "int4", "PLANES": planes}
             title = f"coded {name}{' and 16 bits' * (planes == 2)}, {tokens} rows"
             yield Kernel(title, coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
+            if name in ("int4", "q4_k") and tokens == 64:
+                shape |= {"E": 128, "OF_TOKENS": True}
+                yield Kernel(f"experts, {title}", coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
 
 
 def recurrent_kernels() -> Iterator[Kernel]:
     """Yield those of layers with states: heads as the gated delta rule has them, and as Mamba2 does."""
-    for tokens, is_gated in ((1, False), (TOKENS, False), (TOKENS, True)):
+    for tokens, is_gated in ((1, False), (TOKENS, True)):
         constants = {"TAPS": 4, "HAS_BIAS": True, "IS_GATED": is_gated, "BLOCK": 16, "BT": tokens, "BC": CHANNELS}
         name = f"short convolution, {tokens} tokens{', gated' * is_gated}"
         yield Kernel(name, recurrent.short_convolution, constants, options=UNFUSED)
-    for is_delta, dim, value in ((True, 128, 128), (False, 128, 64), (False, 256, 64)):
+    for is_delta, dim, value in ((True, 128, 128), (False, 256, 64)):
         constants = {"DIM": dim, "D": dim, "VALUE": value, "BV": MATRIX // dim, "BLOCK": 16, "IS_DELTA": is_delta}
         yield Kernel(f"{'delta rule' if is_delta else 'mamba2'} of {dim}", recurrent.recurrence, constants, 1)
-    for group, has_one, is_first in ((128, True, False), (8192, False, True)):
-        constants = {"GROUP": group, "D": group, "HAS_ONE_WEIGHT": has_one, "IS_GATE_FIRST": is_first}
-        yield Kernel(f"gated norm of {group}", recurrent.gated_rms_norm, constants)
+    constants = {"GROUP": 8192, "D": 8192, "HAS_ONE_WEIGHT": False, "IS_GATE_FIRST": True}
+    yield Kernel("gated norm", recurrent.gated_rms_norm, constants)
 
 
 def figures(kernel: Kernel, capability: int) -> dict[str, Any]:

@@ -16,6 +16,29 @@ LARGE: Final = {"BM": 128, "BN": 64, "BK": 64, "num_warps": 8, "num_stages": 3}
 """The tile of steps whose experts have many rows, where bits may depend on that."""
 _MANY: Final = 64
 """Rows for each expert from which on it is taken."""
+_LEAST: Final = 128
+"""Experts of which a program reads the places at least: fewer are not faster, and would need programs of their own."""
+
+
+def grouped_arguments(
+    stack: PreparedStack, routing: Routing, *, of_tokens: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int], dict[str, Any]]:
+    """Return tensors, numbers and constants by which the kernels of a stack find the rows of each expert."""
+    constants = {"E": power_of_2(stack.experts, _LEAST), "OF_TOKENS": of_tokens}
+    return (routing.order, routing.starts[stack.first :]), (stack.experts, routing.weights.shape[1]), constants
+
+
+def num_tiles(stack: PreparedStack, routing: Routing, rows: int) -> int:
+    """Return how many tiles of so many rows the experts of a stack have at most: each has one that is not full."""
+    pairs = len(routing.order)
+    return pairs // rows + min(pairs, stack.experts)
+
+
+def room_for_rows(stack: PreparedStack, routing: Routing, shape: LinearShape, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return [pairs, outputs], of zeros where rows may be those of experts that are not in the stack."""
+    has_all = stack.experts == len(routing.starts) - 1
+    width = shape.outputs // 2 if shape.is_gated else shape.outputs
+    return (torch.empty if has_all else torch.zeros)((len(routing.order), width), dtype=dtype, device=x.device)
 
 
 class GroupedStack(PreparedStack):
@@ -30,27 +53,20 @@ class GroupedStack(PreparedStack):
         self._weights, self._biases = state["weight"].contiguous(), state.get("bias")
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        pairs, shape = len(routing.order), self._shape
-        width = shape.outputs // 2 if shape.is_gated else shape.outputs
-        dtype = torch.float32 if in_float32 else x.dtype
-        has_all = self.experts == len(routing.starts) - 1
-        out = (torch.empty if has_all else torch.zeros)((pairs, width), dtype=dtype, device=x.device)
-        has_many = pairs >= _MANY * self.experts and not self._runtime.is_invariant
+        x, shape = x if x.stride(-1) == 1 else x.contiguous(), self._shape
+        out = room_for_rows(self, routing, shape, x, torch.float32 if in_float32 else x.dtype)
+        has_many = len(out) >= _MANY * self.experts and not self._runtime.is_invariant
         tile: dict[str, Any] = LARGE if has_many else self._tile
-        # an expert has at most one tile that is not full
-        num_tiles = pairs // tile["BM"] + min(pairs, self.experts)
+        tensors, numbers, constants = grouped_arguments(self, routing, of_tokens=of_tokens)
         self._runtime.launch(
             "experts.experts",
-            (num_tiles, -(-width // tile["BN"])),
-            *(x, self._weights, x if self._biases is None else self._biases),
-            *(routing.order, routing.starts[self.first :], out),
-            *(x.stride(0), len(x), self.experts, shape.outputs, shape.inputs),
-            E=power_of_2(self.experts),
-            TOP_K=routing.weights.shape[1] if of_tokens else 0,
+            (num_tiles(self, routing, tile["BM"]), -(-out.shape[1] // tile["BN"])),
+            *(x, self._weights, x if self._biases is None else self._biases, *tensors, out),
+            *(x.stride(0), len(x), *numbers, shape.outputs, shape.inputs),
             HAS_BIAS=self._biases is not None,
             IS_GATED=shape.is_gated,
             TYPE=compute_type(x),
+            **constants,
             **tile,
         )
         return out

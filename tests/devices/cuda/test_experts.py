@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
+from octavo.devices import DEVICES
 from octavo.devices.cuda import experts
+from octavo.devices.cuda.graphs import _HostReads
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.ops.prepare_linear import PlainFormat
-from tests.ops.test_experts import TOP_K, expert_of, make_stack, route_tokens
+from octavo.ops.coded import CodedFormat, CodeSpec, example_specs, example_weight
+from octavo.ops.prepare_linear import LinearShape, PlainFormat
+from octavo.ops.prepare_quantized import INT4
+from octavo.quantization.floats import NVFP4
+from tests.devices.cuda.interpreted import NAME, RepeatedCalls
+from tests.devices.cuda.test_engine import generate
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.ops.test_experts import EXPERTS, TOP_K, expert_of, make_stack, route_tokens
+
+KINDS = [
+    (CodeSpec(4, 64, "zeros", torch.float16, has_order=True), True, 4),
+    (CodeSpec(4, 32, "minimums", torch.int8, 256), False, 4),
+    (NVFP4, False, 50),
+]
+"""Of codes, with orders of inputs, with two levels of scales, and floats; whether gated, and tokens: of 50, tiles have
+more rows than 16. The others are tested when there is time."""
+OTHERS = [
+    pytest.param(spec, gated, tokens, marks=pytest.mark.long)
+    for spec in example_specs()
+    for gated, tokens in ((True, 50), (False, 4))
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -51,3 +75,59 @@ def test_rows_of_experts_elsewhere_are_zeros() -> None:
     first, second, both = (stack(x, routing, of_tokens=True) for stack in (*parts, whole))
     assert torch.equal(first + second, both)
     assert not torch.equal(first, both)
+
+
+@pytest.mark.parametrize(("spec", "gated", "tokens"), [*KINDS, *OTHERS], ids=str)
+def test_rows_of_coded_experts_have_the_bits_of_the_reference(spec: CodeSpec, gated: bool, tokens: int) -> None:
+    """Bits of the exponential in SiLU apart: they are those of the experts' linears."""
+    ops, generator = CudaRuntime().bind(), torch.Generator().manual_seed(0)
+    shape = LinearShape(34, 80, torch.float32, has_bias=True, is_gated=gated)
+    weights = [example_weight(spec, shape.outputs, shape.inputs, generator) for _ in range(EXPERTS)]
+    pairs = list(zip(weights, torch.randn((EXPERTS, shape.outputs), generator=generator), strict=True))
+    stacks = []
+    for form, first in ((ops.prepare_coded(spec), 0), (ops.prepare_coded(spec), 1), (CodedFormat(spec), 0)):
+        states = [form(weight, torch.float32, bias, gated=gated).state() for weight, bias in pairs]
+        state = {name: torch.stack([each[name] for each in states[first:]]) for name in states[0]}
+        stacks.append(form.restore_stack(shape, state, first))
+    routing, x = route_tokens(tokens), torch.randn((tokens, shape.inputs), generator=generator)
+    rows = x[routing.order.long() // TOP_K]
+    with _HostReads() as watch:
+        found = stacks[0](x, routing, of_tokens=True)
+    assert watch.obstacle is None
+    others, expected = (stack(x, routing, of_tokens=True) for stack in stacks[1:])
+    assert torch.equal(stacks[0](rows, routing, of_tokens=False, in_float32=True), found)
+    if gated:
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        for row in range(0, len(rows), 7):
+            weight, bias = pairs[expert_of(routing, row)]
+            linear = ops.prepare_coded(spec)(weight, torch.float32, bias, gated=True)
+            assert torch.equal(found[row], linear(rows[row : row + 1])[0])
+    else:
+        assert torch.equal(found, expected)
+    is_elsewhere = torch.tensor([expert_of(routing, row) for row in range(len(rows))]) == 0
+    assert torch.equal(others, found.masked_fill(is_elsewhere[:, None], 0.0))
+
+
+def test_plain_weights_that_are_quantised_while_loading_make_the_same_stacks() -> None:
+    ops, routing = CudaRuntime().bind(), route_tokens(3)
+    stack, linears = make_stack(ops.prepare_quantized(INT4), torch.bfloat16, gated=True, bias=False)
+    x = torch.randn((3, 96), generator=torch.Generator().manual_seed(9)).bfloat16()
+    found, rows = stack(x, routing, of_tokens=True), x[routing.order.long() // TOP_K]
+    expected = torch.cat([linears[expert_of(routing, row)](rows[row : row + 1]) for row in range(len(rows))])
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_decode_steps_of_quantised_mixtures_are_captured(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
+    before = RepeatedCalls.num_replays
+    found = generate(model, device="cuda", batch_invariant=True, quantization="int4")
+    assert RepeatedCalls.num_replays > before
+    expected = generate(model, device="reference", quantization="int4")
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    for args in ({"max_num_seqs": 1}, {"max_num_batched_tokens": 5}, {"enforce_eager": True}):
+        assert generate(model, device="cuda", batch_invariant=True, quantization="int4", **args) == found

@@ -89,9 +89,11 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     regular = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2}
     sizes = {"regular": {**regular, "num_key_value_heads": 1, "head_dim": 64}}
     sizes["deep"] = {**sizes["regular"], "hidden_size": 512}
+    sizes["mixture"] = {**sizes["regular"], "moe_intermediate_size": 64, "num_experts": 8}
+    families = {"regular": "qwen3", "deep": "qwen3", "mixture": "qwen3_moe"}
     return {
         name: write_byte_tokenizer(
-            make_checkpoint(name if name in FAMILIES else "qwen3", folder / name, **{**COMMON, **sizes.get(name, {})})
+            make_checkpoint(families.get(name, name), folder / name, **{**COMMON, **sizes.get(name, {})})
         )
         for name in (*FAMILIES, *sizes)
     }
@@ -139,6 +141,7 @@ def test_addresses_are_told_apart() -> None:
         *(("regular", {"kv_cache_dtype": each}) for each in ("int8", "fp8")),
         *(("regular", {"quantization": each}) for each in ("int8", "int4", "int4-g128")),
         ("regular", {"dtype": "float16"}),
+        ("mixture", {"quantization": "int4"}),
     ],
     ids=str,
 )
@@ -158,6 +161,7 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
     expected = {"filters.settle", "sampling.winners", "logprobs.survey", "processors.penalise"}
     attended = set() if args else {"attention.attend", "attention.merge", "linear.linear"}
     assert {each.kernel for each in calls} >= expected | attended
+    assert any(dict(each.constants).get("E", 0) for each in calls) or family in ("qwen3", "qwen2", "gemma2", "regular")
 
 
 @pytest.mark.usefixtures("_recorded")

@@ -74,12 +74,13 @@ def test_triton_has_the_operators_of_a_plain_decoder() -> None:
 
 
 def trials() -> list[Any]:
-    """Return operators with types; those with many examples or tokens in float32 where tests are to be short."""
+    """Return operators with types. Where tests are to be short, those of codes, which have many examples, in float32
+    alone; what has tests of its own below or in `test_recurrent` in none."""
     types = (torch.float32, torch.bfloat16, torch.float16)
-    slow = "gated_delta_rule", "mamba2_scan", "prepare_coded", "prepare_quantized", "short_convolution"
-    marks = dict.fromkeys(slow, pytest.mark.long)
+    widest_long = {"prepare_coded": 2}
+    widest_long |= dict.fromkeys(("gated_delta_rule", "mamba2_scan", "prepare_quantized", "short_convolution"), 4)
     return [
-        pytest.param(name, each, marks=marks[name] if name in marks and each.itemsize == 2 else ())
+        pytest.param(name, each, marks=pytest.mark.long if each.itemsize <= widest_long.get(name, 0) else ())
         for name in COMPILED
         for each in types
     ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.experts import rows_of_expert
+
 
 @triton.jit
 def _rounded(x):
@@ -18,14 +20,18 @@ def _rounded(x):
 
 @triton.jit(do_not_specialize=["M"])
 def quantize(
-    x, order, codes, scales, row_stride, M, K, KP, HAS_ORDER: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, order, owners, codes, scales, row_stride, M, K, KP,
+    HAS_ORDER: tl.constexpr, HAS_OWNERS: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write the codes of a row of x [M, K], int8 [PLANES, M, KP], and its scale, float32 [M].
 
+    HAS_OWNERS: `order` is [experts, K], and int32 owners [M] says whose a row has.
     See `octavo.ops.coded.quantize_activations`.
     """
     row = tl.program_id(0)
     here = x + row.to(tl.int64) * row_stride
+    if HAS_OWNERS:
+        order += tl.load(owners + row).to(tl.int64) * K
     most = 127.0 if PLANES == 1 else 32384.0
     k = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float32)
@@ -192,17 +198,37 @@ def _value(
     return total
 
 
-@triton.jit(do_not_specialize=["M", "G"])
+@triton.jit(do_not_specialize=["M", "G", "num_experts", "top_k"])
 def coded_linear(
-    x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, out, out_stride, M, N, KP, G,
+    x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, order, starts, out,
+    out_stride, num_experts, top_k, M, N, KP, G,
     BITS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
-    PLANES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr,
-    IS_GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STEPS: tl.constexpr,
+    PLANES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, IS_GATED: tl.constexpr,
+    E: tl.constexpr, OF_TOKENS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of the product of codes with a coded weight [N, KP]; with IS_GATED of silu(gate) * up."""
-    rows = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+    """Write a tile of the product of codes with a coded weight [N, KP]; with IS_GATED of silu(gate) * up.
+
+    E: of a stack of weights, rows are multiplied with that of their expert; see `rows_of_expert`. 0 for one weight.
+    """
     columns = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     width = N // 2 if IS_GATED else N
+    if E > 0:
+        own, places, live, rows = rows_of_expert(order, starts, num_experts, top_k, E, OF_TOKENS, BM)
+        if own >= num_experts:
+            return
+        rows = tl.where(live, rows, M)
+        first = own * N
+        groups = first * (1 if GROUP == 0 else G)
+        weight += first * (KP * BITS // 8)
+        scales += groups
+        zeros += groups
+        bias += first
+        if SUPER:
+            super_scales += first * (KP // SUPER)
+            super_zeros += first * (KP // SUPER)
+    else:
+        rows = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+        places, live = rows, rows < M
     total = _value(
         x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, rows, columns, 0, M, N, KP, G,
         BITS, GROUP, SUPER, ZERO, IS_FLOAT, PLANES, HAS_BIAS, HAS_ADDEND, BM, BN, STEPS,
@@ -213,5 +239,5 @@ def coded_linear(
             M, N, KP, G, BITS, GROUP, SUPER, ZERO, IS_FLOAT, PLANES, HAS_BIAS, HAS_ADDEND, BM, BN, STEPS,
         )  # fmt: skip
         total = total / (1.0 + tl.exp(-total)) * up
-    inside = (rows < M)[None, :] & (columns < width)[:, None]
-    tl.store(out + rows[None, :] * out_stride + columns[:, None], total.to(out.dtype.element_ty), mask=inside)
+    inside = live[None, :] & (columns < width)[:, None]
+    tl.store(out + places[None, :] * out_stride + columns[:, None], total.to(out.dtype.element_ty), mask=inside)

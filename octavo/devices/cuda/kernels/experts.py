@@ -8,18 +8,14 @@ import triton.language as tl
 from octavo.devices.cuda.kernels.linear import product
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def experts(
-    x, weights, biases, order, starts, out, row_stride, num_rows, num_experts, N, K,
-    E: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
-):  # fmt: skip
-    """Write a tile of the rows of one expert times its weight, [N, K] of weights [experts, N, K].
+@triton.jit
+def rows_of_expert(order, starts, num_experts, top_k, E: tl.constexpr, OF_TOKENS: tl.constexpr, BM: tl.constexpr):
+    """Return the expert of the program's tile, the places of its rows among all, which of them there are, and where x
+    has them.
 
-    starts: int32 [num_experts + 1], the first row of each expert, from the first of the weights on. With TOP_K, x
-    is [tokens, K], and row i is that of the token of pair `order[i]`. Tiles are numbered expert by expert; those beyond
-    the last one do nothing, so that the host need not know how many there are. The sums are those of
-    `linear` in one chunk.
+    starts: int32 [num_experts + 1], the first row of each expert, from the first of the weights on. OF_TOKENS: row i of
+    x is that of the token of pair `order[i]`. Tiles are numbered expert by expert; those beyond the last one have the
+    expert `num_experts`, so that the host need not know how many there are.
     """
     tile = tl.program_id(0)
     expert = tl.arange(0, E)
@@ -28,23 +24,34 @@ def experts(
     tiles = (after - first + BM - 1) // BM
     ends = tl.cumsum(tiles, 0)
     own = tl.sum(((ends <= tile) & (expert < num_experts)).to(tl.int32), 0)
+    is_own = expert == own
+    places = tl.sum(tl.where(is_own, first + (tile - (ends - tiles)) * BM, 0), 0) + tl.arange(0, BM)
+    live = places < tl.sum(tl.where(is_own, after, 0), 0)
+    rows = places
+    if OF_TOKENS:
+        rows = tl.load(order + places, mask=live, other=0) // top_k
+    return own.to(tl.int64), places.to(tl.int64), live, rows.to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_experts", "top_k"])
+def experts(
+    x, weights, biases, order, starts, out, row_stride, num_rows, num_experts, top_k, N, K,
+    E: tl.constexpr, OF_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the rows of one expert times its weight, [N, K] of weights [experts, N, K].
+
+    The sums are those of `linear` in one chunk.
+    """
+    own, places, live, rows = rows_of_expert(order, starts, num_experts, top_k, E, OF_TOKENS, BM)
     if own >= num_experts:
         return
-    is_own = expert == own
-    row = tl.sum(tl.where(is_own, first + (tile - (ends - tiles)) * BM, 0), 0)
-    end = tl.sum(tl.where(is_own, after, 0), 0)
-    places = row + tl.arange(0, BM)
-    live = places < end
-    rows = places.to(tl.int64)
-    if TOP_K > 0:
-        rows = (tl.load(order + places, mask=live, other=0) // TOP_K).to(tl.int64)
     rows = tl.where(live, rows, num_rows)
     columns = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     width = N // 2 if IS_GATED else N
-    weight = weights + own.to(tl.int64) * N * K
-    bias = biases + own.to(tl.int64) * N
+    bias = biases + own * N
     sums, up = product(
-        x, weight, rows, columns, row_stride, num_rows, width, K, 0, K, BM, BN, BK, False, IS_GATED, TYPE
+        x, weights + own * N * K, rows, columns, row_stride, num_rows, width, K, 0, K, BM, BN, BK, False, IS_GATED, TYPE
     )
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
@@ -52,5 +59,5 @@ def experts(
         if HAS_BIAS:
             up += tl.load(bias + width + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
         sums = sums / (1.0 + tl.exp(-sums)) * up
-    at = places.to(tl.int64)[:, None] * width + columns[None, :]
+    at = places[:, None] * width + columns[None, :]
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=live[:, None] & (columns < width)[None, :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from math import lcm
 from typing import Any, Final
@@ -11,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.devices.cuda.experts import grouped_arguments, num_tiles, room_for_rows
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
 from octavo.ops.codes import check_inputs
+from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.prepare_quantized import QuantizedFormat
 from octavo.ops.registry import Implementation
@@ -81,40 +84,63 @@ def unpack(spec: CodeSpec, packed: Tensor, inputs: int) -> Tensor:
     return codes.char() - 8 if is_signed else codes
 
 
-class TritonCodes(CodedLinear):
-    """State: the tensors of the spec with packed codes, perhaps `bias`."""
+@dataclass(frozen=True)
+class _Product:
+    """Products with one coded weight, or with those of a stack. state: tensors of the spec with packed codes, perhaps
+    `bias`; of a stack, each has a further dimension in front."""
 
-    def __init__(self, runtime: CudaRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
-        super().__init__(spec, shape, state)
-        self._runtime = runtime
+    runtime: CudaRuntime
+    spec: CodeSpec
+    shape: LinearShape
+    state: Mapping[str, Tensor]
 
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        return self._product(x, self.shape.dtype, add)
-
-    def in_float32(self, x: Tensor) -> Tensor:
-        return self._product(x, torch.float32, None)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        own = {name: tensor if name == "order" else tensor[ids] for name, tensor in self._state.items()}
-        own["codes"] = unpack(self._spec, own["codes"], self.shape.inputs)
-        return self._spec.dequantized(own).to(self.shape.dtype)
-
-    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        spec, shape, state, tokens = self._spec, self.shape, self._state, len(x)
+    def __call__(self, x: Tensor, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
+        """Return the product of x with the weight, plus `add`, in a type."""
+        shape, rows = self.shape, len(x)
         width = shape.outputs // 2 if shape.is_gated else shape.outputs
-        out = torch.empty((tokens, width), dtype=dtype, device=x.device)
-        codes, scales = self._quantized(x)
-        tile = tile_of(spec, tokens)
-        weight, groups = state["codes"], state["scales"]
+        out = torch.empty((rows, width), dtype=dtype, device=x.device)
+        codes = self._quantized(x)
+        unused = codes[-1]  # in the place of what is read of stacks
+        tile = tile_of(self.spec, rows)
+        self._launch(codes, out, -(-rows // tile["BM"]), tile, add, ((unused, unused), (0, 0), {"E": 0}))
+        return out
+
+    def of_experts(
+        self, stack: PreparedStack, x: Tensor, routing: Routing, dtype: torch.dtype, *, of_tokens: bool
+    ) -> Tensor:
+        """Return what a stack of these weights does."""
+        out = room_for_rows(stack, routing, self.shape, x, dtype)
+        owners = None
+        if self.spec.has_order:  # each expert has its own: so each pair has codes of its own
+            x = x[routing.order.long() // routing.weights.shape[1]] if of_tokens else x
+            places = torch.arange(len(x), dtype=torch.int32, device=x.device)
+            owners = torch.searchsorted(routing.starts[1:], places, right=True, out_int32=True) - stack.first
+            owners, of_tokens = owners.clamp(0, stack.experts - 1), False
+        tile = tile_of(self.spec, len(out) // stack.experts)
+        grouped = grouped_arguments(stack, routing, of_tokens=of_tokens)
+        self._launch(self._quantized(x, owners), out, num_tiles(stack, routing, tile["BM"]), tile, None, grouped)
+        return out
+
+    def _launch(
+        self,
+        quantized: tuple[Tensor, Tensor],
+        out: Tensor,
+        num_tiles: int,
+        tile: dict[str, int],
+        add: Tensor | None,
+        grouped: tuple[tuple[Tensor, Tensor], tuple[int, int], dict[str, Any]],
+    ) -> None:
+        spec, shape, state, (codes, scales) = self.spec, self.shape, self.state, quantized
+        groups, (tensors, numbers, constants) = state["scales"], grouped
         zeros = state.get("zeros", state.get("minimums", groups))
         supers = (state.get("super_scales", groups), state.get("super_minimums", groups))
-        options: dict[str, Any] = {**UNFUSED, **tile}
-        self._runtime.launch(
+        options: dict[str, Any] = {"OF_TOKENS": False, **constants, **UNFUSED, **tile}
+        self.runtime.launch(
             "coded.coded_linear",
-            (-(-tokens // tile["BM"]), -(-width // tile["BN"])),
-            *(codes, scales, weight, groups, zeros, *supers, state.get("bias", groups)),
-            *(scales if add is None else add.contiguous(), out, out.stride(0)),
-            *(tokens, shape.outputs, codes.shape[-1], groups.shape[1]),
+            (num_tiles, -(-out.shape[1] // tile["BN"])),
+            *(codes, scales, state["codes"], groups, zeros, *supers, state.get("bias", groups)),
+            *(scales if add is None else add.contiguous(), *tensors, out, out.stride(0)),
+            *(*numbers, codes.shape[1], shape.outputs, codes.shape[-1], groups.shape[-1]),
             BITS=spec.bits,
             GROUP=spec.group,
             SUPER=spec.super_group,
@@ -126,24 +152,57 @@ class TritonCodes(CodedLinear):
             IS_GATED=shape.is_gated,
             **options,
         )
-        return out
 
-    def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return codes int8 [planes, tokens, padded inputs], and scales of tokens."""
-        spec, (tokens, inputs), planes = self._spec, x.shape, self._spec.activation_bits // 8
+    def _quantized(self, x: Tensor, owners: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return codes int8 [planes, tokens, padded inputs], and scales of tokens. owners: the weight of each token
+        whose order of inputs is taken."""
+        spec, (tokens, inputs), planes = self.spec, x.shape, self.spec.activation_bits // 8
         x, padded = x if x.stride(-1) == 1 else x.contiguous(), padded_inputs(spec, inputs)
         codes = torch.empty((planes, tokens, padded), dtype=torch.int8, device=x.device)
         scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
         options: dict[str, Any] = {**UNFUSED, **QUANTIZED}
-        self._runtime.launch(
+        order, whose = self.state.get("order", codes), codes if owners is None else owners
+        self.runtime.launch(
             "coded.quantize",
             (tokens,),
-            *(x, self._state.get("order", codes), codes, scales, x.stride(0), tokens, inputs, padded),
+            *(x, order, whose, codes, scales, x.stride(0), tokens, inputs, padded),
             HAS_ORDER=spec.has_order,
+            HAS_OWNERS=owners is not None,
             PLANES=planes,
             **options,
         )
         return codes, scales
+
+
+class TritonCodes(CodedLinear):
+    """State: the tensors of the spec with packed codes, perhaps `bias`."""
+
+    def __init__(self, runtime: CudaRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, shape, state)
+        self._product = _Product(runtime, spec, shape, self._state)
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return self._product(x, self.shape.dtype, add)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        own = {name: tensor if name == "order" else tensor[ids] for name, tensor in self._state.items()}
+        own["codes"] = unpack(self._spec, own["codes"], self.shape.inputs)
+        return self._spec.dequantized(own).to(self.shape.dtype)
+
+
+class TritonStack(PreparedStack):
+    """Weights of experts with the state of `TritonCodes`, multiplied by the same kernel."""
+
+    def __init__(self, product: _Product, first: int) -> None:
+        super().__init__(product.state, first)
+        self._product = product
+
+    def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
+        dtype = torch.float32 if in_float32 else x.dtype
+        return self._product.of_experts(self, x, routing, dtype, of_tokens=of_tokens)
 
 
 def _specs(spec: CodeSpec, shape: LinearShape) -> dict[str, TensorSpec]:
@@ -179,6 +238,9 @@ class PackedFormat(CodedFormat):
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         return TritonCodes(self._runtime, self.spec, shape, state)
 
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return TritonStack(_Product(self._runtime, self.spec, shape, state), first)
+
 
 class PackedQuantizedFormat(QuantizedFormat):
     """Quantises as the reference does, and packs."""
@@ -197,6 +259,9 @@ class PackedQuantizedFormat(QuantizedFormat):
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         return TritonCodes(self._runtime, self.spec, shape, state)
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return TritonStack(_Product(self._runtime, self.spec, shape, state), first)
 
 
 IMPLEMENTATIONS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,39 +22,36 @@ MATRIX: Final = 2048
 """Elements of a head's matrix that one warp keeps in registers."""
 
 
-def make_short_convolution(runtime: CudaRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.recurrent.short_convolution`."""
-
-    def short_convolution(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        metadata: TokenRows,
-        gates: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        (taps, channels), longest = weight.shape, max(metadata.query_lengths)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        x, before, after = (dense(each) for each in (x, *(gates or (x, x))))
-        tokens = 1 if longest == 1 else TOKENS
-        unfused: dict[str, Any] = {"enable_fp_fusion": False}  # tiles of one token and of more have the same bits
-        tensors, strides = _rows(states, metadata)
-        runtime.launch(
-            "recurrent.short_convolution",
-            (len(metadata.query_lengths), -(-channels // CHANNELS), -(-longest // tokens)),
-            *(x, before, after, weight, weight if bias is None else bias, out, *tensors),
-            *(x.stride(0), before.stride(0), after.stride(0), *strides, channels),
-            TAPS=taps,
-            HAS_BIAS=bias is not None,
-            IS_GATED=gates is not None,
-            BLOCK=metadata.block_size,
-            BT=tokens,
-            BC=CHANNELS,
-            **unfused,
-        )
-        return out
-
-    return short_convolution
+def short_convolution(
+    runtime: CudaRuntime,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    metadata: TokenRows,
+    gates: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return what `octavo.ops.recurrent.short_convolution` does."""
+    (taps, channels), longest = weight.shape, max(metadata.query_lengths)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x, before, after = (dense(each) for each in (x, *(gates or (x, x))))
+    tokens = 1 if longest == 1 else TOKENS
+    unfused: dict[str, Any] = {"enable_fp_fusion": False}  # tiles of one token and of more have the same bits
+    tensors, strides = _rows(states, metadata)
+    runtime.launch(
+        "recurrent.short_convolution",
+        (len(metadata.query_lengths), -(-channels // CHANNELS), -(-longest // tokens)),
+        *(x, before, after, weight, weight if bias is None else bias, out, *tensors),
+        *(x.stride(0), before.stride(0), after.stride(0), *strides, channels),
+        TAPS=taps,
+        HAS_BIAS=bias is not None,
+        IS_GATED=gates is not None,
+        BLOCK=metadata.block_size,
+        BT=tokens,
+        BC=CHANNELS,
+        **unfused,
+    )
+    return out
 
 
 def _recurrence(
@@ -91,46 +89,34 @@ def _recurrence(
     return out
 
 
-def make_gated_delta_rule(runtime: CudaRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.recurrent.gated_delta_rule`."""
-
-    def gated_delta_rule(*arguments: Any) -> Tensor:
-        *inputs, numbers, states, metadata = arguments
-        return _recurrence(runtime, tuple(inputs), numbers, NO_LIMITS, states, metadata)
-
-    return gated_delta_rule
+def gated_delta_rule(runtime: CudaRuntime, *arguments: Any) -> Tensor:
+    """Return what `octavo.ops.recurrent.gated_delta_rule` does."""
+    *inputs, numbers, states, metadata = arguments
+    return _recurrence(runtime, tuple(inputs), numbers, NO_LIMITS, states, metadata)
 
 
-def make_mamba2_scan(runtime: CudaRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.recurrent.mamba2_scan`."""
-
-    def mamba2_scan(*arguments: Any) -> Tensor:
-        *inputs, numbers, limits, states, metadata = arguments
-        return _recurrence(runtime, tuple(inputs), numbers, limits, states, metadata)
-
-    return mamba2_scan
+def mamba2_scan(runtime: CudaRuntime, *arguments: Any) -> Tensor:
+    """Return what `octavo.ops.recurrent.mamba2_scan` does."""
+    *inputs, numbers, limits, states, metadata = arguments
+    return _recurrence(runtime, tuple(inputs), numbers, limits, states, metadata)
 
 
-def make_gated_rms_norm(runtime: CudaRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.recurrent.gated_rms_norm`."""
-
-    def gated_rms_norm(
-        x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, is_gate_first: bool = False
-    ) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        x, gate = dense(x), dense(gate)
-        runtime.launch(
-            "recurrent.gated_rms_norm",
-            (len(x), x.shape[1] // group),
-            *(x, gate, weight, out, x.stride(0), gate.stride(0), out.stride(0), eps),
-            GROUP=group,
-            D=power_of_2(group),
-            HAS_ONE_WEIGHT=len(weight) == group,
-            IS_GATE_FIRST=is_gate_first,
-        )
-        return out
-
-    return gated_rms_norm
+def gated_rms_norm(
+    runtime: CudaRuntime, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, is_gate_first: bool = False
+) -> Tensor:
+    """Return what `octavo.ops.recurrent.gated_rms_norm` does."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x, gate = dense(x), dense(gate)
+    runtime.launch(
+        "recurrent.gated_rms_norm",
+        (len(x), x.shape[1] // group),
+        *(x, gate, weight, out, x.stride(0), gate.stride(0), out.stride(0), eps),
+        GROUP=group,
+        D=power_of_2(group),
+        HAS_ONE_WEIGHT=len(weight) == group,
+        IS_GATE_FIRST=is_gate_first,
+    )
+    return out
 
 
 def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
@@ -140,9 +126,8 @@ def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tupl
     return tensors, (states.stride(0), tables.stride(0))
 
 
-IMPLEMENTATIONS = (
-    Implementation("short_convolution", "triton", make_short_convolution),
-    Implementation("gated_delta_rule", "triton", make_gated_delta_rule),
-    Implementation("mamba2_scan", "triton", make_mamba2_scan),
-    Implementation("gated_rms_norm", "triton", make_gated_rms_norm),
-)
+def _implementation(function: Callable[..., Tensor]) -> Implementation:
+    return Implementation(function.__name__, "triton", lambda runtime: partial(function, runtime))
+
+
+IMPLEMENTATIONS = tuple(map(_implementation, (short_convolution, gated_delta_rule, mamba2_scan, gated_rms_norm)))
