@@ -25,6 +25,8 @@ _TILE_BYTES: Final = 32 << 10
 """Of queries, and of keys, that a program multiplies at once: an SM's memory holds them beside values."""
 _LARGE_SHARED: Final = 160 << 10
 """Bytes of shared memory of an SM, with half of which tiles are half as large."""
+_HOPPER_SHARED: Final = 228 << 10
+"""The same from Hopper on, whose instructions multiply tiles that are not in registers."""
 _PROGRAMS: Final = 264
 """Two for each SM of an H100: with fewer, long sequences are divided among programs."""
 CHUNK: Final = 256
@@ -133,8 +135,10 @@ class CudaBackend:
         tile_bytes = _TILE_BYTES if self._runtime.shared_bytes > _LARGE_SHARED else _TILE_BYTES // 2
         most = tile_bytes // (power_of_2(dim) * element_bytes)
         group = _shared(heads // kv_heads, most)
-        rows = power_of_2(max(ROWS if is_decode else min(PREFILL_ROWS, most), group))
-        tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))  # codes need registers
+        # codes need registers
+        prefill_rows = PREFILL_ROWS // (2 if self._codes and self._runtime.shared_bytes < _HOPPER_SHARED else 1)
+        rows = power_of_2(max(ROWS if is_decode else min(prefill_rows, most), group))
+        tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))
         programs = heads // group
         is_divided = _is_divided(metadata, programs, division)
         per_program = 1 if is_divided else rows // group

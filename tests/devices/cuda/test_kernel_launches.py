@@ -187,9 +187,10 @@ def test_there_is_a_binary_for_all_that_adapters_launch(
     [
         *((128, torch.bfloat16, 100, 64), (256, torch.bfloat16, 100, 32), (256, torch.bfloat16, 164, 64)),
         *((256, torch.float32, 228, 32), (576, torch.bfloat16, 228, 16)),
+        *((128, torch.int8, 164, 64), (128, torch.int8, 228, 128)),
     ],
 )
-def test_prompts_of_large_heads_have_tiles_that_fit_into_shared_memory(
+def test_prompts_of_large_heads_and_of_codes_have_tiles_that_fit_into_memory_and_registers(
     dim: int, dtype: torch.dtype, shared: int, rows: int
 ) -> None:
     taken: list[int] = []
@@ -198,8 +199,8 @@ def test_prompts_of_large_heads_have_tiles_that_fit_into_shared_memory(
         shared_bytes=shared << 10,
     )
     backend = CudaBackend(runtime, dtype)
-    cache = torch.zeros(backend.cache_shape(4, 16, 1, dim), dtype=dtype)
-    q = torch.zeros(20, 4, dim, dtype=dtype)
+    cache = torch.zeros(backend.cache_shape(4, 16, 1, dim), dtype=backend.element_type)
+    q = torch.zeros(20, 4, dim, dtype=dtype if dtype.is_floating_point else torch.bfloat16)
     backend.run(q, q[:, :1], q[:, :1], cache, AttentionMetadata.build([20], [20], [[1, 2]], 16), Scores(1.0))
     assert taken[-1] == rows
 
