@@ -89,21 +89,21 @@ def test_a_token_has_the_same_bits_in_every_cut_and_mixture(
                 assert all(map(torch.equal, found, whole))
 
 
+@pytest.mark.skipif(not LEVELS, reason="there are no compiled kernels")
 @pytest.mark.parametrize("cache_dtype", CACHE_TYPES, ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
-def test_long_contexts_are_cut_among_threads_without_a_trace(
-    level: str, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> None:
+def test_long_contexts_are_cut_among_threads_without_a_trace(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     shapes = [Heads(heads=2, kv_heads=1, dim=32, window=window, has_sinks=window is None) for window in (None, 900)]
     for shape in (*shapes, Heads(heads=2, kv_heads=1, dim=40, value_size=24)):
         sequences = Sequences.make(shape, [2085, 1027], dtype, seed=2)
-        whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
-        last: list[Step] = [[(0, 0, 2050), (1, 0, 1020)], [(0, 2050, 2084)], [(1, 1020, 1027), (0, 2084, 2085)]]
-        found = sequences.compute(backend(level, cache_dtype, 2), last)
-        assert all(map(torch.equal, found, whole))
-        for one, other in zip(whole, sequences.expected(cache_dtype), strict=True):
-            assert (one.double() - other).abs().max() <= TOLERANCE[dtype]
+        expected = sequences.expected(cache_dtype)  # which takes longer than all that is compared with it
+        for level in LEVELS:
+            whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
+            last: list[Step] = [[(0, 0, 2050), (1, 0, 1020)], [(0, 2050, 2084)], [(1, 1020, 1027), (0, 2084, 2085)]]
+            found = sequences.compute(backend(level, cache_dtype, 2), last)
+            assert all(map(torch.equal, found, whole)), level
+            for one, other in zip(whole, expected, strict=True):
+                assert (one.double() - other).abs().max() <= TOLERANCE[dtype], level
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -48,7 +48,7 @@ class CudaDevice(ReferenceDevice):
 
     name = "cuda"
     lacks: Mapping[str, str] = {
-        "ray": "Ray is not asked for GPUs",
+        "ray": "Ray gives GPUs to actors, and rank 0 is none",
     }
     ranks_over = "nccl"
     launches_beside_host = True

@@ -89,7 +89,9 @@ def test_codes_on_the_device_are_checked_there() -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300))
+    return write_byte_tokenizer(
+        make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300, num_hidden_layers=1)
+    )
 
 
 ASKED: dict[str, Any] = {

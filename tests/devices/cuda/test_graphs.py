@@ -214,7 +214,7 @@ def test_a_bound_of_lengths_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("cache", ["auto", pytest.param("fp8", marks=pytest.mark.long)])
 def test_the_engine_repeats_its_decode_steps(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
+    path = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300, num_hidden_layers=1))
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     options = {"device": "cuda", "batch_invariant": True, "max_tokens": 6, "kv_cache_dtype": cache}
     before = RepeatedCalls.num_replays

@@ -45,7 +45,7 @@ OTHERS: list[dict[str, Any]] = [
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
-    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300, num_hidden_layers=1))
 
 
 def generate(path: Path, kinds: list[dict[str, Any]], **args: Any) -> list[Any]:

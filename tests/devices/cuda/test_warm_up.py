@@ -26,7 +26,7 @@ STEPS: Any = {"max_num_seqs": 3, "max_num_batched_tokens": 20}
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
-    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300, num_hidden_layers=1))
 
 
 @pytest.mark.long
