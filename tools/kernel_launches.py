@@ -36,6 +36,7 @@ from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.prepare_quantized import INT4, INT4_G128, INT8
 from octavo.quantization.floats import MXFP4, NVFP4
 from octavo.quantization.gguf import BLOCK_TYPES
+from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors import ProcessedRow, default_processors
@@ -60,6 +61,8 @@ SPECS: Final = (NVFP4, *(each.spec for each in BLOCK_TYPES.values() if each.spec
 """Of codes in the first type: those of NVFP4 and MXFP4, and of GGUF."""
 STACKED_SPECS: Final = (*ADAPTED_SPECS[:5], MXFP4, NVFP4)
 """Of codes of experts in the first type."""
+FLOAT8_GROUPS: Final = (128, 0)
+"""Inputs of FP8 that share a scale, of blocks and of outputs."""
 
 PARAMS: Final = (
     SamplingParams(seed=1, logprobs=2),
@@ -114,10 +117,10 @@ class Recorder:
         self._note(kernel, arguments, constants)
         if kernel == "linear.linear" and not constants["HAS_ADDEND"]:
             # what adapters add to the product
-            *before, out = arguments[:5]
+            *before, out = arguments[:6]
             if out.dtype is not torch.float32:
                 before[-1] = _empty(1, dtype=torch.float32)
-                self._note(kernel, (*before, *arguments[4:]), {**constants, "HAS_ADDEND": True})
+                self._note(kernel, (*before, *arguments[5:]), {**constants, "HAS_ADDEND": True})
 
     def _note(self, kernel: str, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self._found[call_of(kernel, arguments, constants, unspecialized(kernel))] = None
@@ -160,6 +163,8 @@ def launches(
                 _sample(runtime, vocab_size)
     if has_codes:
         runtime = CudaRuntime(launch=recorder)
+        for config, group in product(common, FLOAT8_GROUPS):
+            _run(runtime, config, first, first, Coded(CodeSpec(8, group, "none", torch.float32, is_float=True)))
         for spec, dtype in product(ADAPTED_SPECS, (first, *others)):
             _multiply_codes(runtime, spec, dtype, has_adapters=True)
         for spec in SPECS:
@@ -173,10 +178,16 @@ def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _run(runtime: CudaRuntime, config: Mapping[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+def _run(
+    runtime: CudaRuntime,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    method: WeightMethod = UNQUANTIZED,
+) -> None:
     """Run every kind of step of a model."""
     backend = RotatingCudaBackend(runtime, cache_dtype)
-    opened = LoadedModel.open(Checkpoint(Path("model"), config), Mesh.single(), dtype)
+    opened = LoadedModel.open(Checkpoint(Path("model"), config), Mesh.single(), dtype, method)
     groups = opened.shape.cache_groups
     caches = [cache for _, cache in sorted(_caches(backend, groups), key=lambda pair: pair[0])]
     with opened.bound_dry(runtime.bind(), backend) as model:
@@ -207,8 +218,9 @@ def _multiply(runtime: CudaRuntime, dtype: torch.dtype) -> None:
     """Multiply as adapters do by their own factors, of whole and of other tiles."""
     wide = _empty(64, 64, dtype=torch.float32)
     for inputs, width, tokens in product((64, 256), (64, 128), (3, 32, 64, 96, 16_384)):
-        multiplied(runtime, _empty(tokens, inputs, dtype=dtype), _empty(width, inputs, dtype=dtype), torch.float32)
-        multiplied(runtime, _empty(tokens, 64, dtype=torch.float32), wide, torch.float32)
+        weight = {"weight": _empty(width, inputs, dtype=dtype)}
+        multiplied(runtime, _empty(tokens, inputs, dtype=dtype), weight, torch.float32)
+        multiplied(runtime, _empty(tokens, 64, dtype=torch.float32), {"weight": wide}, torch.float32)
 
 
 def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *, has_adapters: bool) -> None:

@@ -138,11 +138,19 @@ def kernels() -> Iterator[Kernel]:
             flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": is_gated, "CHUNKS": 1 if is_gated else 4}
             flags |= {"IS_DIVIDED": num_rows <= 64 and not is_gated, "EVEN": True, "TYPE": tl.bfloat16}
             name = f"linear, {num_rows} rows{', gated' * is_gated}"
-            yield Kernel(name, linear.linear, {**flags, **constants}, options=options)
+            yield Kernel(name, linear.linear, {**flags, **constants, "GROUP": 0}, options=options)
+    for num_rows in (16, 2048):
+        constants, options = divided(tile_of(num_rows, 4096, torch.bfloat16, gated=False))
+        flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": False, "CHUNKS": 4, "IS_DIVIDED": num_rows <= 64}
+        flags |= {"EVEN": True, "GROUP": 128, "TYPE": tl.bfloat16}
+        types = {"weight": "*u8", "scales": "*fp32"}
+        yield Kernel(
+            f"linear of FP8, {num_rows} rows", linear.linear, {**flags, **constants}, types=types, options=options
+        )
     for tile, options in (divided(MIDDLE), divided(LARGE)):
         num_rows = tile["BM"]
         constants = {"E": 128, "OF_TOKENS": True, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
-        yield Kernel(f"experts, {num_rows} rows", experts.experts, constants, options=options)
+        yield Kernel(f"experts, {num_rows} rows", experts.experts, {**constants, "GROUP": 0}, options=options)
     yield from coded_kernels()
     yield from recurrent_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})

@@ -152,6 +152,8 @@ class Device(Protocol):
     tensors are in the memory of the host."""
     launches_beside_host: bool
     """Whether steps and swaps are launched beside the host. Then swap space is made at start: it has to be pinned."""
+    keeps_float8: bool
+    """Whether its products read weights of FP8 checkpoints as they are stored."""
     processor: str
     """What of the processor and its compiler decides bits, for ranks that exchange KV blocks; empty where
     `worker.identity` says enough."""

@@ -34,7 +34,7 @@ from octavo.models.weight_files import Wanted, checkpoint_tensors, progress_bar,
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
-from octavo.quantization.method import STORED, UNQUANTIZED, FromPlain, WeightMethod
+from octavo.quantization.method import DEFAULT_CODES, STORED, UNQUANTIZED, FromPlain, KeptAs, WeightMethod
 from octavo.quantization.registry import stored_format
 from octavo.quantization.stored import CODED
 
@@ -83,7 +83,7 @@ class LoadedModel:
         mesh: Mesh,
         dtype: torch.dtype = torch.float32,
         method: WeightMethod | None = None,
-        activation_bits: int = 8,
+        kept_as: KeptAs = DEFAULT_CODES,
         pooling: PoolingConfig | None = None,
         reads_images: bool = True,
         model_class: ModelClass | None = None,
@@ -91,7 +91,7 @@ class LoadedModel:
         """Build the model on the meta device: shapes and names in `dtype`, no memory, and no weight is read.
 
         `method` keeps the weights that are multiplied; by default they stay as the checkpoint has them, and those of
-        a quantised one are multiplied with activations of `activation_bits`. pooling: of a model that makes vectors,
+        a quantised one are multiplied as `kept_as` says. pooling: of a model that makes vectors,
         which has no head for tokens unless it judges by them. Raises CheckpointError, or ConfigError where the model
         cannot be shared by the ranks of the mesh, or is quantised already.
 
@@ -109,7 +109,7 @@ class LoadedModel:
             if pooling is not None and pooling.labels and not pooling.token_ids:
                 model.add_scores(len(pooling.labels), mesh)
             model.to(dtype)
-            view = _view(checkpoint, model, method, activation_bits)
+            view = _view(checkpoint, model, method, kept_as)
             methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of
             for path, layer in model.layers_by_path():
                 layer.use(methods, path)
@@ -277,7 +277,7 @@ class LoadedModel:
 
 
 def _view(
-    checkpoint: Checkpoint, model: DecoderStack, method: WeightMethod | None, activation_bits: int
+    checkpoint: Checkpoint, model: DecoderStack, method: WeightMethod | None, kept_as: KeptAs
 ) -> StoredView | None:
     """Return the view of a quantised checkpoint, None of another. Raises ConfigError where `method` would quantise its
     weights once more."""
@@ -286,7 +286,7 @@ def _view(
         return None
     kept = stored_format(section)
     if not isinstance(method, FromPlain) or method is UNQUANTIZED:
-        return StoredView(checkpoint, model, kept, activation_bits)
+        return StoredView(checkpoint, model, kept, kept_as)
     is_lossy = checkpoint.gguf is None or not checkpoint.gguf.is_plain
     if is_lossy and not method.requantizes:
         raise ConfigError(

@@ -17,7 +17,7 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix, tensor_slots
 from octavo.models.weight_files import DTYPE_NAMES, FLOATS, StoredTensor, checkpoint_tensors
 from octavo.ops.coded import CodeSpec
-from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
+from octavo.quantization.method import DEFAULT_CODES, UNQUANTIZED, Coded, KeptAs, WeightMethod
 from octavo.quantization.stored import ALL, OF_ACTIVATIONS, TENSORS, StoredFormat, StoredWeight
 
 _log = logging.getLogger(__name__)
@@ -31,14 +31,14 @@ class StoredView:
         checkpoint: Checkpoint,
         model: DecoderStack,
         kept: StoredFormat,
-        activation_bits: int = 8,
+        kept_as: KeptAs = DEFAULT_CODES,
         requantized_by: WeightMethod | None = None,
     ) -> None:
         """requantized_by: the method of all weights, which are dequantised for it.
 
         Without weight files what the config says is all that is known. Raises CheckpointError for a damaged file."""
         self._checkpoint, self._model, self._format = checkpoint, model, kept
-        self._activation_bits = activation_bits
+        self._kept_as = kept_as
         self.requantized_by = requantized_by
         self._plain: dict[str, StoredTensor] = {}
         self._parts: dict[str, dict[str, StoredTensor]] = {}
@@ -81,12 +81,12 @@ class StoredView:
         if opened is not None:
             if opened.spec is None:
                 return UNQUANTIZED
-            return Coded(replace(opened.spec, activation_bits=self._activation_bits), opened.order)
+            return Coded(replace(opened.spec, activation_bits=self._kept_as.activation_bits), opened.order)
         if self._plain or self._parts or name.endswith("embed_tokens"):
             return UNQUANTIZED
         prefix = "" if name.startswith("lm_head") else next(iter(self._model.PREFIXES), "")
         spec = self._format.spec_of(prefix + name)
-        return UNQUANTIZED if spec is None else Coded(replace(spec, activation_bits=self._activation_bits))
+        return UNQUANTIZED if spec is None else Coded(replace(spec, activation_bits=self._kept_as.activation_bits))
 
     def tensors(self) -> Iterator[StoredTensor]:
         """Yield what layers read, and all tensors that no quantised weight of theirs has. Raises CheckpointError."""
@@ -121,8 +121,10 @@ class StoredView:
                 )
                 continue
             kept = plain if spec is None else spec.layout
-            if spec is not None:
-                how = f"kept as they are, times activations of {self._activation_bits} bits"
+            if spec is not None and spec.is_plain:
+                how = "kept as they are, decoded where they are multiplied"
+            elif spec is not None:
+                how = f"kept as they are, times activations of {self._kept_as.activation_bits} bits"
             else:
                 how = "in parts that are joined" if is_float else "dequantised"
             found.append(("weights", kept, f"{count} stored as {label} ({self._format.name}), {how}"))
@@ -140,9 +142,11 @@ class StoredView:
                 )
             try:
                 with torch.device("cpu"):  # models are made on the meta device
-                    self._opened[short] = self._format.open(name, parts)
+                    opened = self._format.open(name, parts)
             except CheckpointError as error:
                 raise CheckpointError(f"{self._checkpoint.path}: {error}") from error
+            is_decoded = opened.spec is not None and opened.spec.is_plain and not self._kept_as.has_float8
+            self._opened[short] = opened.plain() if is_decoded else opened
         return self._opened[short]
 
     def _tensor(self, short: str, wanted: str, name: str) -> StoredTensor:

@@ -45,7 +45,7 @@ class CodeSpec:
     has_order: bool = False
     """Column j of the codes is multiplied with input `order[j]`."""
     is_float: bool = False
-    """Codes of 4 bits are floats of the type E2M1 instead of integers."""
+    """Codes are floats instead of integers: of 4 bits of the type E2M1, of 8 bits E4M3."""
     activation_bits: int = 8
     """What activations are rounded to, 8 or 16 bits; it is no part of the layout."""
 
@@ -59,12 +59,17 @@ class CodeSpec:
             f"factors of {self.super_group} inputs beside groups of {self.group}": not self.super_group
             or (self.super_group == 256 and 0 < self.group < 256),
             "factors beside zero points or floats": not self.super_group or not (self.is_float or self.zero == "zeros"),
-            "floats of 4 bits with zero points or 8 bits": not self.is_float or (self.bits, self.zero) == (4, "none"),
+            "floats with zero points": not self.is_float or self.zero == "none",
             f"activations of {self.activation_bits} bits, expected 8 or 16": self.activation_bits in (8, 16),
         }
         for what, is_met in wanted.items():
             if not is_met:
                 raise ConfigError(f"stored codes have {what}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether codes are multiplied as the plain weights that they stand for, and activations stay what they are."""
+        return self.is_float and self.bits == 8
 
     @property
     def layout(self) -> str:
@@ -121,6 +126,8 @@ class CodeSpec:
         """Return the numbers that codes stand for, without zero point and scale: float32."""
         if not self.is_float:
             return codes.float()
+        if self.bits == 8:
+            return codes.view(torch.float8_e4m3fn).float()
         magnitudes = torch.tensor(E2M1, device=codes.device)[(codes & 7).long()]
         return torch.where(codes > 7, -magnitudes, magnitudes)
 

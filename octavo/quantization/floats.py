@@ -1,7 +1,7 @@
 """Weights stored as floats of 8 or 4 bits with scales: FP8 in blocks, channels or tensors, MXFP4 and NVFP4.
 
-FP8 is dequantised when it is read; codes of 4 bits stay codes. Sources: DeepSeek-V3's release, Microscaling (MX) of the
-Open Compute Project, and compressed-tensors.
+Codes of 4 bits stay codes. FP8 does where a device multiplies it, else it is dequantised when it is read. Sources:
+DeepSeek-V3's release, Microscaling (MX) of the Open Compute Project, and compressed-tensors.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from octavo.quantization.stored import (
 
 _NAN: Final = 255
 """Of an exponent of 8 bits."""
+_LEAST_GROUP: Final = 128
+"""Inputs that share a scale of FP8 are a multiple of it, where codes stay codes."""
 MXFP4: Final = CodeSpec(4, 32, "none", torch.bfloat16, is_float=True)
 NVFP4: Final = CodeSpec(4, 16, "none", torch.float32, is_float=True)
 
@@ -100,13 +102,19 @@ def fp8_weight(name: str, parts: Parts, suffix: str, block: tuple[int, int] | No
             scale, (rows_of_scales, columns), f"scales of {per_row} x {per_column} values of {list(weight.shape)}"
         )
 
-    def read(rows: slice) -> Tensor:
-        scales = scale.values(((),)).float().reshape(rows_of_scales, columns)
-        of_rows = finite(scale, scales)[torch.arange(outputs)[rows] // per_row]
-        return rows_of(weight, rows).float() * of_rows.repeat_interleave(per_column, dim=1)[:, :inputs]
+    def scales(rows: slice) -> Tensor:
+        found = scale.values(((),)).float().reshape(rows_of_scales, columns)
+        return finite(scale, found)[torch.arange(outputs)[rows] // per_row]
+
+    def plain(rows: slice) -> Tensor:
+        return rows_of(weight, rows).float() * scales(rows).repeat_interleave(per_column, dim=1)[:, :inputs]
 
     label = f"FP8 with a scale for {per_row} x {per_column} values"
-    return StoredWeight((outputs, inputs), label, {"weight": read})
+    if columns > 1 and per_column % _LEAST_GROUP:
+        return StoredWeight((outputs, inputs), label, {"weight": plain})
+    spec = CodeSpec(8, per_column if columns > 1 else 0, "none", torch.float32, is_float=True)
+    read = {"weight": plain, "codes": lambda rows: rows_of(weight, rows).view(torch.uint8), "scales": scales}
+    return StoredWeight((outputs, inputs), label, read, spec)
 
 
 def fp4_weight(name: str, parts: Parts, spec: CodeSpec) -> StoredWeight:

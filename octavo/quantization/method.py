@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -104,5 +104,14 @@ def without_codes(method: WeightMethod) -> WeightMethod:
     return UNQUANTIZED if isinstance(method, Coded) else method
 
 
+class KeptAs(NamedTuple):
+    """How the codes of a quantised checkpoint are multiplied: with activations of so many bits. has_float8: whether FP8
+    stays codes too."""
+
+    activation_bits: int = 8
+    has_float8: bool = False
+
+
+DEFAULT_CODES: Final = KeptAs()
 STORED: Final = "stored"
 """The name of all methods of a quantised checkpoint together, in the identity of packed weights."""

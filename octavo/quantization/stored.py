@@ -80,6 +80,10 @@ class StoredWeight:
         own = self.spec.tensor_specs(outputs, inputs)
         return {"weight": plain, **{name: replace(each, shape=(*experts, *each.shape)) for name, each in own.items()}}
 
+    def plain(self) -> StoredWeight:
+        """Return the weight as one that is computed when it is read."""
+        return replace(self, read={"weight": lambda rows: self.rows("weight", rows)}, spec=None)
+
     def rows(self, name: str, rows: slice = ALL) -> Tensor:
         """Return rows of one of `tensors`; only what they are made of is decoded. Raises CheckpointError."""
         if name in self.read:

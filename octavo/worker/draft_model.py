@@ -20,6 +20,7 @@ from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, target_i
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
 from octavo.models.registry import ModelClass
+from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
 from octavo.worker.drafter import Choose, Drafter, ModelDrafter, drawn_with, greedy, renamed
@@ -46,7 +47,7 @@ class DraftModel:
             mesh,
             target.dtype,
             method_named(config.quantization, config.activation_bits),
-            config.activation_bits,
+            KeptAs(config.activation_bits),
             reads_images=False,
             model_class=model_class,
         )

@@ -11,6 +11,7 @@ from octavo.config.media_args import media_limits
 from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, LoadedModel
+from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.processors.speech import speech_rules
 from octavo.sampling.sampler import Sampler
@@ -36,13 +37,14 @@ def place_of(config: EngineConfig, rank: int) -> Mesh:
     return replace(place, reduce=device.tensor_parallel_reduce)
 
 
-def open_model(config: EngineConfig, mesh: Mesh) -> LoadedModel:
-    """Open a rank's part of the model. Raises CheckpointError or ConfigError."""
+def open_model(config: EngineConfig, mesh: Mesh, *, keeps_float8: bool = False) -> LoadedModel:
+    """Open a rank's part of the model. keeps_float8: as the device says. Raises CheckpointError or ConfigError."""
     model, bits, checkpoint = config.model, config.model.activation_bits, Checkpoint.open(Path(config.model.path))
     method = method_named(model.quantization, bits, requantizes=model.allow_requantize)
     kind = "image" if sound_section(checkpoint) is None else "audio"
     has_encoder = media_limits(model)[kind] > 0
-    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, bits, model.pooling, has_encoder)
+    kept_as = KeptAs(bits, keeps_float8)
+    return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, kept_as, model.pooling, has_encoder)
 
 
 def open_samplers(

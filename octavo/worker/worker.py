@@ -108,7 +108,7 @@ class Worker:
             place if rendezvous is None else open_mesh(place, rendezvous, device.empty, device.ranks_over, meet)
         )
         dtype = DTYPES[config.model.dtype]
-        self._opened = open_model(config, self._mesh)
+        self._opened = open_model(config, self._mesh, keeps_float8=device.keeps_float8)
         head_dims = self._opened.shape.head_dims
         self._draft, self._groups = None, self._opened.shape.cache_groups
         if config.draft is not None:

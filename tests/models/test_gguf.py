@@ -20,7 +20,7 @@ from octavo.gguf.reader import HELD_AS, TENSOR_TYPES
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import bind
 from octavo.quantization.gguf import BLOCK_TYPES, dequantized
-from octavo.quantization.method import WeightMethod
+from octavo.quantization.method import KeptAs, WeightMethod
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.gguf_files import Stored, convert, plain
@@ -99,7 +99,7 @@ FAMILIES: list[Any] = [
 
 def logits(path: Path, method: WeightMethod | None = None) -> Tensor:
     stream = Stream(list(TOKENS))
-    opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), method=method, activation_bits=16)
+    opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), method=method, kept_as=KeptAs(16))
     model = opened.load(bind(), ReferenceBackend())
     PagedRun(model, dtype=torch.float32).step([(stream, len(TOKENS))])
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in stream.logits])

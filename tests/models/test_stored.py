@@ -20,6 +20,7 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.registry import Ops, bind
+from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
 from tests.fakes.quantized import (
@@ -80,7 +81,7 @@ def native() -> Ops:
 def load(
     path: Path, ops: Ops | None = None, *, bits: int = 16, mesh: Mesh | None = None, **options: Any
 ) -> DecoderStack:
-    opened = LoadedModel.open(Checkpoint.open(path), mesh or Mesh.single(), activation_bits=bits)
+    opened = LoadedModel.open(Checkpoint.open(path), mesh or Mesh.single(), kept_as=KeptAs(bits))
     return opened.load(ops or bind(), ReferenceBackend(), **options)
 
 

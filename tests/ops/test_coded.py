@@ -77,7 +77,7 @@ def test_the_layout_depends_on_the_weight_alone() -> None:
         ({"scale_dtype": torch.float64}, "scales in torch.float64"),
         ({"super_group": 256}, "scales in torch.bfloat16"),
         ({"activation_bits": 4}, "activations of 4 bits"),
-        ({"is_float": True, "bits": 8}, "floats of 4 bits with"),
+        ({"is_float": True, "zero": "zeros"}, "floats with zero points"),
     ],
 )
 def test_a_kind_without_a_kernel_is_refused(changes: dict[str, object], reason: str) -> None:

@@ -82,7 +82,10 @@ def test_weights_of_compressed_tensors_are_its_own(name: str, dtype: torch.dtype
     stored = opened(config.to_dict(), written)
     assert same_bits(stored.rows("weight").to(expected.dtype), expected)
     assert same_bits(stored.rows("weight", slice(9, 50)).to(expected.dtype), expected[9:50])
-    assert (stored.spec is None) == name.startswith("FP8")
+    assert stored.spec is not None
+    assert stored.spec.is_plain == name.startswith("FP8")
+    coded = {each: stored.rows(each) for each in stored.read if each != "weight"}
+    assert same_bits(stored.spec.dequantized(coded).to(expected.dtype), expected)
 
 
 def scales_of(helpers: Any, args: Any, weight: Tensor) -> dict[str, Tensor]:

@@ -48,6 +48,7 @@ class CpuDevice:
     lacks: Mapping[str, str] = {}
     ranks_over: str | None = None
     launches_beside_host = False
+    keeps_float8 = False
     processor = ""
     warms_up = False
     most_graphs = 0

@@ -52,6 +52,7 @@ class CudaDevice(ReferenceDevice):
     }
     ranks_over = "nccl"
     launches_beside_host = True
+    keeps_float8 = True
     warms_up = True
     most_graphs = MAX_GRAPHS
 

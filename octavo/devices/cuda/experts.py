@@ -42,15 +42,24 @@ def room_for_rows(stack: PreparedStack, routing: Routing, shape: LinearShape, x:
 
 
 class GroupedStack(PreparedStack):
-    """Plain weights [experts, outputs, inputs], with biases [experts, outputs], multiplied by one kernel."""
+    """Weights [experts, outputs, inputs], with biases [experts, outputs], multiplied by one kernel. State: `weight`, or
+    `codes` and `scales` of floats of 8 bits; perhaps `bias`."""
 
     def __init__(
-        self, shape: LinearShape, state: Mapping[str, Tensor], first: int, runtime: CudaRuntime, tile: dict[str, int]
+        self,
+        shape: LinearShape,
+        state: Mapping[str, Tensor],
+        first: int,
+        runtime: CudaRuntime,
+        tile: dict[str, int],
+        group: int = 0,
     ) -> None:
-        """tile: rows, columns and inputs of a program; that of single weights, so that a row has the same bits."""
+        """tile: rows, columns and inputs of a program; that of single weights, so that a row has the same bits. group:
+        inputs that share a scale (1: all); 0 without scales."""
         super().__init__(state, first)
-        self._shape, self._runtime, self._tile = shape, runtime, tile
-        self._weights, self._biases = state["weight"].contiguous(), state.get("bias")
+        self._shape, self._runtime, self._tile, self._group = shape, runtime, tile, group
+        self._weights = state["codes" if group else "weight"].contiguous()
+        self._scales, self._biases = state["scales"].contiguous() if group else self._weights, state.get("bias")
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
         x, shape = x if x.stride(-1) == 1 else x.contiguous(), self._shape
@@ -61,10 +70,11 @@ class GroupedStack(PreparedStack):
         self._runtime.launch(
             "experts.experts",
             (num_tiles(self, routing, tile["BM"]), -(-out.shape[1] // tile["BN"])),
-            *(x, self._weights, x if self._biases is None else self._biases, *tensors, out),
+            *(x, self._weights, self._scales, x if self._biases is None else self._biases, *tensors, out),
             *(x.stride(0), len(x), *numbers, shape.outputs, shape.inputs),
             HAS_BIAS=self._biases is not None,
             IS_GATED=shape.is_gated,
+            GROUP=self._group,
             TYPE=compute_type(x),
             **constants,
             **tile,

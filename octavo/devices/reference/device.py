@@ -38,6 +38,7 @@ class ReferenceDevice:
     lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
     ranks_over: str | None = None
     launches_beside_host = False
+    keeps_float8 = False
     processor = ""
     warms_up = False
     most_graphs = 0

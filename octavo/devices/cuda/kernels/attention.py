@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.float8 import factors
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e20)
 UNSEEN = tl.constexpr(-1.0e30)
@@ -84,8 +86,7 @@ def _factors(codes, CODES: tl.constexpr, TYPE: tl.constexpr):
     """Return what codes stand for; of floats the 256th part, whose bits are those of a float16."""
     if CODES == 1:
         return codes.to(tl.int8, bitcast=True).to(TYPE)
-    wide = codes.to(tl.int16)
-    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(TYPE)
+    return factors(codes, TYPE)
 
 
 @triton.jit

@@ -35,9 +35,9 @@ def rows_of_expert(order, starts, num_experts, top_k, E: tl.constexpr, OF_TOKENS
 
 @triton.jit(do_not_specialize=["num_rows", "num_experts", "top_k"])
 def experts(
-    x, weights, biases, order, starts, out, row_stride, num_rows, num_experts, top_k, N, K,
+    x, weights, scales, biases, order, starts, out, row_stride, num_rows, num_experts, top_k, N, K,
     E: tl.constexpr, OF_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the rows of one expert times its weight, [N, K] of weights [experts, N, K].
 
@@ -50,9 +50,11 @@ def experts(
     columns = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     width = N // 2 if IS_GATED else N
     bias = biases + own * N
+    num_groups = tl.cdiv(K, GROUP) if GROUP > 1 else 1
     sums, up = product(
-        x, weights + own * N * K, rows, columns, row_stride, num_rows, width, K, 0, K, BM, BN, BK, False, IS_GATED, TYPE
-    )
+        x, weights + own * N * K, scales + own * N * num_groups, rows, columns, row_stride, num_rows, width, K, 0, K,
+        BM, BN, BK, False, IS_GATED, GROUP, TYPE,
+    )  # fmt: skip
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
     if IS_GATED:

@@ -10,49 +10,62 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.float8 import factors
+
 
 @triton.jit
 def product(
-    x, weight, rows, columns, row_stride, M, N, K, first, end,
+    x, weight, scales, rows, columns, row_stride, M, N, K, first, end,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, IS_GATED: tl.constexpr,
-    TYPE: tl.constexpr,
+    GROUP: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of the inputs [first, end) for a tile, and with IS_GATED those of the columns N further on.
 
-    EVEN: inputs and columns are whole tiles.
+    EVEN: inputs and columns are whole tiles. GROUP: of a weight in floats of 8 bits, inputs that share a scale, whole
+    BK, or 1 where all do; 0 for a plain weight. scales: float32 [all columns, groups].
     """
     k = tl.arange(0, BK)
+    num_groups = tl.cdiv(K, GROUP) if GROUP > 1 else 1
     sums = tl.zeros([BM, BN], tl.float32)
     others = tl.zeros([BM, BN], tl.float32)
     for start in range(first, end, BK):
         inside = (start + k < end)[None, :]
-        read, read_x = (columns < N)[:, None] & inside, (rows < M)[:, None]
+        live = columns < N
+        read, read_x = live[:, None] & inside, (rows < M)[:, None]
         if not EVEN:
             read_x = read_x & inside
         a = tl.load(x + rows[:, None] * row_stride + (start + k)[None, :], mask=read_x, other=0.0).to(TYPE)
         at = weight + columns[:, None] * K + (start + k)[None, :]
-        sums = tl.dot(a, tl.trans(_read(at, read, EVEN).to(TYPE)), sums, input_precision="ieee")
+        scale = scales + columns * num_groups + (start // GROUP if GROUP > 1 else 0)
+        own = _read(at, scale, read, live, EVEN, GROUP, x.dtype.element_ty).to(TYPE)
+        sums = tl.dot(a, tl.trans(own), sums, input_precision="ieee")
         if IS_GATED:
-            other = _read(at + N.to(tl.int64) * K, read, EVEN).to(TYPE)
+            further = N.to(tl.int64)
+            at, scale = at + further * K, scale + further * num_groups
+            other = _read(at, scale, read, live, EVEN, GROUP, x.dtype.element_ty).to(TYPE)
             others = tl.dot(a, tl.trans(other), others, input_precision="ieee")
     return sums, others
 
 
 @triton.jit
-def _read(at, mask, EVEN: tl.constexpr):
+def _read(at, scale, mask, live, EVEN: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr):
+    """Return weights; of floats of 8 bits, the numbers of TYPE that plain ones would be."""
     if EVEN:
         found = tl.load(at)
     else:
         found = tl.load(at, mask=mask, other=0.0)
+    if GROUP > 0:
+        scales = tl.load(scale, mask=live, other=0.0) * 256.0
+        found = (factors(found, tl.float32) * scales[:, None]).to(TYPE)
     return found
 
 
 @triton.jit(do_not_specialize=["M"])
 def linear(
-    x, weight, bias, add, out, parts, arrived, row_stride, out_stride, M, N, K, chunk,
+    x, weight, scales, bias, add, out, parts, arrived, row_stride, out_stride, M, N, K, chunk,
     HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, IS_GATED: tl.constexpr,
     CHUNKS: tl.constexpr, IS_DIVIDED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of x [M, K] @ weight [N, K].T + bias + add; with IS_GATED of silu(gate) * up, N / 2 columns.
 
@@ -67,7 +80,10 @@ def linear(
     if IS_DIVIDED:
         first = tl.program_id(2) * chunk
         last = tl.minimum(first + chunk, K)
-        sums, _ = product(x, weight, rows, columns, row_stride, M, width, K, first, last, BM, BN, BK, EVEN, False, TYPE)
+        sums, _ = product(
+            x, weight, scales, rows, columns, row_stride, M, width, K, first, last,
+            BM, BN, BK, EVEN, False, GROUP, TYPE,
+        )  # fmt: skip
         at = parts + rows[:, None] * width + columns[None, :]
         size = M.to(tl.int64) * width
         tl.store(at + tl.program_id(2) * size, sums, mask=inside)
@@ -79,12 +95,16 @@ def linear(
         for number in range(1, CHUNKS):
             sums += tl.load(at + number * size, mask=inside, other=0.0, cache_modifier=".cg")
     else:
-        sums, up = product(x, weight, rows, columns, row_stride, M, width, K, 0, last, BM, BN, BK, EVEN, IS_GATED, TYPE)
+        sums, up = product(
+            x, weight, scales, rows, columns, row_stride, M, width, K, 0, last,
+            BM, BN, BK, EVEN, IS_GATED, GROUP, TYPE,
+        )  # fmt: skip
         for number in range(1, CHUNKS):  # products with a gate have one chunk
             first, last = number * chunk, tl.minimum((number + 1) * chunk, K)
             more, _ = product(
-                x, weight, rows, columns, row_stride, M, width, K, first, last, BM, BN, BK, EVEN, False, TYPE
-            )
+                x, weight, scales, rows, columns, row_stride, M, width, K, first, last,
+                BM, BN, BK, EVEN, False, GROUP, TYPE,
+            )  # fmt: skip
             sums += more
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]

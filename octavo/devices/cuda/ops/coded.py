@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.devices.cuda.experts import grouped_arguments, num_tiles, room_for_rows
+from octavo.devices.cuda.float8 import Float8Format
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
 from octavo.ops.codes import check_inputs
@@ -264,7 +265,11 @@ class PackedQuantizedFormat(QuantizedFormat):
         return TritonStack(_Product(self._runtime, self.spec, shape, state), first)
 
 
+def _format_of(runtime: CudaRuntime, spec: CodeSpec) -> CodedFormat:
+    return (Float8Format if spec.is_plain else PackedFormat)(runtime, spec)
+
+
 IMPLEMENTATIONS = (
-    Implementation("prepare_coded", "triton", lambda runtime: partial(PackedFormat, runtime)),
+    Implementation("prepare_coded", "triton", lambda runtime: partial(_format_of, runtime)),
     Implementation("prepare_quantized", "triton", lambda runtime: partial(PackedQuantizedFormat, runtime)),
 )

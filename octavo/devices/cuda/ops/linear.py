@@ -51,7 +51,7 @@ class InvariantLinear(PlainLinear):
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
         super().__init__(shape, state)
         self._runtime = runtime
-        self._arrived = arrived(shape, state)
+        self._arrived = arrived(shape, next(iter(state.values())).device)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self._product(x, x.dtype, add)
@@ -62,15 +62,14 @@ class InvariantLinear(PlainLinear):
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         heads = self._state["weight"].view(x.shape[1], -1, self.shape.inputs)
         found = [
-            multiplied(self._runtime, x[:, i].contiguous(), weight[:outputs].contiguous(), x.dtype)
+            multiplied(self._runtime, x[:, i].contiguous(), {"weight": weight[:outputs].contiguous()}, x.dtype)
             for i, weight in enumerate(heads)
         ]
         return torch.stack(found, dim=1)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        bias, gated = self._state.get("bias"), self.shape.is_gated
-        given = self._runtime, x, self._state["weight"], dtype
-        return multiplied(*given, bias=bias, add=add, gated=gated, arrived=self._arrived)
+        gated = self.shape.is_gated
+        return multiplied(self._runtime, x, self._state, dtype, add=add, gated=gated, arrived=self._arrived)
 
 
 def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
@@ -85,29 +84,32 @@ def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> di
     return MANY_GATED if gated else MANY
 
 
-def arrived(shape: LinearShape, state: Mapping[str, Tensor]) -> Tensor:
+def arrived(shape: LinearShape, device: torch.device) -> Tensor:
     """Return counters for `multiplied`, which no two streams may use at a time."""
     tiles = -(-shape.outputs // _READING["BN"])
-    return torch.zeros(tiles, dtype=torch.int32, device=state["weight"].device)
+    return torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
 def multiplied(
     runtime: CudaRuntime,
     x: Tensor,
-    weight: Tensor,
+    state: Mapping[str, Tensor],
     dtype: torch.dtype,
     *,
-    bias: Tensor | None = None,
     add: Tensor | None = None,
     gated: bool = False,
     arrived: Tensor | None = None,
+    group: int = 0,
 ) -> Tensor:
     """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows.
 
-    arrived: see the function of this name; with it inputs are divided into chunks, which may have programs of their
-    own. Without it the order of sums depends neither on the number of inputs nor on that of columns.
+    state: `weight`, perhaps `bias`, and of a weight in floats of 8 bits `scales`, one for each row and `group` of
+    inputs (1: for each row). arrived: see the function of this name; with it inputs are divided into chunks, which may
+    have programs of their own. Without it the order of sums depends neither on the number of inputs nor on that of
+    columns.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
+    weight = state["weight"]
     (tokens, inputs), outputs = x.shape, len(weight)
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)
@@ -120,14 +122,16 @@ def multiplied(
     runtime.launch(
         "linear.linear",
         (rows, columns, number) if is_divided else (rows, columns),
-        *(x, weight, weight if bias is None else bias, out if add is None else add.contiguous(), out),
+        *(x, weight, state.get("scales", weight), state.get("bias", weight)),
+        *(out if add is None else add.contiguous(), out),
         *(parts, out if arrived is None else arrived, x.stride(0), out.stride(0), tokens, outputs, inputs, chunk),
-        HAS_BIAS=bias is not None,
+        HAS_BIAS="bias" in state,
         HAS_ADDEND=add is not None,
         IS_GATED=gated,
         CHUNKS=number,
         IS_DIVIDED=is_divided,
         EVEN=not (inputs % tile["BK"] or width % tile["BN"]),
+        GROUP=group,
         **options,
     )
     return out

@@ -35,9 +35,9 @@ class StackedSlots(PlainSlots):
         if self._stacked is None:
             self._stacked = self._stack(x.device)
         a, b, slots = self._stacked
-        hidden = multiplied(self._runtime, x, a, torch.float32)
+        hidden = multiplied(self._runtime, x, {"weight": a}, torch.float32)
         hidden = hidden.masked_fill(slot_of_row[:, None] != slots, 0.0)
-        return multiplied(self._runtime, hidden, b, torch.float32)
+        return multiplied(self._runtime, hidden, {"weight": b}, torch.float32)
 
     def _stack(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         shape, step = self.shape, MIDDLE["BK"]
