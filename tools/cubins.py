@@ -125,7 +125,13 @@ def main() -> None:
     for capability, shared_bytes in SHARED_BYTES.items():
         if capability not in arguments.capability:
             continue
-        found = launches(models, arguments.dtype, has_codes=not arguments.model, shared_bytes=shared_bytes)
+        found = launches(
+            models,
+            arguments.dtype,
+            has_codes=not arguments.model,
+            shared_bytes=shared_bytes,
+            has_float8=capability >= 89,
+        )
         every = [call for call in found if not arguments.kernel or call.kernel in arguments.kernel]
         kernels = dict.fromkeys(call.kernel for call in every)
         chosen = [c for name in kernels for c in [each for each in every if each.kernel == name][: arguments.most]]

@@ -141,11 +141,12 @@ def launches(
     *,
     has_codes: bool = True,
     shared_bytes: int = 228 << 10,
+    has_float8: bool = True,
 ) -> list[Call]:
     """Return the launches of engines of models, given by their `config.json`, once each.
 
     dtypes: of plain weights and activations. has_codes: whether weights may be codes too. shared_bytes: shared memory
-    of an SM.
+    of an SM. has_float8: whether GPUs decode floats of 8 bits.
     """
     recorder, configs, (first, *others) = Recorder(), list(models), (DTYPES[each] for each in dtypes)
     common = [each for each in configs if each.get("head_dim") in COMMON_HEADS]
@@ -162,7 +163,7 @@ def launches(
             for vocab_size in {each["vocab_size"]: None for each in configs}:
                 _sample(runtime, vocab_size)
     if has_codes:
-        runtime = CudaRuntime(launch=recorder)
+        runtime = CudaRuntime(launch=recorder, has_float8=has_float8)
         for config, group in product(common, FLOAT8_GROUPS):
             _run(runtime, config, first, first, Coded(CodeSpec(8, group, "none", torch.float32, is_float=True)))
         for spec, dtype in product(ADAPTED_SPECS, (first, *others)):

@@ -143,7 +143,7 @@ def kernels() -> Iterator[Kernel]:
         constants, options = divided(tile_of(num_rows, 4096, torch.bfloat16, gated=False))
         flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": False, "CHUNKS": 4, "IS_DIVIDED": num_rows <= 64}
         flags |= {"EVEN": True, "GROUP": 128, "TYPE": tl.bfloat16}
-        types = {"weight": "*u8", "scales": "*fp32"}
+        types = {"weight": "*fp8e4nv", "scales": "*fp32"}
         yield Kernel(
             f"linear of FP8, {num_rows} rows", linear.linear, {**flags, **constants}, types=types, options=options
         )

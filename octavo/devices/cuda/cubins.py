@@ -32,6 +32,7 @@ FOLDER: Final = Path(__file__).parent / "cubins"
 _POINTERS: Final = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
     torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 _KINDS: Final = {dtype: 2 * i for i, dtype in enumerate(_POINTERS)}
 _FLOAT, _ONE, _INT, _LONG = (100 + 2 * i for i in range(4))

@@ -41,6 +41,8 @@ from octavo.sampling.sampler import Sampler
 
 LEAST_CAPABILITY: Final = (8, 0)
 """Ampere: the first with products of bfloat16."""
+FLOAT8_CAPABILITY: Final = (8, 9)
+"""Ada: the first that decodes floats of 8 bits."""
 
 
 class CudaDevice(ReferenceDevice):
@@ -67,7 +69,9 @@ class CudaDevice(ReferenceDevice):
         self._swaps: Swaps | None = None
         self._transfer_streams = self._streams()
         launcher = self.launcher(config.batch_invariant)
-        self.runtime = CudaRuntime(config.batch_invariant, launcher, self.shared_bytes())
+        self.runtime = CudaRuntime(
+            config.batch_invariant, launcher, self.shared_bytes(), has_float8=self._capability() >= FLOAT8_CAPABILITY
+        )
         self.rows_are_exact = config.batch_invariant
         self.ops = self.runtime.bind(config.op_overrides)
 

@@ -58,7 +58,7 @@ class GroupedStack(PreparedStack):
         inputs that share a scale (1: all); 0 without scales."""
         super().__init__(state, first)
         self._shape, self._runtime, self._tile, self._group = shape, runtime, tile, group
-        self._weights = state["codes" if group else "weight"].contiguous()
+        self._weights = runtime.floats(state["codes"].contiguous()) if group else state["weight"].contiguous()
         self._scales, self._biases = state["scales"].contiguous() if group else self._weights, state.get("bias")
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:

@@ -21,7 +21,7 @@ class Float8Linear(InvariantLinear):
 
     def __init__(self, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
         super().__init__(shape, state, runtime)
-        self._spec, self._given = spec, {**state, "weight": state["codes"]}
+        self._spec, self._given = spec, {**state, "weight": runtime.floats(state["codes"])}
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         return PreparedLinear.by_head(self, x, outputs)

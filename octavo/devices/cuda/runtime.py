@@ -14,11 +14,17 @@ from octavo.ops.registry import Ops, bind, implementations
 @dataclass(frozen=True)
 class CudaRuntime:
     """is_invariant: the bits of a row must not depend on the others, which costs speed. launch: launches kernels.
-    shared_bytes: shared memory of an SM; by default that of Hopper and Blackwell."""
+    shared_bytes: shared memory of an SM; by default that of Hopper and Blackwell. has_float8: whether the GPU decodes
+    floats of 8 bits, from capability 8.9 on."""
 
     is_invariant: bool = False
     launch: Launcher = launch_by_triton
     shared_bytes: int = 228 << 10
+    has_float8: bool = False
+
+    def floats(self, codes: Tensor) -> Tensor:
+        """Return the codes of floats of 8 bits (E4M3) as kernels take them: as floats where the GPU decodes them."""
+        return codes.view(torch.float8_e4m3fn) if self.has_float8 else codes
 
     def bind(self, overrides: dict[str, str] | None = None) -> Ops:
         """Return the operators."""

@@ -30,7 +30,7 @@ from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.quantized import fp8, quantize
 from tests.ops.test_experts import EXPERTS, route_tokens
 
-RUNTIME = CudaRuntime()
+RUNTIMES = [CudaRuntime(has_float8=has_float8) for has_float8 in (False, True)]
 BLOCKS = CodeSpec(8, 128, "none", torch.float32, is_float=True)
 CHANNELS = CodeSpec(8, 0, "none", torch.float32, is_float=True)
 
@@ -44,21 +44,24 @@ def stored(spec: CodeSpec, outputs: int, inputs: int) -> dict[str, Tensor]:
     return {"codes": codes, "scales": scales}
 
 
-def both(spec: CodeSpec, outputs: int, inputs: int, dtype: torch.dtype, **options: Any) -> list[PreparedLinear]:
+def both(runtime: CudaRuntime, spec: CodeSpec, outputs: int, inputs: int, **options: Any) -> list[PreparedLinear]:
     """The weight as it is stored, and as a plain one."""
     weight = stored(spec, outputs, inputs)
-    made = RUNTIME.bind().prepare_coded(spec)(weight, dtype, **options)
+    made = runtime.bind().prepare_coded(spec)(weight, torch.float16, **options)
     assert isinstance(made, Float8Linear)
-    return [made, InvariantFormat(RUNTIME)(spec.dequantized(weight).to(dtype), **options)]
+    return [made, InvariantFormat(runtime)(spec.dequantized(weight).half(), **options)]
 
 
 @pytest.mark.parametrize(("spec", "inputs"), [(BLOCKS, 300), (BLOCKS, 512), (CHANNELS, 70)])
 @pytest.mark.parametrize("tokens", [1, 70])
-def test_products_have_the_bits_of_plain_weights(tokens: int, spec: CodeSpec, inputs: int) -> None:
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=["bytes", "floats"])
+def test_products_have_the_bits_of_plain_weights(
+    runtime: CudaRuntime, tokens: int, spec: CodeSpec, inputs: int
+) -> None:
     x = torch.randn(tokens, inputs).half()  # the interpreter cuts numbers off to bfloat16
     for ours, plain in (
-        both(spec, 44, inputs, torch.float16),
-        both(spec, 44, inputs, torch.float16, bias=torch.randn(44).half(), gated=True),
+        both(runtime, spec, 44, inputs),
+        both(runtime, spec, 44, inputs, bias=torch.randn(44).half(), gated=True),
     ):
         assert torch.equal(ours(x), plain(x))
         add = torch.randn(tokens, 44)
@@ -78,8 +81,8 @@ def test_experts_have_the_bits_of_plain_weights(spec: CodeSpec) -> None:
     state = {name: torch.stack([each[name] for each in weights]) for name in ("codes", "scales")}
     plain = torch.stack([spec.dequantized(each) for each in weights]).half()
     shape = LinearShape(44, 300, torch.float16, is_gated=True)
-    stack = RUNTIME.bind().prepare_coded(spec).restore_stack(shape, state)
-    expected = InvariantFormat(RUNTIME).restore_stack(shape, {"weight": plain})
+    stack = RUNTIMES[1].bind().prepare_coded(spec).restore_stack(shape, state)
+    expected = InvariantFormat(RUNTIMES[1]).restore_stack(shape, {"weight": plain})
     assert isinstance(stack, GroupedStack)
     for tokens in (2, 40):
         x, routing = torch.randn(tokens, 300).half(), route_tokens(tokens)

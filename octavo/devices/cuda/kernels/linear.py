@@ -55,8 +55,13 @@ def _read(at, scale, mask, live, EVEN: tl.constexpr, GROUP: tl.constexpr, TYPE: 
     else:
         found = tl.load(at, mask=mask, other=0.0)
     if GROUP > 0:
-        scales = tl.load(scale, mask=live, other=0.0) * 256.0
-        found = (factors(found, tl.float32) * scales[:, None]).to(TYPE)
+        scales = tl.load(scale, mask=live, other=0.0)
+        if found.dtype == tl.uint8:
+            values = factors(found, tl.float32)
+            scales = scales * 256.0
+        else:
+            values = found.to(tl.float16).to(tl.float32)
+        found = (values * scales[:, None]).to(TYPE)
     return found
 
 
