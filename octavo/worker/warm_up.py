@@ -50,21 +50,21 @@ class _Row(NamedTuple):
 class WarmUp:
     """Executes the largest steps over the caches of a runner, whatever their size. What these hold is lost.
 
-    plan: with these caches. max_model_len: tokens of a sequence. The steps follow from the sizes alone: ranks of a
-    model make the same ones.
+    plan: with these caches. max_model_len: tokens of a sequence. num_drafts: most guesses that a row verifies. The
+    steps follow from the sizes alone: ranks of a model make the same ones.
     """
 
     runner: ModelRunner
     scheduler: SchedulerConfig
     plan: MemoryPlan
     max_model_len: int
+    num_drafts: int = 0
 
     def measure(self, taken: Callable[[], MemoryUse]) -> int:
         """Execute steps of every kind, and return the bytes of one more graph. taken: tells what is taken."""
         self._run(self._prompt_rows(), _DESCRIBED)
         self._draw_otherwise()
-        if self.scheduler.num_lookahead_slots:
-            self._verify()
+        self._verify()
         sizes = [self._num_rows >> halvings for halvings in range(self._num_rows.bit_length())]
         self._decode(_DESCRIBED, sizes[0], self.max_model_len)
         for size in sizes:
@@ -101,13 +101,14 @@ class WarmUp:
         self._run([_Row(length, length, num_prompt_logprobs=length - 1)], _DESCRIBED)
 
     def _verify(self) -> None:
-        """Verify guesses, and make some where the worker does."""
-        num_drafts = min(self.scheduler.num_lookahead_slots, self.max_model_len - 1)
+        """Verify guesses, and make some where the worker does, twice: then what makes them is captured."""
+        num_drafts = min(self.num_drafts, self.max_model_len - 1, self.scheduler.max_num_batched_tokens - 1)
         num_proposals = 0 if self.runner.drafter is None else num_drafts
         row = _Row(1 + num_drafts, 1 + num_drafts, num_drafts=num_drafts, num_proposals=num_proposals)
         num_rows = min(self._num_rows, self.scheduler.max_num_batched_tokens // row.num_tokens)
-        if num_drafts and num_rows:
-            self._run([row] * num_rows, _DESCRIBED)
+        if num_drafts:
+            for _ in range(2):
+                self._run([row] * num_rows, _DESCRIBED)
 
     def _decode(self, params: SamplingParams, num_rows: int, longest: int) -> None:
         """Execute a decode step twice, of rows of which one is long: it is captured when it comes for the second
@@ -144,6 +145,7 @@ class WarmUp:
                     num_prompt_tokens=num_known,
                     block_tables=tables,
                     params=params,
+                    is_drafted=self.runner.drafter is not None,
                 )
             )
             scheduled.append(

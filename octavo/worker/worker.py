@@ -139,7 +139,8 @@ class Worker:
         )
         ranks_here = config.device.ranks_per_machine
         kept = kept_bytes(config.transfer, config.num_engines * ranks_here)
-        self._sizing = Sizing(self._parts, config.cache, ranks_here, kept)
+        num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+        self._sizing = Sizing(self._parts, config.cache, ranks_here, kept, num_drafts)
         self._loaded: LoadedRank
         self._swap_space: SwapSpace | None = None
         self._cache: CacheEngine

@@ -17,6 +17,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices import DEVICES
 from octavo.devices.device import MemoryUse
 from octavo.errors import ConfigError
+from octavo.worker.drafter import ModelDrafter
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.warm_up import WarmUp
 from octavo.worker.worker import Worker
@@ -85,6 +86,41 @@ def test_the_cache_has_what_the_largest_steps_leave(path: Path, monkeypatch: pyt
     with started(path) as llm:
         assert llm.generate([prompt], asked, use_tqdm=False)[0].outputs == found
         assert "measured" not in worker_of(llm).plan.render()
+
+
+@pytest.mark.parametrize("family", ["gemma3", "deepseek_v3", "qwen3_5", "gpt2"])
+def test_models_of_every_kind_make_these_steps_and_forget_them(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, latents and experts, recurrent states, learned positions."""
+    uses(monkeypatch, peak=1 << 20)
+    monkeypatch.setitem(DEVICES, "reference", NAME)
+    path = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
+    found = []
+    for is_measured in (True, False):
+        monkeypatch.setattr(MeasuredDevice, "warms_up", is_measured)
+        monkeypatch.setattr(MeasuredDevice, "frees", [16 * FREE])
+        with started(path, max_num_seqs=9) as llm:
+            assert ("measured" in worker_of(llm).plan.render()) is is_measured
+            asked = SamplingParams(max_tokens=4, temperature=0.9, seed=1, ignore_eos=True)
+            prompt: Any = {"prompt_token_ids": [5, 6, 7]}
+            found.append(llm.generate([prompt], asked, use_tqdm=False)[0].outputs)
+    assert found[0] == found[1]
+
+
+def test_a_draft_model_guesses_in_these_steps(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted: list[int] = []
+    guess = ModelDrafter._guess
+    monkeypatch.setattr(MeasuredDevice, "lacks", {})
+    monkeypatch.setattr(
+        ModelDrafter, "_guess", lambda self, spans, hidden: drafted.append(len(spans)) or guess(self, spans, hidden)
+    )
+    draft = write_byte_tokenizer(make_checkpoint("llama", tmp_path / "draft", vocab_size=300))
+    uses(monkeypatch, peak=1 << 20)
+    speculates: Any = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+    with started(path, speculative_config=speculates) as llm:
+        assert max(drafted) == 48 // 4, "as many rows as a step verifies"
+        assert worker_of(llm).plan.activation_bytes > 1 << 20
 
 
 def test_what_explain_shows_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,16 +212,19 @@ class Recording:
 def test_the_largest_steps_have_every_size_and_every_way_to_draw() -> None:
     runner: Any = Recording()
     plan = msgspec.structs.replace(PLAN, cache=CacheLimits.of_one_group(2, BLOCK_SIZE))
-    scheduler = SchedulerConfig(max_model_len=50, max_num_seqs=16, max_num_batched_tokens=40, num_lookahead_slots=3)
+    scheduler = SchedulerConfig(max_model_len=50, max_num_seqs=16, max_num_batched_tokens=40)
     taken = iter([MemoryUse(0, 10), MemoryUse(0, 10 + 2 * 9 - 1)])
-    assert WarmUp(runner, scheduler, plan, 50).measure(lambda: next(taken)) == 9, "graphs of 12 and 6 rows, rounded up"
-    prompts, plain, several, beams, described, verified, *decodes = runner.steps
+    assert WarmUp(runner, scheduler, plan, 50, num_drafts=3).measure(lambda: next(taken)) == 9, (
+        "graphs of 12 and 6 rows, rounded up"
+    )
+    prompts, plain, several, beams, described, verified, again, *decodes = runner.steps
     assert (len(prompts.rows), prompts.num_tokens) == (16, 40)
     assert [len(each.rows) for each in (plain, several, beams, described)] == [16, 16, 16, 1]
     assert {each.num_samples for each in several.rows} == {2}
     assert {each.num_candidates for each in beams.rows} == {20}
     assert [(each.num_tokens, each.num_prompt_logprobs) for each in described.rows] == [(40, 39)]
     assert [len(each.drafts) for each in verified.rows] == [3] * 10, "40 tokens, four of each row"
+    assert again == verified
     assert [len(each.rows) for each in decodes] == [16] * 4 + [8, 8, 4, 4, 2, 2, 1, 1] + [12, 12, 6, 6]
     lengths = [max(row.start + 1 for row in each.rows) for each in decodes]
     assert lengths == [50] * 12 + [1] * 4, "the longest, and for graphs alone the shortest"
