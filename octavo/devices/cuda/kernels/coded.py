@@ -227,8 +227,8 @@ def coded_linear(
             super_scales += first * (KP // SUPER)
             super_zeros += first * (KP // SUPER)
     else:
-        rows = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
-        places, live = rows, rows < M
+        places = tl.program_id(0) * BM + tl.arange(0, BM)
+        live, rows = places < M, places.to(tl.int64)
     total = _value(
         x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, rows, columns, 0, M, N, KP, G,
         BITS, GROUP, SUPER, ZERO, IS_FLOAT, PLANES, HAS_BIAS, HAS_ADDEND, BM, BN, STEPS,
@@ -240,4 +240,4 @@ def coded_linear(
         )  # fmt: skip
         total = total / (1.0 + tl.exp(-total)) * up
     inside = live[None, :] & (columns < width)[:, None]
-    tl.store(out + places[None, :] * out_stride + columns[:, None], total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + places.to(tl.int64)[None, :] * out_stride + columns[:, None], total.to(out.dtype.element_ty), mask=inside)

@@ -30,7 +30,7 @@ def rows_of_expert(order, starts, num_experts, top_k, E: tl.constexpr, OF_TOKENS
     rows = places
     if OF_TOKENS:
         rows = tl.load(order + places, mask=live, other=0) // top_k
-    return own.to(tl.int64), places.to(tl.int64), live, rows.to(tl.int64)
+    return own.to(tl.int64), places, live, rows.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_experts", "top_k"])
@@ -61,5 +61,5 @@ def experts(
         if HAS_BIAS:
             up += tl.load(bias + width + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
         sums = sums / (1.0 + tl.exp(-sums)) * up
-    at = places[:, None] * width + columns[None, :]
+    at = places.to(tl.int64)[:, None] * width + columns[None, :]
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=live[:, None] & (columns < width)[None, :])
