@@ -240,4 +240,5 @@ def coded_linear(
         )  # fmt: skip
         total = total / (1.0 + tl.exp(-total)) * up
     inside = live[None, :] & (columns < width)[:, None]
-    tl.store(out + places.to(tl.int64)[None, :] * out_stride + columns[:, None], total.to(out.dtype.element_ty), mask=inside)
+    at = places.to(tl.int64)[None, :] * out_stride + columns[:, None]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
