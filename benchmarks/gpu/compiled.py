@@ -227,7 +227,7 @@ def coded_kernels() -> Iterator[Kernel]:
             shape = {**constants, **tile, "IS_GATED": name == "int4", "PLANES": planes}
             title = f"coded {name}{' and 16 bits' * (planes == 2)}, {tokens} rows"
             yield Kernel(title, coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
-            if name in ("int4", "q4_k") and tokens == 64:
+            if name == "int4" and tokens == 64:
                 shape |= {"E": 128, "OF_TOKENS": True}
                 yield Kernel(f"experts, {title}", coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
 

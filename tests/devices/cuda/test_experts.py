@@ -23,13 +23,9 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.ops.test_experts import EXPERTS, TOP_K, expert_of, make_stack, route_tokens
 
-KINDS = [
-    (CodeSpec(4, 64, "zeros", torch.float16, has_order=True), True, 4),
-    (CodeSpec(4, 32, "minimums", torch.int8, 256), False, 4),
-    (NVFP4, False, 50),
-]
-"""Of codes, with orders of inputs, with two levels of scales, and floats; whether gated, and tokens: of 50, tiles have
-more rows than 16. The others are tested when there is time."""
+KINDS = [(CodeSpec(4, 64, "zeros", torch.float16, has_order=True), True, 4), (NVFP4, False, 50)]
+"""Of codes, with orders of inputs, and floats; whether gated, and tokens: of 50, tiles have more rows. The others are
+tested when there is time."""
 OTHERS = [
     pytest.param(spec, gated, tokens, marks=pytest.mark.long)
     for spec in example_specs()
