@@ -180,11 +180,13 @@ def test_a_step_that_does_not_fit_is_refused_by_number(
         started(path)
 
 
-def test_ranks_measure_the_same_steps(path: Path) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_ranks_measure_the_same_steps(path: Path, tensor: int, pipeline: int) -> None:
     """Ranks whose steps differ would wait for each other's calls without end."""
-    config = make_config(path, device="reference", tensor_parallel_size=2, **(SIZES | {"max_num_seqs": 4}))
+    sizes: Any = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    config = make_config(path, device="reference", **(SIZES | {"max_num_seqs": 4}), **sizes)
     MeasuredDevice.uses[:] = [MemoryUse(5 << 20, 0)]
-    ranks = ThreadRanks(config, thread_meshes(2, 1))
+    ranks = ThreadRanks(config, thread_meshes(tensor, pipeline))
     try:
         plans = ranks.call("prepare")
         assert [each.activation_bytes for each in plans] == [0, 0]
