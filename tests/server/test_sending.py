@@ -67,7 +67,7 @@ def test_reader_that_stops_holds_the_stream_back(server: Served) -> None:
         read = b""
         while server.llm.num_outputs <= held_at:
             read += response.read(100_000)
-        for _ in range(held_at):
+        for _ in range(2 * held_at):  # an event and an empty line
             read += response.readline()
     events = [json.loads(line[6:]) for line in read.split(b"\n")[:-1] if line]
     text = "".join(event["choices"][0]["text"] for event in events[:-1])
