@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform as python_platform
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
     instruction_sets: tuple[str, ...]
     native_module: str | None
     """Who compiled octavo._native, or None where it is absent and plain torch does all the work."""
+    has_gpu: bool = False
+    """Whether a GPU of NVIDIA is to be expected. Whether it can be used is known when PyTorch is imported."""
 
     @classmethod
     def detect(cls) -> Platform:
@@ -49,12 +52,23 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
             memory=usable_memory(),
             instruction_sets=instruction_sets or _instruction_sets_from_proc(),
             native_module=native,
+            has_gpu=has_nvidia_gpu(),
         )
 
     def with_available(self, num_bytes: int) -> Platform:
         """Return the same machine with `num_bytes` more memory available, which this process has taken already."""
         memory = msgspec.structs.replace(self.memory, available=self.memory.available + num_bytes)
         return msgspec.structs.replace(self, memory=memory)
+
+
+def has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Return whether there are the files of a driver of NVIDIA, and a PyTorch that may be built for it."""
+    if not any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg")):
+        return False
+    try:
+        return not metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
-from octavo.platform import Memory, Platform, usable_cores, usable_memory
+import pytest
+
+from octavo.platform import Memory, Platform, has_nvidia_gpu, usable_cores, usable_memory
 
 GIB = 1 << 30
 
@@ -19,6 +22,32 @@ def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+@pytest.mark.parametrize(
+    ("files", "version", "has_gpu"),
+    [
+        (["dev/nvidiactl"], "2.11.0+cu130", True),
+        (["dev/nvidiactl"], "2.13.0", True),
+        (["dev/dxg"], "2.13.0", True),
+        (["dev/nvidiactl"], "2.13.0+cpu", False),
+        (["dev/nvidiactl"], None, False),
+        ([], "2.13.0", False),
+    ],
+)
+def test_a_gpu_is_expected_where_there_is_its_driver_and_pytorch_may_be_built_for_it(
+    files: list[str], version: str | None, has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert has_nvidia_gpu(tmp_path) == has_gpu
 
 
 def test_without_a_limit_memory_is_the_machines(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ class SchedulerArgs:
         int | None,
         Arg(
             "Steps planned before the tokens of earlier ones are known. By default as many as "
-            "pipeline_parallel_size, so that every stage has one, and 2 where the device is cuda.",
+            "pipeline_parallel_size, so that every stage has one, and 2 on a GPU.",
             ge=1,
             le=8,
         ),

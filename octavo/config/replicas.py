@@ -30,7 +30,7 @@ def replica_config(
         place = dataclasses.replace(place, number=number, cpus=cpus, name=name)
     return msgspec.structs.replace(
         config,
-        cache=_share(config.cache, count, before, has_gpus=config.device.device == "cuda"),
+        cache=_share(config.cache, count, before, has_gpus=config.device.has_gpus),
         observability=_with_own_recording(config.observability, number if count > 1 else None, num_starts),
         replicas=place,
         transfer=transfer,

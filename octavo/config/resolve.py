@@ -99,6 +99,7 @@ def resolve(
     speculative = speculative_config(args)
     _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)
+    has_gpus = args.device == "cuda" or (platform.has_gpu and _device(args) == "auto")
     return EngineConfig(
         model=ModelConfig(
             **_values(args, ModelArgs)
@@ -121,7 +122,7 @@ def resolve(
             }
         ),
         cache=cache_config(args, dtype),
-        scheduler=scheduler_config(_with_room_for_one(args, pooling, max_model_len), max_model_len),
+        scheduler=scheduler_config(_with_room_for_one(args, pooling, max_model_len), max_model_len, has_gpus=has_gpus),
         device=DeviceConfig(
             **_values(args, DeviceArgs)
             | {
@@ -129,6 +130,7 @@ def resolve(
                 "threads": args.threads or most_threads,
                 "user_set_threads": args.threads is not None,
                 "needs_exact_rows": speculative is not None,
+                "has_gpus": has_gpus,
             }
         ),
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
@@ -230,8 +232,11 @@ def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
     return CacheConfig(**_values(args, CacheArgs), dtype=cast(CacheDType, wanted))
 
 
-def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
-    """Return the scheduler's section. Raises ConfigError where its arguments contradict each other."""
+def scheduler_config(args: EngineArgs, max_model_len: int, *, has_gpus: bool = False) -> SchedulerConfig:
+    """Return the scheduler's section. has_gpus: whether steps are launched beside the host.
+
+    Raises ConfigError where its arguments contradict each other.
+    """
     if args.max_num_batched_tokens < args.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
@@ -239,7 +244,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         )
     for message in without_effect(args).values():
         raise ConfigError(message)
-    depth = args.max_steps_in_flight or max(args.pipeline_parallel_size, 2 if args.device == "cuda" else 1)
+    depth = args.max_steps_in_flight or max(args.pipeline_parallel_size, 2 if has_gpus else 1)
     given = _values(args, SchedulerArgs) | {"max_steps_in_flight": depth}
     if args.enable_lora:
         given |= {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}

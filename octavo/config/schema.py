@@ -112,6 +112,8 @@ class DeviceConfig(DeviceArgs):
     """Whether the number of threads was given: then short steps use all of them too."""
     needs_exact_rows: bool = False
     """Whether results must not depend on how many rows a step has: where it speculates."""
+    has_gpus: bool = False
+    """Whether each rank has a GPU: asked for, or to be expected on this machine where the device is auto."""
     most_ranks_together: int | None = None
     """Ranks on the machine that has most, where machines have different numbers; then each counts as a machine."""
 

@@ -37,7 +37,7 @@ def test_memory_is_shared_evenly_and_blocks_are_for_each() -> None:
 def test_what_a_gpu_has_is_for_one_replica() -> None:
     given = {"kv_cache_memory": 3 << 30, "prefix_cache_size": 300, "swap_space": 3.0}
     config = config_of(3, gpu_memory_utilization=0.9, **given)
-    config = msgspec.structs.replace(config, device=dataclasses.replace(config.device, device="cuda"))
+    config = msgspec.structs.replace(config, device=dataclasses.replace(config.device, has_gpus=True))
     cache = replica_config(config, 1).cache
     assert (cache.gpu_memory_utilization, cache.kv_cache_memory, cache.prefix_cache_size) == (0.9, 3 << 30, 300)
     assert cache.swap_space == 1.0, "the host is shared"

@@ -54,8 +54,25 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert config.device.threads == 6
     assert config.cache.swap_space_bytes == 4 << 30
     assert config.scheduler.max_steps_in_flight == 1
-    on_gpu = resolve(EngineArgs(model="m", device="cuda"), checkpoint(tmp_path), PLATFORM)
-    assert on_gpu.scheduler.max_steps_in_flight == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "is_found", "has_gpus"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"device": "cuda"}, False, True),
+        ({"device": "cpu"}, True, False),
+        ({"instruction_set": "reference"}, True, False),
+    ],
+)
+def test_steps_are_launched_ahead_where_a_gpu_is_asked_for_or_expected(
+    given: dict[str, Any], is_found: bool, has_gpus: bool, tmp_path: Path
+) -> None:
+    platform = msgspec.structs.replace(PLATFORM, has_gpu=is_found)
+    config = resolve(EngineArgs(model="m", **given), checkpoint(tmp_path), platform)
+    assert config.device.has_gpus == has_gpus
+    assert config.scheduler.max_steps_in_flight == 1 + has_gpus
 
 
 @pytest.mark.parametrize(
