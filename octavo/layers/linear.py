@@ -19,7 +19,8 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Filling, PreparedLayer, TensorSlot
-from octavo.quantization.method import Methods, without_codes
+from octavo.ops.prepare_linear import LinearShape
+from octavo.quantization.method import Methods, columns_of, without_codes
 
 
 class ColumnLinear(PreparedLayer):
@@ -365,20 +366,21 @@ class SummedLinear(PreparedLayer):
             shape = (self.outputs, total)
             fill = partial(self._fill, held.key, columns, turned)
             part = _part(columns, outputs_last=not turned)
-            yield TensorSlot(f"{path}.{held.name}", shape[::-1] if turned else shape, fill, parts=(part,))
+            yield TensorSlot(f"{path}.{held.name}", shape[::-1] if turned else shape, fill, (part,), dtype=held.dtype)
         if self.has_bias:
             yield TensorSlot(f"{path}.bias", (self.outputs,), self._fill_bias)
 
     def _columns(self, held: Filling) -> tuple[int, slice]:
         """Return how many columns a stored tensor has, and those of this rank. Raises ConfigError."""
         start, length = self.mesh.share(self.inputs)
-        per_column, rest = divmod(length, held.inner[0])
-        if held.name == "order" or rest or start % per_column:
+        whole, own = LinearShape(self.outputs, self.inputs, self.dtype), range(start, start + length)
+        found = columns_of(self._parts[0].method, held.name, whole, own)  # there is one stored weight
+        if found is None:
             raise ConfigError(
                 "tensor_parallel_reduce is sum, which would cut groups or the order of inputs of a quantised weight; "
                 "use gather"
             )
-        return self.inputs // per_column, slice(start // per_column, (start + length) // per_column)
+        return found
 
     def _fill(self, key: str, columns: slice, turned: bool, stored: Tensor) -> None:
         self.hold(key, (stored.t() if turned else stored)[:, columns])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor
@@ -102,6 +102,23 @@ UNQUANTIZED = FromPlain("unquantized")
 def without_codes(method: WeightMethod) -> WeightMethod:
     """Return the method of a layer that cannot keep codes: such a weight is dequantised."""
     return UNQUANTIZED if isinstance(method, Coded) else method
+
+
+def columns_of(method: WeightMethod, name: str, shape: LinearShape, inputs: range) -> tuple[int, slice] | None:
+    """Return how many columns a tensor of a stored weight has, and those of a range of its inputs; None where the range
+    would cut a group or an order of inputs."""
+
+    def before(place: int) -> int:
+        return method.tensors(replace(shape, inputs=place))[name].shape[1]
+
+    if name == "order":
+        return None
+    if before(shape.inputs) == 1:  # a scale of all inputs
+        return 1, slice(0, 1)
+    # one more input has one more column only where a group begins
+    if any(before(cut) == before(cut + 1) for cut in (inputs.start, inputs.stop) if 0 < cut < shape.inputs):
+        return None
+    return before(shape.inputs), slice(before(inputs.start), before(inputs.stop))
 
 
 class KeptAs(NamedTuple):

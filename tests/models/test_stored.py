@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,31 @@ def test_ranks_share_codes(tmp_path: Path) -> None:
         if name.endswith("o_proj.zeros"):
             assert tensor.min() < tensor.max()
             assert torch.equal(torch.cat(parts), tensor)
+
+
+def joined_weight(path: Path, mesh: Mesh) -> torch.Tensor:
+    """What a rank has of a weight whose inputs are cut where ranks sum."""
+    opened = LoadedModel.open(Checkpoint.open(path), mesh, kept_as=KeptAs(has_float8=True))
+    layer = dict(opened.load(bind(), ReferenceBackend()).layers_by_path())["layers.0.mlp.down_proj"]
+    assert isinstance(layer, PreparedLayer)
+    return layer.prepared.rows(torch.arange(layer.num_outputs))
+
+
+@pytest.mark.parametrize("name", ["W8A8", "GPTQ with zero points", "FP8 in channels", "FP8 of tensors"])
+def test_ranks_that_sum_share_inputs_of_codes(name: str, tmp_path: Path) -> None:
+    encode, config = {**CODES, **FLOATS, "GPTQ with zero points": gptq(4, 64, symmetric=False)}[name]
+    path = quantize(make_checkpoint("llama", tmp_path / "m", **SIZES, num_hidden_layers=1), encode, config)
+    shares = [joined_weight(path, replace(Mesh.of_rank(rank, tensor=2), reduce="sum")) for rank in range(2)]
+    assert torch.equal(torch.cat(shares, 1), joined_weight(path, Mesh.single()))
+
+
+@pytest.mark.parametrize("inputs", [240, 384])
+def test_ranks_that_sum_cut_no_group(inputs: int, tmp_path: Path) -> None:
+    sizes = {**SIZES, "intermediate_size": inputs, "num_hidden_layers": 1}
+    config = {"quant_method": "fp8", "weight_block_size": [48, 128]}
+    path = quantize(make_checkpoint("llama", tmp_path / "m", **sizes), fp8(48, 128, ".weight_scale_inv"), config)
+    with pytest.raises(ConfigError, match="tensor_parallel_reduce is sum, which would cut groups"):
+        joined_weight(path, replace(Mesh.of_rank(1, tensor=2), reduce="sum"))
 
 
 def test_dummy_weights_are_those_of_the_config(tmp_path: Path) -> None:
