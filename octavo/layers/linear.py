@@ -376,10 +376,8 @@ class SummedLinear(PreparedLayer):
         whole, own = LinearShape(self.outputs, self.inputs, self.dtype), range(start, start + length)
         found = columns_of(self._parts[0].method, held.name, whole, own)  # there is one stored weight
         if found is None:
-            raise ConfigError(
-                "tensor_parallel_reduce is sum, which would cut groups or the order of inputs of a quantised weight; "
-                "use gather"
-            )
+            way = "tensor_parallel_reduce is sum"
+            raise ConfigError(f"{way}, which would cut groups or the order of inputs of a quantised weight; use gather")
         return found
 
     def _fill(self, key: str, columns: slice, turned: bool, stored: Tensor) -> None:
