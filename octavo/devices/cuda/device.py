@@ -17,7 +17,7 @@ from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.cubins import FOLDER, open_launcher
-from octavo.devices.cuda.driver import Driver
+from octavo.devices.cuda.driver import Driver, newest_cuda
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, CudaGraphs, Graph, GraphedModel
 from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.rotation import RotatingCudaBackend
@@ -27,7 +27,6 @@ from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps, 
 from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
-from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.device import ReferenceDevice
 from octavo.devices.reference.sampler import reference_bytes
 from octavo.devices.token_store import TokenStore
@@ -43,6 +42,26 @@ LEAST_CAPABILITY: Final = (8, 0)
 """Ampere: the first with products of bfloat16."""
 FLOAT8_CAPABILITY: Final = (8, 9)
 """Ada: the first that decodes floats of 8 bits."""
+
+
+def _why_unavailable(needed: str) -> str:
+    """Return why PyTorch finds no GPU. needed: the version of CUDA that it is built with."""
+    newest = newest_cuda()
+    if newest is None:
+        return "no driver of NVIDIA is installed: libcuda.so.1 is missing"
+    runs = f"the driver runs CUDA up to {newest[0]}.{newest[1]}, and this PyTorch is built with {needed}"
+    # a driver runs all versions of its major one
+    if newest[0] < int(needed.partition(".")[0]):
+        return f"{runs}: install a newer driver, or a PyTorch for an older CUDA"
+    return f"there is no GPU that can be used ({runs}): check nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def _why_too_old(name: str, capability: tuple[int, int]) -> str | None:
+    """Return why a GPU of this compute capability cannot be used; None where it can."""
+    if capability >= LEAST_CAPABILITY:
+        return None
+    found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
+    return f"{name} has compute capability {found}, and {least} is needed"
 
 
 class CudaDevice(ReferenceDevice):
@@ -66,6 +85,9 @@ class CudaDevice(ReferenceDevice):
             )
         super().__init__(config, platform, because)
         self.torch_device = self._own_gpu(place)
+        too_old = _why_too_old(f"the GPU {place} of this rank", self._capability())
+        if too_old is not None:  # others of this machine may be newer
+            raise ConfigError(f"{too_old}: choose others by CUDA_VISIBLE_DEVICES")
         self._swaps: Swaps | None = None
         self._transfer_streams = self._streams()
         launcher = self.launcher(config.batch_invariant)
@@ -97,11 +119,10 @@ class CudaDevice(ReferenceDevice):
         if torch.version.cuda is None:
             return f"this PyTorch ({torch.__version__}) is built without CUDA: install a build that has it"
         if not torch.cuda.is_available():
-            return f"there is no GPU, or its driver is older than CUDA {torch.version.cuda} needs"
-        capability = torch.cuda.get_device_capability()
-        if capability < LEAST_CAPABILITY:
-            found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
-            return f"{torch.cuda.get_device_name()} has compute capability {found}, and {least} is needed"
+            return _why_unavailable(torch.version.cuda)
+        too_old = _why_too_old(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+        if too_old is not None:
+            return too_old
         if find_spec("triton") is None and not FOLDER.is_dir():
             return "Triton is not installed: pip install 'octavo[cuda]'"
         return None
@@ -150,7 +171,7 @@ class CudaDevice(ReferenceDevice):
     ) -> AttentionChoice:
         reason = CudaBackend.obstacle(cache_dtype, head_dims, block_size)
         if reason is not None:
-            return AttentionChoice(ReferenceBackend(cache_dtype), reason)
+            raise ConfigError(f"device is cuda, but {reason}; use the device cpu")
         rotates = self._config.op_overrides.get("rotary", "triton") == "triton"
         backend = (RotatingCudaBackend if rotates else CudaBackend)(self.runtime, cache_dtype)
         return AttentionChoice(backend, "compiled by Triton")

@@ -7,6 +7,7 @@ from ctypes import CDLL, byref, c_char_p, c_int, c_uint, c_void_p
 from functools import partial
 from typing import Any, Final
 
+_LIBRARY: Final = "libcuda.so.1"
 _MAX_DYNAMIC_SHARED_SIZE: Final = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _INVALID_CONTEXT: Final = 201
@@ -20,6 +21,17 @@ _SIGNATURES: Final = {
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
 }
+
+
+def newest_cuda() -> tuple[int, int] | None:
+    """Return the newest version of CUDA that the installed driver runs, such as (12, 8); None where there is none."""
+    try:
+        library = CDLL(_LIBRARY)
+    except OSError:
+        return None
+    number = c_int()
+    library.cuDriverGetVersion(byref(number))
+    return number.value // 1000, number.value % 1000 // 10
 
 
 class DriverError(RuntimeError):
@@ -45,7 +57,7 @@ class Driver:
 
         torch.cuda.synchronize()
         # as torch.cuda.current_stream().cuda_stream, in a tenth of its time
-        return Driver(CDLL("libcuda.so.1"), partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()))
+        return Driver(CDLL(_LIBRARY), partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()))
 
     def load(self, code: bytes, function: str, shared_bytes: int) -> int:
         """Return the handle of a function of a cubin. Raises DriverError."""
