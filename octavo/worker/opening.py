@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.media_args import media_limits
 from octavo.config.sounds import sound_section
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
+from octavo.models.decoder import PROOF_BLOCK_SIZE
 from octavo.models.loader import DTYPES, LoadedModel
+from octavo.ops.registry import Ops, bind
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.processors.speech import speech_rules
@@ -35,6 +42,21 @@ def place_of(config: EngineConfig, rank: int) -> Mesh:
     sizes = {"tensor": device.tensor_parallel_size, "pipeline": device.pipeline_parallel_size}
     place = Mesh.of_rank(rank, **sizes, whole_experts=device.enable_expert_parallel)
     return replace(place, reduce=device.tensor_parallel_reduce)
+
+
+def proving_parts(device: Device) -> tuple[Ops, Callable[[int], AttentionBackend]]:
+    """Return the operators with which `DecoderStack.proof` computes, and what makes a backend for a size of heads.
+
+    They are the device's where its tensors are in the memory of the host, as those of the proof are, and elsewhere the
+    reference's: what is proved is how a class was taken apart.
+    """
+    if device.torch_device.type != "cpu":
+        return bind(), lambda _: ReferenceBackend()
+
+    def attention(head_dim: int) -> AttentionBackend:
+        return device.attention(*[torch.float32] * 2, head_dims=[head_dim], block_size=PROOF_BLOCK_SIZE).backend
+
+    return device.ops, attention
 
 
 def open_model(config: EngineConfig, mesh: Mesh, *, keeps_float8: bool = False) -> LoadedModel:

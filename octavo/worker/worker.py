@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import AttentionBackend, cache_layout
+from octavo.attention.backend import cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
 from octavo.core.cache_limits import CacheLimits
@@ -24,7 +24,6 @@ from octavo.distributed.groups import Allocate, Meet, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
-from octavo.models.decoder import PROOF_BLOCK_SIZE
 from octavo.models.loader import DTYPES
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
@@ -35,7 +34,7 @@ from octavo.worker.launching import LaunchedStep, LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
 from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import kept_bytes, open_model, place_of
+from octavo.worker.opening import kept_bytes, open_model, place_of, proving_parts
 from octavo.worker.sizing import Sizing
 from octavo.worker.step_watch import StepWatch, TimedModel
 from octavo.worker.warm_up import WarmUp
@@ -124,7 +123,7 @@ class Worker:
 
         packed = config.model.packed_directory
         folder = None if packed is None else Path(packed) / f"proofs-{__version__}"
-        self._proof = self._opened.model.proof(self._device.ops, self._proving_attention, folder)
+        self._proof = self._opened.model.proof(*proving_parts(device), folder)
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
         self._parts = RankParts(
@@ -148,9 +147,6 @@ class Worker:
         self._adapters: Adapters | None = None
         self._watch: StepWatch | None = None
         self._failure: str | None = None
-
-    def _proving_attention(self, head_dim: int) -> AttentionBackend:
-        return self._device.attention(*[torch.float32] * 2, head_dims=[head_dim], block_size=PROOF_BLOCK_SIZE).backend
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.

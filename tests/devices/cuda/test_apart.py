@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 import triton.runtime.interpreter as interpreter
 
 from octavo import LLM, LoRARequest, SamplingParams
+from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
+from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.devices.device import open_device
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.errors import CheckpointError
 from octavo.ops.coded import example_specs, example_weight
+from octavo.worker.opening import proving_parts
+from tests.conformance.runtimes import PLATFORM
 from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -33,12 +40,25 @@ PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} fo
 DRAWN: dict[str, Any] = {"max_tokens": 4, "temperature": 0.9, "seed": 1, "logprobs": 2, "ignore_eos": True}
 
 
+def launch_apart(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel, which can read none of the host's memory."""
+    of_host = [
+        place for place, each in enumerate(arguments) if isinstance(each, Tensor) != isinstance(each, ApartTensor)
+    ]
+    if of_host:
+        raise MixedDevices(f"{kernel}: arguments {of_host} are tensors of the host")
+    launch_by_triton(kernel, grid, *arguments, **constants)
+
+
 class ApartCuda(InterpretedCuda):
     """Everything of the device but the GPU: its memory is apart, Triton interprets."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.torch_device = torch.device("apart", 0)
+
+    def launcher(self, is_invariant: bool) -> Launcher:
+        return launch_apart
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +105,13 @@ def test_codes_on_the_device_are_checked_there() -> None:
         spec.check(there)
         with pytest.raises(CheckpointError, match="no permutation"):
             spec.check({**there, "order": torch.zeros(80, dtype=torch.int32, device="apart:0")})
+
+
+def test_what_proves_a_class_computes_where_its_tensors_are() -> None:
+    """They are in the memory of the host."""
+    ops, attention = proving_parts(open_device(DeviceConfig(device="cuda", threads=1), PLATFORM))
+    assert {each.implementation for each in ops.choices} == {"reference"}
+    assert isinstance(attention(16), ReferenceBackend)
 
 
 @pytest.fixture(scope="module")
