@@ -159,6 +159,11 @@ def kernels() -> Iterator[Kernel]:
     turned = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
     yield Kernel("rotary", rows.rotary, turned)
     yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16})
+    yield from drawing_kernels()
+
+
+def drawing_kernels() -> Iterator[Kernel]:
+    """Yield those that draw tokens, and change or describe logits."""
     for has_ids in (False, True):
         yield Kernel(f"race{' of the likeliest' * has_ids}", sampling.race, {"BLOCK": BLOCK, "HAS_IDS": has_ids})
     for function in (sampling.peaks, sampling.race_of_logits):

@@ -18,7 +18,7 @@ SHARED_BYTES = 227 << 10
 """What a program of Hopper may have."""
 
 
-def test_no_register_is_spilled_and_tensor_cores_multiply() -> None:
+def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
     # in a process of its own: here kernels are interpreted
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.gpu.compiled"]
