@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -108,13 +109,14 @@ class Adapters:
         self._reader = AdapterReader(model, targets, self._experts, dtype, config.max_lora_rank)
         self._step = StepSlots(num_tokens, _widest(targets), device)
         self._adapters: dict[str, Future[dict[str, PackedFactors]]] = {}
-        self._adapted: AdaptedModel | None = None
+        self._adapted: Callable[[], AdaptedModel | None] = lambda: None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-adapters")
 
     def around(self, model: LanguageModel, recorded: Callable[[], LanguageModel]) -> LanguageModel:
         """Return the model whose steps use the slots."""
-        self._adapted = AdaptedModel(model, recorded, self._step)
-        return self._adapted
+        adapted = AdaptedModel(model, recorded, self._step)
+        self._adapted = ref(adapted)  # its recordings end with the runner that has it
+        return adapted
 
     def read_adapter(self, folder: str, digest: str) -> str | None:
         """Have an adapter in memory. Returns an empty string when it is there, None while its files are read, and else
@@ -148,9 +150,9 @@ class Adapters:
                 self._wrap(each)
         self._wrapped.update(bare)
         has_moved = bool(bare) or not all(slots.stays for slots in self._slots.values())
-        if has_moved and self._adapted is not None:
+        if has_moved and (adapted := self._adapted()) is not None:
             # which experts have rows with adapters differs from step to step
-            self._adapted.forget(records=not any(each.parameter in self._wrapped for each in self._experts))
+            adapted.forget(records=not any(each.parameter in self._wrapped for each in self._experts))
 
     def _wrap(self, target: ExpertTarget) -> None:
         slots, linears = [self._slots[key] for key in target.keys], target.layer.linears(target.number)

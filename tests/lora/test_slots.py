@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -44,6 +45,14 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def bare(base: Path) -> AdaptedRun:
     return AdaptedRun(base)
+
+
+def test_recordings_end_with_the_runner_that_has_them(bare: AdaptedRun) -> None:
+    adapted = bare.adapters.around(bare.loaded, lambda: bare.loaded)
+    seen = ref(adapted)
+    del adapted
+    assert seen() is None
+    bare.model = bare.adapters.around(bare.loaded, lambda: bare.loaded)
 
 
 @pytest.mark.parametrize("kind", ["reference", "native"])

@@ -11,6 +11,7 @@ from octavo.devices.cuda.experts import GroupedStack
 from octavo.devices.cuda.ops.linear import MIDDLE, InvariantLinear, multiplied
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.coded import CodedFormat, CodeSpec
+from octavo.ops.codes import NotFinite
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear
 
@@ -39,11 +40,18 @@ class Float8Linear(InvariantLinear):
 
 
 class Float8Format(CodedFormat):
-    """Keeps codes as they are."""
+    """Keeps codes as they are, and refuses NaN, which not all kernels would decode."""
 
     def __init__(self, runtime: CudaRuntime, spec: CodeSpec) -> None:
         super().__init__(spec)
         self._runtime = runtime
+
+    def pack_into(
+        self, state: Mapping[str, Tensor], weight: Mapping[str, Tensor], bias: Tensor | None, *, gated: bool
+    ) -> None:
+        super().pack_into(state, weight, bias, gated=gated)
+        if (spoilt := (state["codes"] & 127 == 127).any(1)).any():
+            raise NotFinite(int(spoilt.nonzero()[0]))
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
         return GroupedStack(shape, state, first, self._runtime, MIDDLE, self.spec.group or 1)

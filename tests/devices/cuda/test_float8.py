@@ -21,6 +21,7 @@ from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import LoadedModel
 from octavo.ops.coded import CodeSpec
+from octavo.ops.codes import NotFinite
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear
 from octavo.quantization.method import KeptAs
 from tests.devices.cuda.interpreted import NAME
@@ -71,6 +72,14 @@ def test_products_have_the_bits_of_plain_weights(
         assert torch.equal(ours.rows(ids), plain.rows(ids))
         if not ours.shape.is_gated:
             assert torch.equal(ours.in_float32(x), plain.in_float32(x))
+
+
+@pytest.mark.parametrize("code", [127, 255])
+def test_codes_that_are_no_numbers_are_refused_by_their_row(code: int) -> None:
+    weight = stored(CHANNELS, 5, 70)
+    weight["codes"][3, 69] = code
+    with pytest.raises(NotFinite, match="row 3"):
+        RUNTIMES[0].bind().prepare_coded(CHANNELS)(weight, torch.float16)
 
 
 @pytest.mark.parametrize("spec", [BLOCKS, CHANNELS], ids=["blocks", "outputs"])
