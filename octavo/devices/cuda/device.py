@@ -218,7 +218,8 @@ class CudaDevice(ReferenceDevice):
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         """Begin to pin memory, in a thread: gigabytes take seconds. The buffer of swaps is made at once."""
         block_bytes = prod(shape[1:]) * dtype.itemsize
-        self._swaps = self._swaps or Swaps(*self._streams(), self.torch_device, block_bytes)
+        if self._swaps is None or self._swaps.most_bytes < block_bytes:  # that of another cache group is too small
+            self._swaps = Swaps(*self._streams(), self.torch_device, block_bytes)
         thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-pinning")
         pinned = thread.submit(self._pinned, shape, dtype)
         thread.shutdown(wait=False)

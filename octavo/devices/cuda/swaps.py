@@ -65,7 +65,8 @@ class Swaps:
     def __init__(self, compute: Stream, side: Stream, device: torch.device, block_bytes: int) -> None:
         """block_bytes: of the largest block."""
         self._compute, self._side = compute, side
-        self._staging = torch.empty(max(STAGING_BYTES, block_bytes), dtype=torch.uint8, device=device)
+        self.most_bytes = max(STAGING_BYTES, block_bytes)
+        self._staging = torch.empty(self.most_bytes, dtype=torch.uint8, device=device)
 
     def move_out(self, blocks: Tensor, host: Tensor, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks [blocks, ...] to those of the host, which the next `move_in` may read."""

@@ -83,6 +83,20 @@ def test_swap_space_is_there_from_the_start_and_swaps_have_no_time_that_the_host
     assert [cache[0, 6:8, 0, 0, 0].tolist() for cache in engine.caches] == [[4, 3], [4, 3]]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_largest_blocks_of_all_cache_groups_are_swapped(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swaps, "STAGING_BYTES", 8)
+    device = InterpretedCuda(DeviceConfig(device="cuda", threads=1), Platform.detect(), "asked for")
+    sizes = [3, 5][::order]  # as of keys and values, and of states
+    arenas = [Arena([layer], CacheLayout((1, 4, size), torch.float32), 2) for layer, size in enumerate(sizes)]
+    engine = CacheEngine(arenas, device)
+    for cache in engine.caches:
+        cache += torch.arange(4).view(1, 4, 1)
+    engine.apply(BlockOps(swap_outs=[BlockCopy(1 + group, 1, group) for group in range(2)]))
+    engine.apply(BlockOps(swap_ins=[BlockCopy(1, 3, group) for group in range(2)]))
+    assert [cache[0, 3].tolist() for cache in engine.caches] == [[1.0] * sizes[0], [2.0] * sizes[1]]
+
+
 def test_swap_space_is_pinned_while_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned, is_loaded = [], threading.Event()
     load, pin = RankParts.load, InterpretedCuda._pinned
