@@ -47,6 +47,10 @@ def test_a_default_in_bytes_is_shown_in_the_largest_unit_that_it_is_a_whole_numb
     assert describe_default({**arguments(EngineArgs), **arguments(ServerArgs)}[name]) == default
 
 
+def test_a_default_of_several_texts_is_shown_as_a_list() -> None:
+    assert describe_default(arguments(ServerArgs)["allowed_methods"]) == "GET, POST"
+
+
 def test_each_page_names_the_file_that_it_is_made_of() -> None:
     for page in pages().values():
         (source,) = re.findall(r"edit the (?:fields|families|devices) in (\S+) instead", page)

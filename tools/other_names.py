@@ -36,6 +36,7 @@ limit_mm_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb mm
 mm_encoder_tp_mode mm_encoder_attn_backend interleave_mm_strings skip_mm_profiling enable_mm_embeds video_pruning_rate
 speculative_config speculative_model num_speculative_tokens
 kv_transfer_config kv_events_config ec_transfer_config compilation_config optimization_level cuda_graph_sizes
+cudagraph_capture_sizes max_cudagraph_capture_size
 attention_backend attention_config additional_config rope_scaling rope_theta
 disable_log_stats otlp_traces_endpoint collect_detailed_traces show_hidden_metrics_for_version
 """
@@ -75,7 +76,7 @@ prompt_embeds
 
 VLLM_NOTES: Final = {
     "model": "a directory in Hugging Face layout or a name on the hub; `octavo-tiny` by default",
-    "quantization": "int8 and int4, made while loading; checkpoints that are quantised already are not there yet",
+    "quantization": "int8 and int4, made while loading; leave it out for checkpoints that are quantised already",
     "load_format": "auto or dummy; weights are read from safetensors and PyTorch files",
     "generation_config": "`none` where vLLM has `vllm`",
     "gpu_memory_utilization": "on a CPU the share of the machine's memory",

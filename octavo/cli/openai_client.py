@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -126,8 +128,7 @@ class OpenAIClient:
                 elif sum(map(len, response.body)) > _PIECE:
                     break
         except (OSError, httptools.HttpParserError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ServerUnreachable(f"{self.address} cannot be reached: {reason}") from error
+            raise ServerUnreachable(f"{self.address} cannot be reached: {_reason(error)}") from error
         finally:
             if writer is not None:
                 writer.close()
@@ -158,6 +159,14 @@ class _Response:
 
     def on_message_complete(self) -> None:
         self.is_complete = True
+
+
+def _reason(error: Exception) -> str:
+    """Return why a server cannot be reached. asyncio names the address of each try instead of what went wrong."""
+    if "Connect call failed" not in str(error):
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    numbers = re.findall(r"\[Errno (\d+)\]", str(error))
+    return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
 
 
 def _error_message(body: bytes) -> str:

@@ -30,13 +30,20 @@ _NEEDS: Final = (
 """All of them are off (0, or empty) by default."""
 
 
+def _text(value: Any) -> str:
+    """Return a value as it is written on a command line."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={each:g}" for key, each in value.items())
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
 def without_effect(args: EngineArgs) -> dict[str, str]:
     """Return the arguments that are not off and do nothing beside the others, by name: both values, and what to do."""
     found = {}
     for name, other, needed, remedy in _NEEDS:
         value, actual = getattr(args, name), getattr(args, other)
         if value and actual != needed:
-            shown = ",".join(f"{key}={each:g}" for key, each in value.items()) if isinstance(value, dict) else value
+            shown = _text(value)
             found[name] = f"{name} is {shown}, but has no effect where {other} is {actual}; {remedy}, or leave it out"
     if args.allow_requantize and args.quantization is None:
         found["allow_requantize"] = (

@@ -296,4 +296,6 @@ def shown(value: object) -> str:
     """Return a value of an argument as help and reference pages show it."""
     if value is None or value in ((), {}, ""):
         return "none"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,7 +18,7 @@ from octavo.config.checkpoint import CONFIG
 from octavo.config.model_names import full_name
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config
-from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full, suggestion
 from octavo.gguf.reader import is_gguf
 
 Source = Literal["huggingface", "modelscope"]
@@ -162,6 +162,7 @@ def _from_hugging_face(
     hub = endpoint or "the Hugging Face hub"
     offline = offline_variable()
     asked = f"{model} at revision {revision}" if revision else model
+    near = suggestion(model, [BUILTIN_MODEL])
     try:
         path = _download(snapshot, revision, text_files, with_weights, by_commit=True)
     except GatedRepoError as error:
@@ -172,7 +173,7 @@ def _from_hugging_face(
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"{asked}: there is no such directory, and no such model on {hub}; check the name, and if the model is "
-            "private log in with `hf auth login` or set HF_TOKEN"
+            f"private log in with `hf auth login` or set HF_TOKEN{near}"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(
@@ -183,7 +184,7 @@ def _from_hugging_face(
             raise _offline(asked, hub, offline) from error
         raise CheckpointError(
             f"{asked}: there is no such directory, {hub} cannot be reached, and the model is not (wholly) in the local "
-            "cache; check the connection, or give the path of a directory"
+            f"cache; check the connection, or give the path of a directory{near}"
         ) from error
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release

@@ -280,12 +280,12 @@ def open_device(config: DeviceConfig, platform: Platform, place: int = 0) -> Dev
             if config.needs_exact_rows and not opened.rows_are_exact:
                 raise ConfigError(
                     f"speculative_config is set, but the bits of a row on the device {name} ({opened.because}) may "
-                    "depend on how many rows there are, and so results on guesses; leave it out, or use a device with "
-                    "compiled kernels"
+                    "depend on how many rows there are, and so results on guesses; leave it out, give batch_invariant "
+                    "on a GPU, or use a device with compiled kernels"
                 )
             return opened
         obstacles[name] = obstacle
-    raise ConfigError(f"device is {config.device}, but {obstacles[config.device]}; leave it at auto")
+    raise ConfigError(f"device is {config.device}, but {obstacles[config.device]}; or leave device at auto")
 
 
 def _device_class(name: str) -> type[Device]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -102,7 +103,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     @property
     def summary(self) -> str:
         """Return the first sentence of the handler's docstring, without its full stop."""
-        return (self.handler.__doc__ or "").partition(". ")[0].rstrip(".")
+        return re.split(r"\.(?:\s|$)", self.handler.__doc__ or "")[0]
 
     @property
     def description(self) -> str:

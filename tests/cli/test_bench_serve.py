@@ -58,12 +58,26 @@ def test_chat_gets_messages_and_a_failure_is_counted(capsys: pytest.CaptureFixtu
         (["--extra-body", "[]"], "extra_body is '[]'"),
         (["--base-url", "ftp://here"], "url is 'ftp://here'"),
         (["--header", "a=b\nc: d"], "a header has a line break"),
-        (["--port", "9"], "http://127.0.0.1:9 cannot be reached"),
+        (["--port", "9"], "http://127.0.0.1:9 cannot be reached: Connection refused\n"),
+        (["--base-url", "http://no.such.host.invalid"], "http://no.such.host.invalid cannot be reached: "),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", *words]) == EXIT_ERROR
     assert message in capsys.readouterr().err
+
+
+def test_a_name_with_several_addresses_that_nothing_listens_at_has_one_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries = "[Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect call failed ('127.0.0.1', 9)"
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(f"Multiple exceptions: {tries}")
+
+    monkeypatch.setattr("asyncio.open_connection", refuse)
+    assert main(["bench", "serve", "--base-url", "http://localhost:9"]) == EXIT_ERROR
+    assert "http://localhost:9 cannot be reached: Connection refused\n" in capsys.readouterr().err
 
 
 def options(**values: Any) -> ServeOptions:

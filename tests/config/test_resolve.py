@@ -183,6 +183,11 @@ def test_a_step_must_have_a_token_for_every_sequence(tmp_path: Path) -> None:
             "tenant_weights is a=2, but has no effect where scheduling_policy is priority; choose the policy fair-sh",
         ),
         (
+            {"lora_modules": ["a=/a", "b=/b"]},
+            {"enable_lora": True},
+            "lora_modules is a=/a, b=/b, but has no effect where enable_lora is False; give enable_lora",
+        ),
+        (
             {"preemption_mode": "swap", "swap_space": 0},
             {"swap_space": 0.5},
             "preemption_mode is swap, but has no effect where swap_space is 0; give swap space, or choose",

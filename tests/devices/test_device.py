@@ -87,7 +87,7 @@ def test_a_device_that_a_machine_does_not_have_is_no_warning(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "cpu"}, "device is cpu, but the compiled library is absent: .*; leave it at auto"),
+        ({"device": "cpu"}, "device is cpu, but the compiled library is absent: .*; or leave device at auto"),
         ({"instruction_set": "avx2"}, "instruction_set is avx2, but the device reference runs no compiled kernels"),
     ],
 )
@@ -99,7 +99,7 @@ def test_what_cannot_run_here_is_refused_with_the_reason(settings: dict[str, Any
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is built with CUDA")
 def test_cuda_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"device is cuda, but this PyTorch \(.*\) is built without CUDA.*; leave it at auto"
+        ConfigError, match=r"device is cuda, but this PyTorch \(.*\) is built without CUDA.*; or leave device at auto"
     ):
         open_device(config(device="cuda"), BARE)
 
