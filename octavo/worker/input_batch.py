@@ -218,7 +218,9 @@ class InputBatchBuilder:
     def _adapters(self, rows: Sequence[BatchRow], query_lengths: list[int]) -> Tensor | None:
         """Return the adapter of each token; None where no row has one."""
         adapters = np.array([state.adapter for _, state in rows], dtype=np.int32)
-        return torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device) if adapters.any() else None
+        if not adapters.any():
+            return None
+        return torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device, non_blocking=True)
 
     def _token_types(self, rows: Sequence[BatchRow], query_lengths: list[int], positions: NDArray[np.int64]) -> Tensor:
         """Return 1 for the tokens of the second text of a pair, and 0 for the others."""

@@ -220,4 +220,4 @@ def _work(metadata: AttentionMetadata, per_program: int, device: torch.device) -
         )
         for first in range(0, queries, per_program)
     ]
-    return torch.tensor(items, dtype=torch.int32, device=device)
+    return torch.tensor(items, dtype=torch.int32).to(device, non_blocking=True)

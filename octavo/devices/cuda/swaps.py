@@ -76,7 +76,7 @@ class Swaps:
         for start in range(0, len(copies), at_once):
             some = copies[start : start + at_once]
             staged = self._staging[: len(some) * width].view(len(some), width)
-            source_ids = torch.tensor([each.source for each in some]).to(blocks.device)
+            source_ids = torch.tensor([each.source for each in some]).to(blocks.device, non_blocking=True)
             self._compute.wait_for(self._side)  # until the buffer is free
             self._compute.run(lambda ids=source_ids, out=staged: out.copy_(sources.index_select(0, ids)))  # type: ignore[misc]
             self._side.wait_for(self._compute)

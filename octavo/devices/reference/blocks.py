@@ -12,13 +12,14 @@ from octavo.core.step import BlockCopy
 
 def copy_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
     """Copy blocks between the caches of each layer, blocks in dimension 1, in the order of `copies`."""
+    if not sources:  # no layer has such blocks
+        return
     for group in _independent(copies):
-        source_ids = torch.tensor([copy.source for copy in group])
-        target_ids = torch.tensor([copy.target for copy in group])
+        source_ids = torch.tensor([copy.source for copy in group]).to(sources[0].device, non_blocking=True)
+        target_ids = torch.tensor([copy.target for copy in group]).to(targets[0].device, non_blocking=True)
         for source, target in zip(sources, targets, strict=True):
             # not index_select, which copies all of a source whose blocks are apart
-            moved = source[:, source_ids.to(source.device)].to(target.device)
-            target.index_copy_(1, target_ids.to(target.device), moved)
+            target.index_copy_(1, target_ids, source[:, source_ids].to(target.device))
 
 
 def _independent(copies: Sequence[BlockCopy]) -> Iterator[list[BlockCopy]]:

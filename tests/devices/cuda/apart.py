@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map
 NAME = "apart"
 _MOVES = ("aten._to_copy.", "aten.to.", "aten.copy_.", "aten._local_scalar_dense.", "aten.new_")
 """Operators that take tensors from one memory to another, or only the shape of a tensor."""
+_COPIES = ("aten._to_copy.", "aten.to.", "aten.copy_.")
 _INDEXED = ("aten.index.", "aten.index_put")
 """Their indexes may be in the memory of the host."""
 
@@ -70,10 +71,22 @@ class ApartTensor(Tensor):
 
 
 class ApartMode(TorchDispatchMode):
-    """Inside of it tensors can be made on the device."""
+    """Inside of it tensors can be made on the device. waits: copies to it for which the host of a GPU waits, and so for
+    all that was launched before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(func, args, kwargs or {})
+        result, name, given = _run(func, args, kwargs or {}), str(func), (*args, *(kwargs or {}).values())
+        is_copy = name.startswith(_COPIES) and isinstance(result, ApartTensor)
+        source = args[name.startswith("aten.copy_.")] if is_copy else None
+        # numbers go with the launches of what reads them
+        is_of_host = isinstance(source, Tensor) and not isinstance(source, ApartTensor) and source.dim() > 0
+        if is_of_host and not any(each is True for each in given):
+            self.waits.append(f"{name} of {tuple(source.shape)}")
+        return result
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -183,6 +183,19 @@ def test_adapters_are_on_the_device(family: str, tmp_path: Path) -> None:
     assert found["cuda"] == found["reference"]
 
 
+def test_steps_that_are_launched_wait_for_no_copy_to_the_device(path: Path, tmp_path: Path) -> None:
+    adapter = LoRARequest("a", 1, str(make_adapter(path, tmp_path / "adapter", LINEAR[:1], rank=6, seed=1)))
+    tight = {"max_model_len": 48, "num_gpu_blocks_override": 3, "preemption_mode": "swap", "swap_space": 1 << 20}
+    prompts: Any = [{"prompt_token_ids": [first + i for i in range(14)]} for first in (5, 40)]
+    with ApartMode() as mode, LLM(str(path), device="cuda", enable_lora=True, **SIZES | tight) as llm:
+        for _ in range(2):  # the first time, what steps read of adapters is made
+            del mode.waits[:]
+            asked = SamplingParams(max_tokens=4, temperature=0.9, seed=1, ignore_eos=True)
+            llm.generate(prompts, asked, use_tqdm=False, lora_request=[adapter, None])
+        assert llm.engine.core.stats().num_preemptions_by_swap > 1
+    assert not mode.waits
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["eagle3", "draft_model", "eagle"])
 def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
