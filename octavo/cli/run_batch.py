@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -16,6 +17,7 @@ from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
 from octavo.cli.start import log_quietly
+from octavo.cli.terminal import say
 from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
 
@@ -36,6 +38,16 @@ class _Line(msgspec.Struct):
     method: str = "POST"
 
 
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Outcome(msgspec.Struct):
+    """What a line of the output says about success."""
+
+    response: _Response | None = None
+
+
 @with_options(EngineArgs)
 def run_batch(
     *,
@@ -50,6 +62,8 @@ def run_batch(
     args = given.arguments(EngineArgs)
     log_quietly(args)
     asyncio.run(_run(args, Path(input_file), Path(output_file)))
+    num_results, num_errors = count_results(Path(output_file))
+    say(f"{output_file}: {num_results:,} results, {num_errors:,} of them errors", sys.stderr)
     return 0
 
 
@@ -80,6 +94,17 @@ async def write_results(app: App, source: Path, target: Path) -> None:
         for _, result in results:
             out.write(await result)
     os.replace(partial, target)
+
+
+def count_results(path: Path) -> tuple[int, int]:
+    """Return how many results a file of them has, and how many of these are errors."""
+    num_results = num_errors = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            response = msgspec.json.decode(line, type=_Outcome).response
+            num_results += 1
+            num_errors += response is None or response.status_code >= 400
+    return num_results, num_errors
 
 
 def _keep_complete_lines(partial: Path) -> int:

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.cli.run_batch import write_results
+from octavo.cli.run_batch import count_results, write_results
 from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
 from tests.server.fake_llm import FakeAsyncLLM
@@ -34,6 +34,7 @@ async def test_each_line_has_its_result_and_what_is_done_is_not_done_again(tmp_p
     assert results[2]["response"]["body"]["choices"][0]["message"]["content"] == "Blo"
     assert results[4]["response"]["status_code"] == 400
     assert [bool(each["error"]) for each in results[3:]] == [True, False, True, True]
+    assert count_results(target) == (7, 5)  # the first one was done before, with no response
     assert not partial.exists()
 
 
