@@ -14,7 +14,7 @@ from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:  # the parser is imported while the core of a server is
-    from cyclopts import App, UnknownOptionError
+    from cyclopts import App, CycloptsError, UnknownOptionError
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -112,7 +112,7 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     except UnknownOptionError as error:
         return _fail(_unknown_option(error), EXIT_USAGE)
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), EXIT_USAGE)
+        return _fail(_value_of_others(error) or " ".join(str(error).split()), EXIT_USAGE)
     except OctavoError as error:
         return _fail(str(error), EXIT_ERROR)
     except KeyboardInterrupt:
@@ -163,6 +163,19 @@ def _unknown_option(error: UnknownOptionError) -> str:
     if len(begun) == 1:
         return f"Unknown option: {flag}. Did you mean {begun[0]}?"
     return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or " ".join(str(error).split())
+
+
+def _value_of_others(error: CycloptsError) -> str | None:
+    """Return a message about a value that users of other engines give to an option; None for any other error."""
+    from cyclopts import CoercionError
+
+    from octavo.core.absent import value_remark
+
+    token = error.token if isinstance(error, CoercionError) else None
+    if token is None or token.keyword is None:
+        return None
+    said = value_remark(token.keyword.lstrip("-").replace("-", "_"), token.value)
+    return said and f"{token.keyword} {token.value}: {said}"
 
 
 def _field_of_requests(name: str, flag: str, options: Collection[str]) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.core.absent import remark
+from octavo.core.absent import remark, value_remark
 from octavo.errors import ConfigError, suggestion
 
 T = TypeVar("T")
@@ -138,9 +138,9 @@ def accept(argument: Argument, value: Any) -> Any:
     name, arg = argument.name, argument.arg
     value = _typed(argument, value)
     if arg.choices is not None and value is not None and value not in arg.choices:
-        raise ConfigError(
-            f"{name} is {value!r}, must be one of {', '.join(arg.choices)}{suggestion(str(value), arg.choices)}"
-        )
+        said = value_remark(name, str(value))
+        hint = f"; {said}" if said is not None else suggestion(str(value), arg.choices)
+        raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(arg.choices)}{hint}")
     if arg.only is not None and value not in arg.only:
         raise ConfigError(f"{name}={value!r} is refused: {arg.otherwise}")
     if isinstance(value, int | float) and not isinstance(value, bool):

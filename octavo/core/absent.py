@@ -3,7 +3,8 @@
 One table, `absent.json`, for flags, keywords, YAML keys, variables, sampling parameters and the reference page:
 
 not_yet: what is not there yet, with its verb, and the options that belong to it. renamed: options that octavo has under
-another name. without: options that octavo does without, by the reason.
+another name. without: options that octavo does without, by the reason. values: values of octavo's options, by what is
+said to them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ def remark(name: str, known: Iterable[str]) -> str:
     """Return what follows "NAME is not an argument": why there is none, or the nearest `known` name, or nothing."""
     said = absent_options().get(name.lower().removeprefix("octavo_"))
     return f": {said}" if said is not None else suggestion(name, known)
+
+
+def value_remark(name: str, value: str) -> str | None:
+    """Return what is said to a value that others have for an option of this name; None for any other value."""
+    said = {pair: reason for reason, pair in _each(_table()["values"])}
+    return said.get(f"{name}={value.lower()}")
 
 
 def _each(names_by_reason: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.cli.main import EXIT_USAGE, main
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import engine_args, known_arguments, read_environment
-from octavo.core.absent import absent_options, remark, renamed_options
+from octavo.core.absent import absent_options, remark, renamed_options, value_remark
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, InvalidRequest
 
@@ -45,3 +46,23 @@ def test_a_feature_that_is_not_there_yet_is_named_and_no_other_option_suggested(
 def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
     assert remark("max_num_seq", known_arguments()) == "; did you mean max_num_seqs?"
     assert remark("zzz", known_arguments()) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("device", "gpu", "give cuda for a GPU of NVIDIA"),
+        ("quantization", "awq", "without this option"),
+        ("dtype", "half", "octavo calls it float16"),
+    ],
+)
+def test_a_value_of_other_engines_is_answered_with_what_to_do(
+    name: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is '{value}', must be one of .*; .*{said}$"):
+        EngineArgs(**{name: value})
+    assert main(["run", f"--{name}", value, "Once"]) == EXIT_USAGE
+    line = capsys.readouterr().err
+    assert line.startswith(f"octavo: --{name} {value}: ")
+    assert line.endswith(f"{said}\n")
+    assert value_remark(name, "auto") is None
