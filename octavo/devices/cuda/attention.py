@@ -27,6 +27,8 @@ _LARGE_SHARED: Final = 160 << 10
 """Bytes of shared memory of an SM, with half of which tiles are half as large."""
 _HOPPER_SHARED: Final = 228 << 10
 """The same from Hopper on, whose instructions multiply tiles that are not in registers."""
+_VERIFIED: Final = 8
+"""Tokens of a sequence that are divided at most where that changes no bit: a token drawn and guesses behind it."""
 _PROGRAMS: Final = 264
 """Two for each SM of an H100: with fewer, long sequences are divided among programs."""
 CHUNK: Final = 256
@@ -137,10 +139,11 @@ class CudaBackend:
         group = _shared(heads // kv_heads, most)
         # codes need registers
         prefill_rows = PREFILL_ROWS // (2 if self._codes and self._runtime.shared_bytes < _HOPPER_SHARED else 1)
-        rows = power_of_2(max(ROWS if is_decode else min(prefill_rows, most), group))
-        tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))
         programs = heads // group
-        is_divided = _is_divided(metadata, programs, division)
+        most_queries = _VERIFIED if self._runtime.is_invariant else 1
+        is_divided = _is_divided(metadata, programs, division, most_queries)
+        rows = power_of_2(max(ROWS if is_decode or is_divided else min(prefill_rows, most), group))
+        tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))
         per_program = 1 if is_divided else rows // group
         work = metadata.once(("work", per_program), lambda: _work(metadata, per_program, q.device))
         num_chunks = -(-longest(metadata) // division.chunk) if is_divided else 1
@@ -192,14 +195,14 @@ def _shared(group: int, most: int) -> int:
     return next(group // parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
 
 
-def _is_divided(metadata: AttentionMetadata, programs: int, division: Division) -> bool:
+def _is_divided(metadata: AttentionMetadata, programs: int, division: Division, most_queries: int) -> bool:
     """Return whether there are too few programs for the processors, and sequences that are long enough to divide.
 
-    programs: for each token.
+    programs: for each token. most_queries: of a sequence that may be divided.
     """
-    is_decode = max(metadata.query_lengths) == 1
-    few = len(metadata.lengths) * programs < division.programs
-    return is_decode and few and longest(metadata) > division.chunk
+    is_short = max(metadata.query_lengths) <= most_queries
+    few = sum(metadata.query_lengths) * programs < division.programs
+    return is_short and few and longest(metadata) > division.chunk
 
 
 def longest(metadata: AttentionMetadata) -> int:

@@ -149,6 +149,23 @@ def test_attention_is_that_of_float64_with_one_result_for_any_cut(shape: Heads, 
         assert torch.equal(one, third)
 
 
+@pytest.mark.parametrize("is_invariant", [True, False])
+def test_long_sequences_of_guesses_are_divided_where_that_changes_no_bit(is_invariant: bool) -> None:
+    launched: list[str] = []
+
+    def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launched.append(kernel)
+        launch_by_triton(kernel, grid, *arguments, **constants)
+
+    runtime = CudaRuntime(is_invariant=is_invariant, launch=launch)
+    sequences = Sequences.make(Heads(heads=4, kv_heads=2, dim=16), [40, 44], torch.float32)
+    steps = side_by_side(sequences, [36, 4])
+    found = sequences.compute(CudaBackend(runtime, torch.float32, DIVIDED), steps)
+    assert ("attention.merge" in launched) == is_invariant
+    whole = sequences.compute(CudaBackend(runtime, torch.float32, WHOLE), steps)
+    assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
+
+
 CODED = {
     "int8, cap": (torch.int8, Heads(heads=6, kv_heads=2, dim=40, soft_cap=3.0)),
     "fp8, window, blocks of 32": (torch.float8_e4m3fn, Heads(dim=24, window=20, block_size=32, has_sinks=True)),
