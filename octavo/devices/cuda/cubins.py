@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cuda.driver import Driver, DriverError
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.devices.cuda.launch import OPTIONS, Launcher, launch_by_triton
 from octavo.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ def layout_of(types: Iterable[str]) -> str:
 
 
 def source_hash() -> str:
-    """Return the hash of the sources of all kernels."""
-    total = sha256()
+    """Return the hash of the sources of all kernels, and of the options of every compilation."""
+    total = sha256(repr(sorted(OPTIONS.items())).encode())
     for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
         total.update(f"{path.name} {sha256(path.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()

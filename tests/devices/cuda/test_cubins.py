@@ -172,6 +172,10 @@ def test_a_damaged_archive_or_manifest_is_refused_by_its_hash(folders: list[Path
 
 
 def test_binaries_of_other_sources_are_not_used(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as other_options:
+        other_options.setitem(cubins.OPTIONS, "enable_fp_fusion", False)
+        assert read_archive(folders[0], 90) is None
+    assert read_archive(folders[0], 90) is not None
     monkeypatch.setattr(cubins, "source_hash", lambda: "another")
     assert read_archive(folders[0], 90) is None
     assert read_archive(folders[1], 80) is None

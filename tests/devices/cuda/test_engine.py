@@ -14,11 +14,12 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
+from octavo.scheduler.preemption import Preemption
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
-PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18)]
+PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (15, 31)]
 PARAMS = SamplingParams(max_tokens=3, temperature=0.9, seed=1, logprobs=2, ignore_eos=True)
 
 
@@ -44,7 +45,19 @@ def test_the_text_is_that_of_the_reference_and_its_bits_those_of_any_schedule(
     assert [tokens for tokens, _ in found] == expected
     assert generate(path, device="cuda", batch_invariant=True, max_num_seqs=1) == found
     assert generate(path, device="cuda", batch_invariant=True, max_num_batched_tokens=5) == found
+    preempt, preempted = Preemption.preempt, []
+    monkeypatch.setattr(Preemption, "preempt", lambda *given: preempted.append(given) or preempt(*given))
     assert generate(path, device="cuda", batch_invariant=True, num_gpu_blocks_override=4) == found
+    assert preempted
+
+
+def test_a_prefix_that_is_found_changes_no_bit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    with LLM(str(path), device="cuda", batch_invariant=True, dtype="float32", max_model_len=64) as llm:
+        first, second = (llm.generate(PROMPTS[1:], PARAMS, use_tqdm=False)[0] for _ in range(2))
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 30)
+    assert [each.token_ids for each in first.outputs] == [each.token_ids for each in second.outputs]
+    assert [each.logprobs for each in first.outputs] == [each.logprobs for each in second.outputs]
 
 
 def test_guesses_need_bits_that_do_not_depend_on_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
