@@ -45,10 +45,16 @@ def test_the_text_is_that_of_the_reference_and_its_bits_those_of_any_schedule(
     assert [tokens for tokens, _ in found] == expected
     assert generate(path, device="cuda", batch_invariant=True, max_num_seqs=1) == found
     assert generate(path, device="cuda", batch_invariant=True, max_num_batched_tokens=5) == found
-    preempt, preempted = Preemption.preempt, []
-    monkeypatch.setattr(Preemption, "preempt", lambda *given: preempted.append(given) or preempt(*given))
+    reasons: list[str] = []
+    preempt = Preemption.preempt
+
+    def noted(self: Preemption, group: Any, plan: Any = None, because: str = "") -> None:
+        reasons.append(because)
+        preempt(self, group, plan, because)
+
+    monkeypatch.setattr(Preemption, "preempt", noted)
     assert generate(path, device="cuda", batch_invariant=True, num_gpu_blocks_override=4) == found
-    assert preempted
+    assert reasons
 
 
 def test_a_prefix_that_is_found_changes_no_bit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
