@@ -266,7 +266,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     }
     constants = {(names.index(name),): value for name, value in known.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": kernel.num_warps, **OPTIONS, **kernel.options}
+    options = {**OPTIONS, "num_warps": kernel.num_warps, **kernel.options}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])

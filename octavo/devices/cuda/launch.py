@@ -6,8 +6,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, Protocol
 
-OPTIONS: Final = {"enable_fp_fusion": True}
-"""Of every compilation: whether products and sums are fused decides the bits, and Triton's default changes."""
+OPTIONS: Final = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
+"""Of every compilation, where a launch has no others: fused sums and numbers of threads decide bits, and Triton's
+defaults change."""
 
 
 class Launcher(Protocol):

@@ -25,14 +25,15 @@ class KeptLaunches:
         return keep
 
 
-@pytest.mark.parametrize("options", [{}, {"enable_fp_fusion": False}], ids=["pinned", "of a kernel's own"])
-def test_every_launch_says_whether_products_and_sums_are_fused(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
-) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"enable_fp_fusion": False, "num_warps": 8, "num_stages": 2}], ids=["pinned", "of a kernel's own"]
+)
+def test_every_launch_says_what_decides_bits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     kept = KeptLaunches()
     monkeypatch.setattr(launch, "triton_function", lambda kernel: {"rows.rotary": kept}[kernel])
     launch.launch_by_triton("rows.rotary", (2, 3), "x", 4, DIM=8, TYPE="bfloat16", **options)
-    expected = {"DIM": 8, "TYPE": tl.bfloat16, "enable_fp_fusion": not options}
+    pinned = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
+    expected = {"DIM": 8, "TYPE": tl.bfloat16, **pinned, **options}
     assert kept.launched == ((2, 3), ("x", 4), expected)
 
 
