@@ -135,7 +135,7 @@ class InputBatchBuilder:
         encoded: sequences whose encoder's output, [vectors, width], is written in this step. embeddings: vectors in
         place of those of tokens. num_copies: of the first row, behind all, which write to block 0: nothing reads it.
         """
-        rows = [*rows, *(rows[0] for _ in range(num_copies))]
+        rows = [*rows, *[rows[0]] * num_copies] if num_copies else rows
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)

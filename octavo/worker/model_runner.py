@@ -94,7 +94,7 @@ class ModelRunner:
         if self.grammars is not None and self.grammars.is_used:
             self.grammars.start(sampling_rows(rows))
         encoded = ((), None) if self._encodings is None else self._encodings.read(rows, self.sequences.unfinished_media)
-        num_copies = self._num_copies(rows)
+        num_copies = 0 if self.padded is None else self._num_copies(rows)
         batch = self._builder.build(rows, *encoded, num_copies=num_copies)
         result = self.model(batch)
         hidden, *states = (result.hidden, *result.streams) if isinstance(result, NotedStates) else (result, result)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,20 @@ class Division:
     chunk: int = CHUNK
     tile: int = TILE
     programs: int = _PROGRAMS
+
+
+class _Part(NamedTuple):
+    """Rows of a step that programs of one kind compute: all of them, or the given ones."""
+
+    name: str
+    most_queries: int
+    """Tokens of a row."""
+    num_tokens: int
+    rows: Sequence[int] | None = None
+
+    def longest(self, metadata: AttentionMetadata) -> int:
+        """Return the length of the longest of these sequences, or the bound that a captured step has instead."""
+        return longest(metadata) if self.rows is None else max(metadata.lengths[row] for row in self.rows)
 
 
 class CudaBackend:
@@ -131,9 +145,17 @@ class CudaBackend:
         launch("attention.store", grid, *tensors, *strides, **shape)
 
     def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
-        tokens, heads, dim = q.shape
+        out = torch.empty((*q.shape[:2], value_size), dtype=q.dtype, device=q.device)
+        for part in metadata.once("parts", lambda: _parts(metadata)):
+            self._attend_part(part, q, cache, metadata, scores, out)
+        return out
+
+    def _attend_part(
+        self, part: _Part, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, out: Tensor
+    ) -> None:
+        (_, heads, dim), value_size = q.shape, out.shape[-1]
         kv_heads, division = cache.shape[2], self._division
-        is_decode, element_bytes = max(metadata.query_lengths) == 1, q.element_size()
+        is_decode, element_bytes = part.most_queries == 1, q.element_size()
         tile_bytes = _TILE_BYTES if self._runtime.shared_bytes > _LARGE_SHARED else _TILE_BYTES // 2
         most = tile_bytes // (power_of_2(dim) * element_bytes)
         group = _shared(heads // kv_heads, most)
@@ -141,17 +163,16 @@ class CudaBackend:
         prefill_rows = PREFILL_ROWS // (2 if self._codes and self._runtime.shared_bytes < _HOPPER_SHARED else 1)
         programs = heads // group
         most_queries = _VERIFIED if self._runtime.is_invariant else 1
-        is_divided = _is_divided(metadata, programs, division, most_queries)
+        is_divided = part.most_queries <= most_queries and _is_divided(metadata, part, programs, division)
         rows = power_of_2(max(ROWS if is_decode or is_divided else min(prefill_rows, most), group))
         tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))
         per_program = 1 if is_divided else rows // group
-        work = metadata.once(("work", per_program), lambda: _work(metadata, per_program, q.device))
-        num_chunks = -(-longest(metadata) // division.chunk) if is_divided else 1
-        out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
+        work = metadata.once(("work", part.name, per_program), lambda: _work(metadata, part, per_program, q.device))
+        num_chunks = -(-part.longest(metadata) // division.chunk) if is_divided else 1
         parts = peaks = out
         if is_divided:
-            parts = torch.empty((tokens, heads, num_chunks, value_size), dtype=torch.float32, device=q.device)
-            peaks = torch.empty((tokens, heads, num_chunks, 2), dtype=torch.float32, device=q.device)
+            parts = torch.empty((len(work), heads, num_chunks, value_size), dtype=torch.float32, device=q.device)
+            peaks = torch.empty((len(work), heads, num_chunks, 2), dtype=torch.float32, device=q.device)
         slopes, sinks = (out if each is None else each for each in (scores.alibi, scores.sinks))
         window = scores.sliding_window or 0
         slot_stride = dim if self._codes else cache.stride(3)
@@ -186,7 +207,6 @@ class CudaBackend:
         if is_divided:
             tensors = parts, peaks, work, metadata.sequence_lengths, sinks, out
             self._runtime.launch("attention.merge", (len(work), heads), *tensors, num_chunks, heads, window, **common)
-        return out
 
 
 def _shared(group: int, most: int) -> int:
@@ -195,14 +215,26 @@ def _shared(group: int, most: int) -> int:
     return next(group // parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
 
 
-def _is_divided(metadata: AttentionMetadata, programs: int, division: Division, most_queries: int) -> bool:
+def _is_divided(metadata: AttentionMetadata, part: _Part, programs: int, division: Division) -> bool:
     """Return whether there are too few programs for the processors, and sequences that are long enough to divide.
 
-    programs: for each token. most_queries: of a sequence that may be divided.
+    programs: for each token.
     """
-    is_short = max(metadata.query_lengths) <= most_queries
-    few = sum(metadata.query_lengths) * programs < division.programs
-    return is_short and few and longest(metadata) > division.chunk
+    return part.num_tokens * programs < division.programs and part.longest(metadata) > division.chunk
+
+
+def _parts(metadata: AttentionMetadata) -> list[_Part]:
+    """Return the rows of single tokens and those of more, which have tiles of their own."""
+    queries = metadata.query_lengths
+    singles = [row for row, count in enumerate(queries) if count == 1]
+    if not singles or len(singles) == len(queries):
+        return [_Part("all", max(queries), sum(queries))]
+    others = [row for row, count in enumerate(queries) if count > 1]
+    num_single = len(singles)
+    return [
+        _Part("single", 1, num_single, singles),
+        _Part("several", max(queries), sum(queries) - num_single, others),
+    ]
 
 
 def longest(metadata: AttentionMetadata) -> int:
@@ -210,17 +242,17 @@ def longest(metadata: AttentionMetadata) -> int:
     return metadata.once(LONGEST, lambda: max(metadata.lengths))
 
 
-def _work(metadata: AttentionMetadata, per_program: int, device: torch.device) -> Tensor:
+def _work(metadata: AttentionMetadata, part: _Part, per_program: int, device: torch.device) -> Tensor:
     """Return int32 [programs, 4]: row, first token among all of the step, tokens, position of the first one."""
-    if max(metadata.query_lengths) == 1:  # on the device: lengths are others when a captured step is repeated
-        rows, lengths = metadata.query_starts[:-1], metadata.sequence_lengths
-        return torch.stack((rows, rows, torch.ones_like(rows), lengths - 1), dim=1)
-    starts = accumulate(metadata.query_lengths, initial=0)
+    if part.most_queries == 1 and part.rows is None:
+        # on the device: lengths are others when a captured step is repeated
+        singles, ends = metadata.query_starts[:-1], metadata.sequence_lengths
+        return torch.stack((singles, singles, torch.ones_like(singles), ends - 1), dim=1)
+    queries, lengths = metadata.query_lengths, metadata.lengths
+    starts, rows = [*accumulate(queries, initial=0)], range(len(queries)) if part.rows is None else part.rows
     items = [
-        (row, start + first, min(per_program, queries - first), length - queries + first)
-        for row, (start, queries, length) in enumerate(
-            zip(starts, metadata.query_lengths, metadata.lengths, strict=False)
-        )
-        for first in range(0, queries, per_program)
+        (row, starts[row] + first, min(per_program, queries[row] - first), lengths[row] - queries[row] + first)
+        for row in rows
+        for first in range(0, queries[row], per_program)
     ]
     return torch.tensor(items, dtype=torch.int32).to(device, non_blocking=True)

@@ -256,3 +256,29 @@ def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others(ranks: 
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert not found[0][0].any()
+
+
+@pytest.mark.parametrize("is_invariant", [True, False])
+def test_single_tokens_beside_a_prompt_are_divided_as_they_are_alone(is_invariant: bool) -> None:
+    launched: list[Any] = []
+
+    def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launched.append((kernel, constants.get("M"), constants.get("SPLIT"), grid[0]))
+        launch_by_triton(kernel, grid, *arguments, **constants)
+
+    generator = torch.Generator().manual_seed(0)
+    backend = CudaBackend(CudaRuntime(is_invariant, launch), torch.float32, Division(chunk=32, tile=16))
+    cache = torch.randn(backend.cache_shape(12, 16, 2, 16), generator=generator)
+    queries, lengths, tables = [1, 20, 1], [70, 30, 45], [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
+    q = torch.randn(22, 4, 16, generator=generator)
+
+    def attended(q: torch.Tensor, *rows: int) -> torch.Tensor:
+        metadata = AttentionMetadata.build(*([each[row] for row in rows] for each in (queries, lengths, tables)), 16)
+        return backend.run(q, q[:0, :2], q[:0, :2], cache, metadata, Scores(0.25))
+
+    found = attended(q, 0, 1, 2)
+    assert launched == [
+        *(("attention.attend", 16, True, 2), ("attention.merge", None, None, 2)),
+        ("attention.attend", 128, False, 1),
+    ]
+    assert torch.equal(found, torch.cat([attended(q[:1], 0), attended(q[1:21], 1), attended(q[21:], 2)]))

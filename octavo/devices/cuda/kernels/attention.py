@@ -184,10 +184,11 @@ def attend(
     """Attend with M rows: tokens of one sequence times `group` heads. They share one of keys with share - 1 others.
 
     work: int32 [programs, 4]: row of the step, first token among all, tokens here, position of the first one. SPLIT:
-    the program computes the chunk of its third index alone, for `merge`. CHUNK: 0 for all keys in one.
+    the program computes the chunk of its third index alone, of one token, for `merge`. CHUNK: 0 for all keys in one.
     """
     # the last tokens of a prompt first: they have the most keys
-    item, head = work + 4 * (tl.num_programs(0) - 1 - tl.program_id(0)), tl.program_id(1)
+    number, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    item = work + 4 * number
     row, first, count, position = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
     length = tl.load(lengths + row)
     rows = tl.arange(0, M)
@@ -214,8 +215,7 @@ def attend(
         stop = tl.minimum(start + CHUNK, end)
         if (start >= end) | (start + CHUNK <= low):
             return
-    m = tl.full([M], LOWEST, tl.float32)
-    total = tl.zeros([M], tl.float32)
+    m, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
     sums = tl.zeros([M, DV], tl.float32)
     ones = tl.full([TILE, 16], 1.0, TYPE)
     peak, weights, part = m, tl.zeros([M, 16], tl.float32), sums
@@ -234,7 +234,7 @@ def attend(
                     peak = tl.full([M], LOWEST, tl.float32)
                     weights, part = tl.zeros([M, 16], tl.float32), tl.zeros([M, DV], tl.float32)
     if SPLIT:
-        at_part = place * num_chunks + tl.program_id(2)
+        at_part = (number * num_heads + head_of) * num_chunks + tl.program_id(2)
         tl.store(parts + at_part.to(tl.int64)[:, None] * VALUE + dv[None, :], part, mask=written)
         tl.store(peaks + at_part * 2, peak, mask=live)
         tl.store(peaks + at_part * 2 + 1, tl.max(weights, 1), mask=live)
@@ -265,11 +265,12 @@ def merge(
         low = tl.maximum(0, position - window + 1)
     dv = tl.arange(0, DV)
     place = token * num_heads + head + tl.arange(0, 1)
+    of_head = tl.program_id(0) * num_heads + head + tl.arange(0, 1)
     m = tl.full([1], LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, DV], tl.float32)
     for chunk in range(low // CHUNK, tl.cdiv(end, CHUNK)):
-        part = place * num_chunks + chunk
+        part = of_head * num_chunks + chunk
         peak, weight = tl.load(peaks + part * 2), tl.load(peaks + part * 2 + 1)
         part_sums = tl.load(
             parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0
