@@ -84,7 +84,6 @@ class LaunchingRunner(ModelRunner):
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        # which of the rows draw is known without looking at each where a step only decodes
         model, collect = self._drawing_model() if is_decode(rows) else None, None
         num_copies = self._num_copies(rows)
         batch = self._builder.build(rows, num_copies=num_copies)
