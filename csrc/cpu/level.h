@@ -1,6 +1,7 @@
 // Which levels of instruction sets this machine can run, and the choice of a table of kernels by level.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,9 @@ std::vector<Level> usable_levels();
 
 // The level of that name, "auto" for the best. Throws std::invalid_argument with what there is.
 Level level_from_name(std::string_view name);
+
+// Bytes of activations that stay in a second-level cache while weights go by: half of it. Processors with tiles have 2 MB.
+constexpr std::int64_t resident_bytes(Level level) { return level == Level::amx ? 1 << 20 : 512 << 10; }
 
 // The table of `level` out of the levels a subject is compiled for: the nearest one below where it has no unit.
 template <class Table>

@@ -22,9 +22,7 @@ constexpr int kTileRows = 16;
 constexpr int kTileRowBytes = 64;
 constexpr int kTileBytes = kTileRows * kTileRowBytes;
 
-// A step of a panel of weights: two tiles side by side. 8 of them, 16 KB, stay in the first-level cache while rows go by.
-constexpr int kStepBytes = 2 * kTileBytes;
-constexpr int kStepsTogether = 8;
+constexpr int kStepBytes = 2 * kTileBytes;  // a step of a panel of weights: two tiles side by side
 
 // How many rows each of the eight tiles has, and how many bytes a row has. Every tile must have at least one of each.
 //
@@ -89,6 +87,12 @@ class Tiles {
   void load(const void* from, std::ptrdiff_t stride = kTileRowBytes) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(stride) : "memory");
   }
+  // Likewise, past the first-level cache: for operands that come from the second level, whose lines would only evict each
+  // other in the first (a quarter faster where both operands do).
+  template <int kTile>
+  void load_past(const void* from, std::ptrdiff_t stride = kTileRowBytes) {
+    asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(stride) : "memory");
+  }
   template <int kTile>
   void store(void* to, std::ptrdiff_t stride = kTileRowBytes) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(kTile), "r"(to), "r"(stride) : "memory");
@@ -143,6 +147,11 @@ class Tiles {
     clear<kTile>();
     for (int row = 0; row < shapes_.rows[kTile]; ++row)
       std::memcpy(bytes_[kTile][row], static_cast<const char*>(from) + row * stride, shapes_.row_bytes[kTile]);
+  }
+
+  template <int kTile>
+  void load_past(const void* from, std::ptrdiff_t stride = kTileRowBytes) {
+    load<kTile>(from, stride);
   }
 
   template <int kTile>

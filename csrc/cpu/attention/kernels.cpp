@@ -118,8 +118,9 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
     constexpr bool kUsesTiles = Products::kUsesTiles;
     for_blocks(kUsesTiles ? 16 : kScoreRows, [&](int r, int count, int low, int high) {
       if constexpr (kUsesTiles)
-        return score_rows(tiles, count, scratch.queries + r * units, chunk.keys, low, high, units,
-                          scratch.scores + r * kChunkKeys);
+        return score_rows(tiles, count, scratch.queries + r * units, chunk.keys + low,
+                          (r == 0 ? chunk.next_keys : chunk.keys) + low, high - low, units,
+                          scratch.scores + r * kChunkKeys + low * kTileKeys);
       score_rows<Products, Source>(count, scratch.queries + r * units, chunk.keys,
                                    r == 0 ? chunk.next_keys : chunk.keys, low, high, units,
                                    scratch.scores + r * kChunkKeys);

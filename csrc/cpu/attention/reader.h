@@ -55,8 +55,10 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
   // values of a chunk side by side: the products on tiles go through two tiles of the cache at once
   float* value_units = scratch.value_units + t * kTileKeys / kPerUnit * dim;
   if constexpr (R::Products::kUsesTiles && !R::kIsWidened) {
-    if (!is_latent) std::memcpy(value_units, values, (valid + 1) / 2 * dim * sizeof(float));
-    for (int i = 0; i < a.layout.sides * side_bytes; i += 64) bring(next + i);
+    for (int i = 0; !is_latent && i < (valid + 1) / 2 * dim; i += kLanes) {
+      store(value_units + i, load(reinterpret_cast<const float*>(values) + i));
+      if (next != tile) bring(next_values + 4 * i);
+    }
   }
   if constexpr (R::kIsWidened) {
     float* key_units = scratch.key_units + t * kTileKeys * key_dim;
@@ -116,13 +118,15 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
       std::memset(scratch.value_scales + t * kTileKeys, 0, kTileKeys * sizeof(float));
     }
   }
+  // what many queries share comes from the second-level cache after the first of them
+  const bool brings = !R::Products::kUsesTiles || item.queries <= kScoreRows;
   for (int t = chunk.low; t < chunk.high; ++t) {
     const int key = first_key + t * kTileKeys;
     const std::uint8_t* tile = tile_of(item, key);
     const std::uint8_t* next = tile;
-    if (key + kChunkKeys < item.key_end) {
+    if (brings && key + kChunkKeys < item.key_end) {
       next = tile_of(item, key + kChunkKeys);
-    } else if (next_start + t * kTileKeys < following.key_end) {
+    } else if (brings && next_start + t * kTileKeys < following.key_end) {
       next = tile_of(following, next_start + t * kTileKeys);
     }
     fetch_tile<R>(a, tile, next, at_most(length - key, kTileKeys), factor, t, scratch, chunk);

@@ -21,15 +21,18 @@ class RowTiles {
     rows_ = rows;
   }
 
-  // scores[r][key] for `Count` tiles of keys; q is [rows][units].
+  // scores[r][key] for `Count` tiles of keys; q is [rows][units]. Meanwhile fetches what lies in the same places from `ahead`
+  // on, unless it is the keys themselves.
   template <int Count>
-  void score(const float* q, const std::uint8_t* const* keys, int units, float* scores) {
+  void score(const float* q, const std::uint8_t* const* keys, const std::uint8_t* const* ahead, int units, float* scores) {
     const std::ptrdiff_t q_bytes = units * static_cast<std::ptrdiff_t>(sizeof(float));
     each<Count>([&](auto i) { tiles_.clear<i.value>(); });
     int unit = 0;
     for (; unit + kTileDepth <= units; unit += kTileDepth) {
       tiles_.load<4>(q + unit, q_bytes);
       each<Count>([&](auto i) {
+        if (ahead[i.value] != keys[i.value])
+          for (int line = 0; line < kTileBytes; line += 64) bring(ahead[i.value] + unit * kTileRowBytes + line);
         tiles_.load<6>(keys[i.value] + unit * kTileRowBytes);
         tiles_.dot_bf16<i.value, 4, 6>();
       });
@@ -99,13 +102,11 @@ inline void with_tiles(int count, const F& f) {
   }
 }
 
-// Scores of up to 16 rows against the tiles [low, high) of a chunk.
-inline void score_rows(RowTiles& tiles, int rows, const float* q, const std::uint8_t* const* keys, int low, int high,
-                       int units, float* scores) {
+// Scores of up to 16 rows against `count` tiles of a chunk; see RowTiles::score.
+inline void score_rows(RowTiles& tiles, int rows, const float* q, const std::uint8_t* const* keys,
+                       const std::uint8_t* const* ahead, int count, int units, float* scores) {
   tiles.set_rows(rows);
-  with_tiles(high - low, [&](auto count) {
-    tiles.score<decltype(count)::value>(q, keys + low, units, scores + low * kTileKeys);
-  });
+  with_tiles(count, [&](auto number) { tiles.score<decltype(number)::value>(q, keys, ahead, units, scores); });
 }
 
 // sums = sums * factors + weights * values for up to 16 rows and the tiles [low, high) of a chunk, whose values lie

@@ -134,12 +134,12 @@ struct PlainJob {
   bool needs_rearranging() const { return row_bytes > 0; }
   void place(char* at) { memory = at; }
   void prepare(int block) const { kernels->arrange(a, memory, block, 0, 1); }
-  void multiply(float* sums, int first_block, int last_block, int first_panel, int last_panel) const {
-    kernels->multiply(a, row_bytes ? memory : nullptr, sums, first_block, last_block, first_panel, last_panel);
+  void multiply(float*, int first_block, int last_block, int first_panel, int last_panel) const {
+    kernels->multiply(a, row_bytes ? memory : nullptr, first_block, last_block, first_panel, last_panel);
   }
   std::int64_t depth_bytes() const { return static_cast<std::int64_t>(a.weight.padded_inputs()) * a.weight.element_bytes(); }
   std::int64_t depth() const { return a.weight.padded_inputs(); }
-  int sums_per_row() const { return kPanelColumns; }
+  int sums_per_row() const { return 0; }
 };
 
 // One expert's product with quantised weights.

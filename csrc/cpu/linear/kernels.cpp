@@ -24,9 +24,9 @@ void arrange(const LinearProduct& a, void* activations, int block, int part, int
   by_tiles(a) ? arrange_tiles(a, activations, block, part, parts) : arrange_vectors(a, activations, block, part, parts);
 }
 
-void multiply(const LinearProduct& a, const void* activations, float* sums, int first_block, int last_block,
-              int first_panel, int last_panel) {
-  by_tiles(a) ? multiply_tiles(a, activations, sums, first_block, last_block, first_panel, last_panel)
+void multiply(const LinearProduct& a, const void* activations, int first_block, int last_block, int first_panel,
+              int last_panel) {
+  by_tiles(a) ? multiply_tiles(a, activations, first_block, last_block, first_panel, last_panel)
               : multiply_vectors(a, activations, first_block, last_block, first_panel, last_panel);
 }
 
@@ -40,7 +40,7 @@ void arrange(const LinearProduct& a, void* activations, int block, int part, int
   arrange_vectors(a, activations, block, part, parts);
 }
 
-void multiply(const LinearProduct& a, const void* activations, float*, int first_block, int last_block, int first_panel,
+void multiply(const LinearProduct& a, const void* activations, int first_block, int last_block, int first_panel,
               int last_panel) {
   multiply_vectors(a, activations, first_block, last_block, first_panel, last_panel);
 }

@@ -28,10 +28,9 @@ constexpr double kByteNs = 0.03, kMultiplyNs = 0.01;
 constexpr std::int64_t kArrangedBytes = 16 << 10;
 
 // Blocks of rows in groups whose activations stay in a second-level cache while panels go by; tiles take blocks by two.
-int blocks_per_group(const LinearWeight& weight, int rows, int blocks) {
-  constexpr std::int64_t kGroupBytes = 512 << 10;
+int blocks_per_group(const LinearWeight& weight, int rows, int blocks, std::int64_t group_bytes) {
   const std::int64_t bytes = static_cast<std::int64_t>(rows) * weight.padded_inputs() * weight.element_bytes();
-  const int wanted_groups = static_cast<int>(divided_up(bytes, kGroupBytes));
+  const int wanted_groups = static_cast<int>(divided_up(bytes, group_bytes));
   return std::min(blocks, divided_up(divided_up(blocks, wanted_groups), 2) * 2);
 }
 
@@ -43,12 +42,11 @@ double panel_ns(const LinearWeight& weight, int rows) {
 void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
   const RowBlocks blocks = kernels.blocks(a);
   const int count = blocks.count(), panels = a.weight.columns().panels();
-  const int group = blocks_per_group(a.weight, a.rows, count), groups = divided_up(count, group);
+  const int group = blocks_per_group(a.weight, a.rows, count, resident_bytes(cpu.level)), groups = divided_up(count, group);
   const int group_rows = std::min(a.rows, group * blocks.most);
 
   const std::int64_t row_bytes = kernels.activation_row_bytes(a), activation_bytes = line_up(a.rows * row_bytes);
-  const std::int64_t sums_bytes = line_up(static_cast<std::int64_t>(group_rows) * kPanelColumns * 4);
-  char* scratch = static_cast<char*>(cpu.scratch(activation_bytes + cpu.pool.threads() * sums_bytes));
+  char* scratch = static_cast<char*>(cpu.scratch(activation_bytes));
   const void* activations = row_bytes ? scratch : nullptr;
   if (row_bytes) {
     const auto parts = static_cast<int>(divided_up(activation_bytes / count, kArrangedBytes));
@@ -59,13 +57,12 @@ void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
 
   // group after group, each with all panels
   const TaskCuts cuts(groups * panels, panel_ns(a.weight, group_rows), cpu.pool.threads());
-  cpu.pool.run(cuts.count(), [&](int task, int thread) {
-    float* sums = reinterpret_cast<float*>(scratch + activation_bytes + thread * sums_bytes);
+  cpu.pool.run(cuts.count(), [&](int task, int) {
     const int end = cuts.start(task + 1);
     for (int at = cuts.start(task); at < end;) {
       const int first_block = at / panels * group, first_panel = at % panels;
       const int last_panel = std::min(panels, first_panel + end - at);
-      kernels.multiply(a, activations, sums, first_block, std::min(count, first_block + group), first_panel, last_panel);
+      kernels.multiply(a, activations, first_block, std::min(count, first_block + group), first_panel, last_panel);
       at += last_panel - first_panel;
     }
   });
@@ -80,9 +77,8 @@ std::int64_t head_activation_bytes(const LinearProduct& a, const LinearKernels& 
 
 // Each head has panels of its own, reads its inputs of x and writes its outputs. A task is some rows of one head.
 void multiply_by_head(Cpu& cpu, const LinearProduct& a, int heads, const LinearKernels& kernels) {
-  constexpr std::int64_t kSumsBytes = kHeadRows * kPanelColumns * 4;
   const int groups = divided_up(a.rows, kHeadRows), panels = a.weight.columns().panels();
-  const std::int64_t activation_bytes = head_activation_bytes(a, kernels), own_bytes = activation_bytes + kSumsBytes;
+  const std::int64_t own_bytes = head_activation_bytes(a, kernels);
   char* scratch = static_cast<char*>(cpu.scratch(cpu.pool.threads() * own_bytes));
   cpu.pool.run(heads * groups, [&](int task, int thread) {
     const int head = task / groups, first = task % groups * kHeadRows;
@@ -96,8 +92,7 @@ void multiply_by_head(Cpu& cpu, const LinearProduct& a, int heads, const LinearK
     const bool is_arranged = kernels.activation_row_bytes(part) != 0;
     const int blocks = kernels.blocks(part).count();
     for (int block = 0; is_arranged && block < blocks; ++block) kernels.arrange(part, own, block, 0, 1);
-    float* sums = reinterpret_cast<float*>(own + activation_bytes);
-    kernels.multiply(part, is_arranged ? own : nullptr, sums, 0, blocks, 0, panels);
+    kernels.multiply(part, is_arranged ? own : nullptr, 0, blocks, 0, panels);
   });
 }
 

@@ -50,10 +50,9 @@ struct LinearKernels {
   std::int64_t (*activation_row_bytes)(const LinearProduct&);
   // Rearranges part `part` of `parts` of one block.
   void (*arrange)(const LinearProduct&, void* activations, int block, int part, int parts);
-  // Blocks [first_block, last_block) times panels [first_panel, last_panel). `sums` has room for 32 floats per row of
-  // these blocks.
-  void (*multiply)(const LinearProduct&, const void* activations, float* sums, int first_block, int last_block,
-                   int first_panel, int last_panel);
+  // Blocks [first_block, last_block) times panels [first_panel, last_panel).
+  void (*multiply)(const LinearProduct&, const void* activations, int first_block, int last_block, int first_panel,
+                   int last_panel);
   // From the plain weight, whose rows lie `stride` elements apart.
   void (*pack)(const LinearWeight&, const void* plain, std::int64_t stride, int first_panel, int last_panel);
   // Rows of the plain weight into [count, inputs], by numbers that are in range.

@@ -1,20 +1,16 @@
 // Products by tiles: 32 rows by a panel at a time, in steps of 32 inputs, for any number of rows.
 //
-// A product of tiles takes 32 inputs into each of its sums; sums that are stored between blocks of inputs keep their
-// bits. So a row's bits depend neither on its neighbours nor on how inputs are blocked.
+// A product of tiles takes 32 inputs into each of its sums, which stay in the tiles from the first input to the last. So a
+// row's bits do not depend on its neighbours.
 #pragma once
 
-#include <cstring>
-
-#include "../tiles.h"
+#include "../tiled_pairs.h"
 #include "epilogue.h"
 
 namespace octavo {
 namespace {
 
 constexpr int kStepInputs = 32;
-// How far ahead weights are prefetched: where they are read once, and where rows go by, for the next turn.
-constexpr int kStreamAhead = 4096, kTurnAhead = kStepsTogether * kStepBytes;
 
 inline RowBlocks tile_blocks(const LinearProduct& a) { return {a.rows, kTileRows, false}; }
 
@@ -33,80 +29,44 @@ inline void arrange_tiles(const LinearProduct& a, void* activations, int block, 
   char* to = static_cast<char*>(activations) + static_cast<std::int64_t>(start) * steps * kTileRowBytes;
   for (int step = first; step < last; ++step) {
     const int left = a.weight.inputs - step * kStepInputs;
-    const int bytes = left < kStepInputs ? left * 2 : kTileRowBytes;
-    for (int row = 0; row < rows; ++row) {
-      char* line = to + (static_cast<std::int64_t>(step) * rows + row) * kTileRowBytes;
-      std::memcpy(line, from + row * a.x_stride + step * kStepInputs, bytes);
-      std::memset(line + bytes, 0, kTileRowBytes - bytes);
-    }
+    const __mmask32 inputs = left < kStepInputs ? (1u << left) - 1u : ~0u;
+    char* line = to + static_cast<std::int64_t>(step) * rows * kTileRowBytes;
+    for (int row = 0; row < rows; ++row, line += kTileRowBytes)
+      _mm512_store_si512(line, _mm512_maskz_loadu_epi16(inputs, from + row * a.x_stride + step * kStepInputs));
   }
 }
 
-inline void prefetch_step(const char* weight) {
-  for (int line = 0; line < kStepBytes; line += 64) _mm_prefetch(weight + line, _MM_HINT_T1);
-}
-
-// Sums [rows][32] of up to two blocks, of which the second may be empty. Tiles as in TileShapes::two_by_two.
-template <bool kHasBottom>
-void add_steps(Tiles& tiles, const char* top, int top_rows, const char* bottom, int bottom_rows, const char* weight,
-               int steps, bool is_first, int ahead, float* sums) {
-  constexpr int kSumsStride = kPanelColumns * 4;
-  float* bottom_sums = sums + top_rows * kPanelColumns;
-  if (is_first) {
-    tiles.clear<0>(), tiles.clear<1>();
-    if constexpr (kHasBottom) tiles.clear<2>(), tiles.clear<3>();
-  } else {
-    tiles.load<0>(sums, kSumsStride), tiles.load<1>(sums + kTileColumns, kSumsStride);
-    if constexpr (kHasBottom)
-      tiles.load<2>(bottom_sums, kSumsStride), tiles.load<3>(bottom_sums + kTileColumns, kSumsStride);
+struct Bfloat16Dot {
+  template <int kC, int kA, int kB>
+  static void add(Tiles& tiles) {
+    tiles.dot_bf16<kC, kA, kB>();
   }
-  for (int step = 0; step < steps; ++step, weight += kStepBytes) {
-    if (ahead) prefetch_step(weight + ahead);
-    tiles.load<6>(weight);
-    tiles.load<4>(top + static_cast<std::int64_t>(step) * top_rows * kTileRowBytes);
-    tiles.dot_bf16<0, 4, 6>();
-    tiles.load<7>(weight + kTileBytes);
-    tiles.dot_bf16<1, 4, 7>();
-    if constexpr (kHasBottom) {
-      tiles.load<5>(bottom + static_cast<std::int64_t>(step) * bottom_rows * kTileRowBytes);
-      tiles.dot_bf16<2, 5, 6>();
-      tiles.dot_bf16<3, 5, 7>();
-    }
-  }
-  tiles.store<0>(sums, kSumsStride), tiles.store<1>(sums + kTileColumns, kSumsStride);
-  if constexpr (kHasBottom)
-    tiles.store<2>(bottom_sums, kSumsStride), tiles.store<3>(bottom_sums + kTileColumns, kSumsStride);
-}
+};
 
-inline void multiply_tiles(const LinearProduct& a, const void* activations, float* sums, int first_block, int last_block,
-                           int first_panel, int last_panel) {
+inline void multiply_tiles(const LinearProduct& a, const void* activations, int first_block, int last_block, int first_panel,
+                           int last_panel) {
   const RowBlocks blocks = tile_blocks(a);
-  const int steps = a.weight.steps(), first_row = blocks.start(first_block);
+  const int steps = a.weight.steps(), pairs = (last_block - first_block + 1) / 2;
   const auto* rows = static_cast<const char*>(activations ? activations : a.x);
-  const auto row_at = [&](int row, int step, int in_block) {
-    return rows + (static_cast<std::int64_t>(row) * steps + static_cast<std::int64_t>(step) * in_block) * kTileRowBytes;
-  };
-  // one pair of blocks keeps its sums in the tiles all the way
-  const int together = last_block - first_block <= 2 ? steps : kStepsTogether;
+  alignas(64) float sums[2 * kTileRows * kPanelColumns];
   int top_rows = 0, bottom_rows = -1;
   Tiles tiles(TileShapes::full());
   for (int panel = first_panel; panel < last_panel; ++panel) {
     const char* weight = static_cast<const char*>(a.weight.panels) + panel * a.weight.panel_bytes();
-    for (int step = 0; step < steps; step += together) {
-      const int count = steps - step < together ? steps - step : together;
-      for (int block = first_block; block < last_block; block += 2) {
-        const bool has_bottom = block + 1 < last_block;
-        const int start = blocks.start(block), top = blocks.size(block), bottom = has_bottom ? blocks.size(block + 1) : 0;
-        if (top != top_rows || bottom != bottom_rows) tiles.configure(TileShapes::two_by_two(top, bottom));
-        top_rows = top, bottom_rows = bottom;
-        const int ahead = together == steps ? kStreamAhead : block == first_block ? kTurnAhead : 0;
-        const auto add = has_bottom ? add_steps<true> : add_steps<false>;
-        add(tiles, row_at(start, step, top), top, row_at(start + top, step, bottom), bottom,
-            weight + static_cast<std::int64_t>(step) * kStepBytes, count, step == 0, ahead,
-            sums + (start - first_row) * kPanelColumns);
-      }
+    for (int pair = 0; pair < pairs; ++pair) {
+      const int block = first_block + 2 * pair;
+      const bool has_bottom = block + 1 < last_block;
+      const int start = blocks.start(block), top = blocks.size(block), bottom = has_bottom ? blocks.size(block + 1) : 0;
+      if (top != top_rows || bottom != bottom_rows) tiles.configure(TileShapes::two_by_two(top, bottom));
+      top_rows = top, bottom_rows = bottom;
+      const char* from = rows + static_cast<std::int64_t>(start) * steps * kTileRowBytes;
+      const BlockPair both{from, from + static_cast<std::int64_t>(top) * steps * kTileRowBytes, top, bottom};
+      const std::int64_t next = panel + 1 < last_panel ? a.weight.panel_bytes() : 0;
+      const Ahead ahead = Ahead::of(weight, steps, kStepBytes, next, pair, pairs, panel == first_panel);
+      const auto add = has_bottom ? add_steps<Bfloat16Dot, true, false, float> : add_steps<Bfloat16Dot, false, false, float>;
+      add(tiles, both, weight, steps, kTileBytes, true, ahead, sums);
+      finish_rows(a, start, top + bottom, panel, sums);
     }
-    finish_rows(a, first_row, blocks.start(last_block) - first_row, panel, sums);
   }
 }
 

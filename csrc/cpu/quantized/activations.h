@@ -139,7 +139,7 @@ float quantize_row(const Element* x, const QuantizedWeight& weight, const Place&
   const float most = halves == 1 ? 127.0f : 127.0f * kHalfBase + 126.0f;
   const float factor = is_finite && largest >= kSmallest ? most / largest : 0.0f;
   alignas(64) std::int8_t codes[2][kStepDepth] = {};
-  std::int32_t totals[2] = {};
+  alignas(64) std::int32_t totals[2][kStepDepth / 4] = {};  // of the quads of the steps of a group
   for (int start = 0; start < weight.depth(); start += kStepDepth) {
     const int count = weight.inputs - start;
     if (factor != 0.0f) {
@@ -152,12 +152,16 @@ float quantize_row(const Element* x, const QuantizedWeight& weight, const Place&
       place(half, start / kStepDepth, codes[half]);
       alignas(64) std::int32_t quads[kStepDepth / 4];
       quad_sums(codes[half], quads);
+      for (int quad = 0; quad < kStepDepth / 4; ++quad) totals[half][quad] += quads[quad];
       for (int unit = 0; unit < kStepDepth; unit += weight.unit_depth()) {
-        for (int quad = 0; quad < weight.unit_depth() / 4; ++quad) totals[half] += quads[unit / 4 + quad];
         const int end = start + unit + weight.unit_depth();
         if (end % group) continue;
-        sum(half, end / group - 1, totals[half]);
-        totals[half] = 0;
+        std::int32_t total = 0;
+        for (int quad = unit / 4; quad < (unit + weight.unit_depth()) / 4; ++quad) {
+          total += totals[half][quad];
+          totals[half][quad] = 0;
+        }
+        sum(half, end / group - 1, total);
       }
     }
   }

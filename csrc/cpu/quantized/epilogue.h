@@ -6,29 +6,31 @@
 namespace octavo {
 namespace {
 
-// One row's values in a panel's columns: sum · scale of the row + bias.
+// Values of rows in a panel's columns: sum · scale of the row + bias. `sums` is [rows][32].
 template <class Out, bool kHasAddend>
-void write_row(const QuantizedLinear& a, int panel, int row, const float* sums) {
+void write_rows_as(const QuantizedLinear& a, int panel, int start, int rows, const float* sums) {
   const QuantizedWeight& weight = a.weight;
   const PanelColumns columns = weight.columns();
-  const int first_column = panel * columns.results_per_panel(), column = panel * kPanelColumns;
-  const Floats row_scale = all(a.row_scales[row]);
-  Out* out = static_cast<Out*>(a.out) + row * a.out_stride + first_column;
-  for (int i = 0; i < columns.results_per_panel(); i += kLanes) {
-    const int left = columns.results() - first_column - i;
-    if (left <= 0) break;
-    const auto finished_at = [&](int in_panel) {
-      Floats value = mul(load(sums + in_panel), row_scale);
-      if (weight.bias) value = add(value, load(weight.bias + column + in_panel));
-      if constexpr (!kHasAddend) return value;
-      const float* addend = a.addend.at(columns, row, panel, in_panel);
-      return add(value, left >= kLanes ? load(addend) : load_some(addend, left));
-    };
-    const Floats value = weight.gated ? mul(silu(finished_at(i)), finished_at(kTileColumns + i)) : finished_at(i);
-    if (left >= kLanes) {
-      store(out + i, value);
-    } else {
-      store_some(out + i, value, left);
+  const int count = columns.results_per_panel(), first = panel * count, all_left = columns.results() - first;
+  const float* bias = weight.bias ? weight.bias + panel * kPanelColumns : nullptr;
+  Out* out = static_cast<Out*>(a.out) + start * a.out_stride + first;
+  for (int row = start; row < start + rows; ++row, sums += kPanelColumns, out += a.out_stride) {
+    const Floats row_scale = all(a.row_scales[row]);
+    for (int i = 0; i < count && i < all_left; i += kLanes) {
+      const int left = all_left - i;
+      const auto finished_at = [&](int column) {
+        Floats value = mul(load(sums + column), row_scale);
+        if (bias) value = add(value, load(bias + column));
+        if constexpr (!kHasAddend) return value;
+        const float* addend = a.addend.at(columns, row, panel, column);
+        return add(value, left >= kLanes ? load(addend) : load_some(addend, left));
+      };
+      const Floats value = weight.gated ? mul(silu(finished_at(i)), finished_at(kTileColumns + i)) : finished_at(i);
+      if (left >= kLanes) {
+        store(out + i, value);
+      } else {
+        store_some(out + i, value, left);
+      }
     }
   }
 }
@@ -41,9 +43,9 @@ inline void write_rows(const QuantizedLinear& a, int panel, int start, int rows,
       store(sums + i, add(mul(load(high), all(kHalfBase)), load(high + kPanelColumns)));
     }
   const bool is_single = a.out_type == Type::float32;
-  const auto write = a.addend.values ? is_single ? write_row<float, true> : write_row<bf16, true>
-                                     : is_single ? write_row<float, false> : write_row<bf16, false>;
-  for (int row = 0; row < rows; ++row) write(a, panel, start + row, sums + row * kPanelColumns);
+  const auto write = a.addend.values ? is_single ? write_rows_as<float, true> : write_rows_as<bf16, true>
+                                     : is_single ? write_rows_as<float, false> : write_rows_as<bf16, false>;
+  write(a, panel, start, rows, sums);
 }
 
 }  // namespace

@@ -41,9 +41,9 @@ void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
   const int count = blocks.count(), panels = a.weight.columns().panels(), threads = cpu.pool.threads();
 
   // groups of whole blocks, whose activations stay in a second-level cache while panels go by; tiles take blocks by two
-  constexpr std::int64_t kGroupBytes = 256 << 10;
+  const std::int64_t group_bytes = resident_bytes(cpu.level) / 2;
   const std::int64_t codes_bytes = a.code_rows() * a.weight.depth();
-  const int wanted_groups = static_cast<int>(divided_up(codes_bytes, kGroupBytes));
+  const int wanted_groups = static_cast<int>(divided_up(codes_bytes, group_bytes));
   const int group = std::min(count, divided_up(divided_up(count, wanted_groups), 2) * 2), groups = divided_up(count, group);
   int group_rows = 0;
   for (int i = 0; i < groups; ++i)

@@ -187,25 +187,20 @@ void factor_sums(const QuantizedWeight& weight, const std::int8_t* codes, const 
   } while (--blocks);
 }
 
-// As add_group for sums [rows][32] in memory, from which `offset` times the row's sum is taken off.
-inline void add_sums(const CodeFormat& format, const GroupTail& tail, int rows, const std::int32_t* row_sums, int offset,
+// As add_group for sums [rows][32] in memory, from which `offset` times the row's sum is taken off where there is one.
+template <bool kHasOffset>
+void add_sums(const CodeFormat& format, const GroupTail& tail, int rows, const std::int32_t* row_sums, int offset,
                      const std::int32_t* sums, float* totals) {
-  constexpr int kTogether = 4;
-  for (int row = 0; row < rows; row += kTogether) {
-    const auto add_rows = [&](int count) {
-      add_group(
-          format, tail, count, row_sums + row,
-          [&](int i, int part) {
-            const Ints sum = load_ints(sums + (row + i) * kPanelColumns + part * kLanes);
-            return sub_ints(sum, all_ints(offset * row_sums[row + i]));
-          },
-          [&](int i, int part, const auto& change) {
-            float* total = totals + (row + i) * kPanelColumns + part * kLanes;
-            store(total, change(load(total)));
-          });
-    };
-    row + kTogether <= rows ? add_rows(kTogether) : add_rows(rows - row);
-  }
+  add_group(
+      format, tail, rows, row_sums,
+      [&](int row, int part) {
+        const Ints sum = load_ints(sums + row * kPanelColumns + part * kLanes);
+        return kHasOffset ? sub_ints(sum, all_ints(offset * row_sums[row])) : sum;
+      },
+      [&](int row, int part, const auto& change) {
+        float* total = totals + row * kPanelColumns + part * kLanes;
+        store(total, change(load(total)));
+      });
 }
 
 }  // namespace

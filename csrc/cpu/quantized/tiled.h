@@ -4,7 +4,7 @@
 // as they are by vectors: the bits are those of the vectors, which take what is only a few rows.
 #pragma once
 
-#include "../tiles.h"
+#include "../tiled_pairs.h"
 #include "epilogue.h"
 #include "sums.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 // Fewer rows wait for memory, however they are multiplied.
 constexpr int kFewestTileRows = 5;
-constexpr int kTilePrefetchBytes = 4096;
+constexpr int kUnitsTogether = 8;  // that are widened into the first-level cache before they are multiplied
 
 inline RowBlocks tile_blocks(const QuantizedLinear& a) {
   return {a.rows, kTileRows / a.weight.format.codes_per_input(), false};
@@ -29,62 +29,29 @@ inline void quantize_tiles(const QuantizedLinear& a, int block) {
   });
 }
 
-// Two blocks of rows of codes, of which the second may be empty.
-struct BlockPair {
-  const std::int8_t* top;  // at the first unit
-  const std::int8_t* bottom;
-  int top_rows;
-  int bottom_rows;
+// Codes that were widened are signed, and lie in the first-level cache.
+template <bool kIsWidened>
+struct CodesDot {
+  template <int kC, int kA, int kB>
+  static void add(Tiles& tiles) {
+    kIsWidened ? tiles.dot_signed<kC, kA, kB>() : tiles.dot_signed_unsigned<kC, kA, kB>();
+  }
 };
 
-inline void prefetch_step(const std::uint8_t* weight) {
-#if !defined(OCTAVO_EMULATE_TILES)
-  for (int line = 0; line < kStepBytes; line += 64) prefetch(weight + kTilePrefetchBytes + line);
-#else
-  (void)weight;
-#endif
-}
+template <bool kHasBottom, bool kIsWidened>
+constexpr auto add_units = add_steps<CodesDot<kIsWidened>, kHasBottom, kIsWidened, std::int32_t>;
 
-// sums [rows][32] of integers = or += codes · codes over some units, of bytes.
-template <bool kHasBottom>
-void add_units(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, int units, int depth, bool is_first,
-               std::int32_t* sums) {
-  constexpr int kSumsStride = kPanelColumns * 4;
-  std::int32_t* bottom_sums = sums + pair.top_rows * kPanelColumns;
-  if (is_first) {
-    tiles.clear<0>(), tiles.clear<1>();
-    if constexpr (kHasBottom) tiles.clear<2>(), tiles.clear<3>();
-  } else {
-    tiles.load<0>(sums, kSumsStride), tiles.load<1>(sums + kTileColumns, kSumsStride);
-    if constexpr (kHasBottom)
-      tiles.load<2>(bottom_sums, kSumsStride), tiles.load<3>(bottom_sums + kTileColumns, kSumsStride);
-  }
-  for (int unit = 0; unit < units; ++unit, weight += depth * kPanelColumns) {
-    prefetch_step(weight);
-    tiles.load<6>(weight);
-    tiles.load<7>(weight + depth * kTileColumns);
-    tiles.load<4>(pair.top + static_cast<std::int64_t>(unit) * pair.top_rows * kStepDepth);
-    tiles.dot_signed_unsigned<0, 4, 6>(), tiles.dot_signed_unsigned<1, 4, 7>();
-    if constexpr (kHasBottom) {
-      tiles.load<5>(pair.bottom + static_cast<std::int64_t>(unit) * pair.bottom_rows * kStepDepth);
-      tiles.dot_signed_unsigned<2, 5, 6>(), tiles.dot_signed_unsigned<3, 5, 7>();
-    }
-  }
-  tiles.store<0>(sums, kSumsStride), tiles.store<1>(sums + kTileColumns, kSumsStride);
-  if constexpr (kHasBottom)
-    tiles.store<2>(bottom_sums, kSumsStride), tiles.store<3>(bottom_sums + kTileColumns, kSumsStride);
-}
-
-// Units of nibbles into units of bytes.
+// Units of nibbles into units of bytes, less `offset`.
 template <Kind kKind>
-void widen_units(const std::uint8_t* nibbles, int units, int depth, std::uint8_t* bytes) {
+void widen_units(const std::uint8_t* nibbles, int units, int depth, int offset, std::uint8_t* bytes) {
+  const __m512i less = _mm512_set1_epi8(static_cast<char>(offset));
   for (int unit = 0; unit < units; ++unit, bytes += depth * kPanelColumns)
     for (int line = 0; line < depth * kTileColumns; line += 64, nibbles += 64) {
       __m512i low, high;
       widen<kKind>(line_at(nibbles), low, high);
-      prefetch(nibbles + kTilePrefetchBytes);
-      _mm512_store_si512(bytes + line, low);
-      _mm512_store_si512(bytes + depth * kTileColumns + line, high);
+      prefetch(nibbles + kStreamAhead);
+      _mm512_store_si512(bytes + line, _mm512_sub_epi8(low, less));
+      _mm512_store_si512(bytes + depth * kTileColumns + line, _mm512_sub_epi8(high, less));
     }
 }
 
@@ -92,73 +59,97 @@ void widen_units(const std::uint8_t* nibbles, int units, int depth, std::uint8_t
 class TiledProduct {
  public:
   TiledProduct(const QuantizedLinear& a, float* sums, int first_block, int last_block)
-      : a_(a), blocks_(tile_blocks(a)), halves_(a.weight.format.codes_per_input()), depth_(a.weight.unit_depth()),
-        first_block_(first_block), last_block_(last_block), first_row_(blocks_.start(first_block)), totals_(sums),
-        size_((blocks_.start(last_block) - first_row_) * halves_ * kPanelColumns),
-        sums_(reinterpret_cast<std::int32_t*>(sums + size_)) {}
+      : a_(a), weight_(a.weight), blocks_(tile_blocks(a)), halves_(a.weight.format.codes_per_input()),
+        depth_(a.weight.depth()), unit_depth_(a.weight.unit_depth()), units_(a.weight.group_depth() / unit_depth_),
+        num_groups_(a.weight.num_groups()), groups_per_block_(a.weight.groups_per_block()), first_block_(first_block),
+        last_block_(last_block), pairs_((last_block - first_block + 1) / 2), totals_(sums),
+        sums_(reinterpret_cast<std::int32_t*>(sums + code_rows(first_block, last_block) * kPanelColumns)),
+        scaled_(sums_ + code_rows(first_block, last_block) * kPanelColumns) {}
 
-  void multiply(int panel) {
-    const QuantizedWeight& weight = a_.weight;
-    const std::uint8_t* block = weight.panels + panel * weight.panel_bytes();
-    std::memset(totals_, 0, sizeof(float) * size_);
-    for (int group = 0; group < weight.num_groups(); ++group) {
-      const int in_block = group % weight.groups_per_block();
-      if (group && !in_block) block += weight.block_bytes();
-      if (!in_block) std::memset(sums_ + size_, 0, sizeof(float) * size_);
-      add_codes(group, weight.codes(block, in_block));
-      for (int each = first_block_; each < last_block_; ++each) add_block(group, block, each);
-    }
-    for (int each = first_block_; each < last_block_; ++each)
-      write_rows(a_, panel, blocks_.start(each), blocks_.size(each), row_of(totals_, each));
+  // `next` is how far away the panel after this one is, 0 where there is none; nobody has asked for the first one.
+  void multiply(int panel, std::int64_t next, bool is_first) {
+    panel_ = panel, next_ = next, is_first_ = is_first;
+    const int units = is_wide_ || units_ < kUnitsTogether ? units_ : kUnitsTogether;
+    const int groups = units < kUnitsTogether && pairs_ > 1 ? kUnitsTogether / units : 1;
+    for (int group = 0; group < num_groups_; group += groups)
+      for (int unit = 0; unit < units_; unit += units)
+        multiply_turn(group, num_groups_ - group < groups ? num_groups_ - group : groups, unit,
+                      units_ - unit < units ? units_ - unit : units);
   }
 
  private:
-  // The sums of a group's codes, of all blocks.
-  void add_codes(int group, const std::uint8_t* from) {
-    const QuantizedWeight& weight = a_.weight;
-    const bool is_wide = weight.format.kind() == Kind::int8;
-    // one pair of blocks keeps its sums in the tiles all the way
-    const int units = weight.group_depth() / depth_, together = is_wide && last_block_ - first_block_ <= 2 ? units : kStepsTogether;
-    alignas(64) std::uint8_t bytes[kStepsTogether * kStepBytes];
-    for (int unit = 0; unit < units; unit += together) {
-      const int count = units - unit < together ? units - unit : together;
-      const std::uint8_t* codes = from + weight.format.code_bytes(unit * depth_);
-      if (!is_wide) {
-        weight.format.kind() == Kind::e2m1 ? widen_units<Kind::e2m1>(codes, count, depth_, bytes)
-                                           : widen_units<Kind::int4>(codes, count, depth_, bytes);
-        codes = bytes;
-      }
-      for (int block = first_block_; block < last_block_; block += 2) {
-        const BlockPair pair = pair_at(block, group * weight.group_depth() + unit * depth_);
-        const auto add = pair.bottom_rows ? add_units<true> : add_units<false>;
-        add(tiles_, pair, codes, count, depth_, unit == 0, row_of(sums_, block));
-      }
+  // A group of a panel, or a part of a long one.
+  struct Group {
+    int number;
+    const std::uint8_t* block;
+    const std::uint8_t* codes;  // of the units
+    GroupTail tail;
+    int unit, units;
+    bool is_first, is_last;  // of its block
+  };
+
+  // Some short groups or a part of a long one, with all rows.
+  void multiply_turn(int first, int count, int unit, int units) {
+    alignas(64) std::uint8_t bytes[kUnitsTogether * kStepBytes];
+    const CodeFormat format = weight_.format;
+    const auto widen = format.kind() == Kind::e2m1 ? widen_units<Kind::e2m1> : widen_units<Kind::int4>;
+    Group groups[kUnitsTogether];
+    for (int i = 0; i < count; ++i) {
+      const int number = first + i, in_block = number % groups_per_block_;
+      const std::uint8_t* block = weight_.panels + panel_ * weight_.panel_bytes() + number / groups_per_block_ * weight_.block_bytes();
+      const std::uint8_t* codes = weight_.codes(block, in_block) + format.code_bytes(unit * unit_depth_);
+      std::uint8_t* const widened = bytes + i * units * unit_depth_ * kPanelColumns;
+      if (!is_wide_) widen(codes, units, unit_depth_, format.offset(), widened);
+      groups[i] = {number, block, is_wide_ ? codes : widened, weight_.tail(block, in_block), unit, units, in_block == 0,
+                   in_block + 1 == groups_per_block_};
     }
+    for (int pair = 0; pair < pairs_; ++pair)
+      for (int i = 0; i < count; ++i) multiply_pair(pair, groups[i]);
   }
 
-  // totals += sums of a group.
-  void add_block(int group, const std::uint8_t* codes, int block) {
-    const GroupTail tail = a_.weight.tail(codes, group % a_.weight.groups_per_block());
-    const int rows = blocks_.size(block) * halves_;
-    const std::int64_t first = static_cast<std::int64_t>(blocks_.start(block)) * halves_ * a_.weight.num_groups();
-    const std::int32_t* const row_sums = a_.row_sums + first + group * rows;
-    const std::int32_t* const sums = row_of(sums_, block);
-    const int offset = a_.weight.format.offset(), last = a_.weight.groups_per_block() - 1;
-    if (a_.weight.format.scales() != Scales::factors)
-      return add_sums(a_.weight.format, tail, rows, row_sums, offset, sums, row_of(totals_, block));
-    std::int32_t* const scaled = row_of(sums_ + size_, block);
+  void multiply_pair(int pair, const Group& group) {
+    const int block = first_block_ + 2 * pair;
+    const BlockPair rows = pair_at(block, (group.number * units_ + group.unit) * unit_depth_);
+    const Ahead ahead = Ahead::of(group.codes, group.units, unit_depth_ * kPanelColumns, next_, pair, pairs_, is_first_);
+    const auto add = rows.bottom_rows ? is_wide_ ? add_units<true, false> : add_units<true, true>
+                                      : is_wide_ ? add_units<false, false> : add_units<false, true>;
+    // sums of whole groups are used at once, and stay in the first-level cache
+    std::int32_t* const sums = group.units == units_ ? sums_ : row_of(sums_, block);
+    add(tiles_, rows, group.codes, group.units, unit_depth_ * kTileColumns, group.unit == 0, ahead, sums);
+    if (group.unit + group.units < units_) return;
+    add_block(group, block, rows.top_rows, sums);
+    if (rows.bottom_rows) add_block(group, block + 1, rows.bottom_rows, sums + rows.top_rows * kPanelColumns);
+  }
+
+  // totals += sums of a group of one block of so many rows of codes.
+  void add_block(const Group& group, int block, int rows, const std::int32_t* sums) {
+    const std::int32_t* const row_sums = a_.row_sums + code_rows(0, block) * num_groups_ + group.number * rows;
+    float* const totals = row_of(totals_, block);
+    if (group.number == 0) std::memset(totals, 0, rows * kPanelColumns * sizeof(float));
+    if (weight_.format.scales() == Scales::factors) {
+      scale_sums(group, rows, row_sums, sums, row_of(scaled_, block), totals);
+    } else if (offset_) {
+      add_sums<true>(weight_.format, group.tail, rows, row_sums, offset_, sums, totals);
+    } else {
+      add_sums<false>(weight_.format, group.tail, rows, row_sums, offset_, sums, totals);
+    }
+    if (group.number + 1 == num_groups_) write_rows(a_, panel_, blocks_.start(block), blocks_.size(block), totals);
+  }
+
+  // Sums of the groups of a block by their scales, and totals += these by the factors of the block.
+  void scale_sums(const Group& group, int rows, const std::int32_t* row_sums, const std::int32_t* sums, std::int32_t* scaled,
+                  float* totals) {
     for (int part = 0; part < kParts; ++part) {
-      const Ints scale = load_bytes(tail.scales + part * kLanes);
+      const Ints scale = load_bytes(group.tail.scales + part * kLanes);
       for (int row = 0; row < rows; ++row) {
         const int at = row * kPanelColumns + part * kLanes;
-        const Ints sum = sub_ints(load_ints(sums + at), all_ints(offset * row_sums[row]));
-        store_ints(scaled + at, add_ints(load_ints(scaled + at), mul_ints(sum, scale)));
+        const Ints sum = mul_ints(sub_ints(load_ints(sums + at), all_ints(offset_ * row_sums[row])), scale);
+        store_ints(scaled + at, group.is_first ? sum : add_ints(load_ints(scaled + at), sum));
       }
     }
-    if (group % (last + 1) != last) return;
-    add_factors(a_.weight, codes, rows, row_sums - last * rows, rows,
-                [&](int row, int part) { return load_ints(scaled + row * kPanelColumns + part * kLanes); },
-                row_of(totals_, block));
+    if (!group.is_last) return;
+    add_factors(weight_, group.block, rows, row_sums - (groups_per_block_ - 1) * rows, rows,
+                [&](int row, int part) { return load_ints(scaled + row * kPanelColumns + part * kLanes); }, totals);
   }
 
   // The tiles take its shape. `k` is an input at which a unit begins.
@@ -166,27 +157,35 @@ class TiledProduct {
     const bool has_bottom = block + 1 < last_block_;
     const int top_rows = blocks_.size(block) * halves_, bottom_rows = has_bottom ? blocks_.size(block + 1) * halves_ : 0;
     if (top_rows != top_rows_ || bottom_rows != bottom_rows_)
-      tiles_.configure(TileShapes::two_by_two(top_rows, bottom_rows, depth_));
+      tiles_.configure(TileShapes::two_by_two(top_rows, bottom_rows, unit_depth_));
     top_rows_ = top_rows, bottom_rows_ = bottom_rows;
-    const auto codes = [&](int start, int rows) {
-      return a_.codes + static_cast<std::int64_t>(start) * halves_ * a_.weight.depth() +
+    const auto codes = [&](int each, int rows) {
+      return reinterpret_cast<const char*>(a_.codes) + code_rows(0, each) * depth_ +
              static_cast<std::int64_t>(k / kStepDepth) * rows * kStepDepth + k % kStepDepth;
     };
-    return {codes(blocks_.start(block), top_rows), has_bottom ? codes(blocks_.start(block + 1), bottom_rows) : nullptr,
-            top_rows, bottom_rows};
+    return {codes(block, top_rows), has_bottom ? codes(block + 1, bottom_rows) : nullptr, top_rows, bottom_rows};
   }
 
+  std::int64_t code_rows(int first_block, int last_block) const {
+    return static_cast<std::int64_t>(blocks_.start(last_block) - blocks_.start(first_block)) * halves_;
+  }
   template <class Sum>
   Sum* row_of(Sum* sums, int block) const {
-    return sums + static_cast<std::int64_t>(blocks_.start(block) - first_row_) * halves_ * kPanelColumns;
+    return sums + code_rows(first_block_, block) * kPanelColumns;
   }
 
   const QuantizedLinear& a_;
+  const QuantizedWeight& weight_;
   const RowBlocks blocks_;
-  const int halves_, depth_, first_block_, last_block_, first_row_;
-  float* const totals_;  // [code rows][32]
-  const std::int64_t size_;
-  std::int32_t* const sums_;  // [code rows][32] of one group, then [code rows][32] of the groups of a block, scaled
+  const int halves_, depth_, unit_depth_, units_, num_groups_, groups_per_block_, first_block_, last_block_, pairs_;
+  const bool is_wide_ = weight_.format.kind() == Kind::int8;
+  const int offset_ = is_wide_ ? weight_.format.offset() : 0;
+  float* const totals_;         // [code rows][32]
+  std::int32_t* const sums_;    // [code rows][32] of one group
+  std::int32_t* const scaled_;  // [code rows][32] of the groups of a block
+  int panel_ = 0;
+  std::int64_t next_ = 0;
+  bool is_first_ = true;
   Tiles tiles_{TileShapes::full()};
   int top_rows_ = 0, bottom_rows_ = -1;
 };
@@ -194,7 +193,8 @@ class TiledProduct {
 inline void multiply_tiles(const QuantizedLinear& a, float* sums, int first_block, int last_block, int first_panel,
                            int last_panel) {
   TiledProduct product(a, sums, first_block, last_block);
-  for (int panel = first_panel; panel < last_panel; ++panel) product.multiply(panel);
+  for (int panel = first_panel; panel < last_panel; ++panel)
+    product.multiply(panel, panel + 1 < last_panel ? a.weight.panel_bytes() : 0, panel == first_panel);
 }
 
 }  // namespace

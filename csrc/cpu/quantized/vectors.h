@@ -54,7 +54,7 @@ inline void multiply_vectors(const QuantizedLinear& a, int first_block, int last
       if (is_channel(weight)) {
         kChannelSums[rows - 1](weight, codes, row_sums, from, integers);
         std::memset(sums, 0, sizeof(float) * rows * kPanelColumns);
-        add_sums(weight.format, weight.tail(from, 0), rows, row_sums, 0, integers, sums);
+        add_sums<false>(weight.format, weight.tail(from, 0), rows, row_sums, 0, integers, sums);
       } else {
         group_sums[rows - 1](weight, codes, row_sums, from, sums);
       }
