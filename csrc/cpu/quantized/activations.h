@@ -47,11 +47,14 @@ std::int32_t largest_bits(const Element* x, int count) {
   return _mm512_reduce_max_epi32(most);
 }
 
-inline void store_codes(std::int8_t* out, Floats x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+// The codes of a step, in one store: what is read next is all of them.
+inline void store_step(std::int8_t* out, const Floats (&x)[4]) {
+  const __m512i low = _mm512_packs_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
+  const __m512i high = _mm512_packs_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3]));
+  // packing goes by lanes of 128 bits, each of which has four codes of every vector now
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
 }
-
-inline void store_16(std::int8_t* out, const Floats* x) { store_codes(out, x[0]); }
 
 // What each quad of 64 codes adds up to.
 inline void quad_sums(const std::int8_t* codes, std::int32_t* sums) {
@@ -84,7 +87,9 @@ inline void store_codes(std::int8_t* out, Floats low, Floats high) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(first_8, last_8));
 }
 
-inline void store_16(std::int8_t* out, const Floats* x) { store_codes(out, x[0], x[1]); }
+inline void store_step(std::int8_t* out, const Floats (&x)[8]) {
+  for (int i = 0; i < 8; i += 2) store_codes(out + i * kLanes, x[i], x[i + 1]);
+}
 
 inline void quad_sums(const std::int8_t* codes, std::int32_t* sums) {
   const __m256i ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
@@ -111,21 +116,19 @@ constexpr float kHalfBase = 254.0f;  // a code of 16 bits is this times one of 8
 // they are parted.
 template <class Element>
 void quantize_step(const Element* x, int count, float factor, std::int8_t* out, std::int8_t* low = nullptr) {
-  constexpr int kVectors = 16 / kLanes;
-  for (int i = 0; i < kStepDepth; i += 16) {
-    Floats codes[kVectors], rest[kVectors];
-    for (int part = 0; part < kVectors; ++part) {
-      const int at = i + part * kLanes, left = count - at;
-      codes[part] = left >= kLanes ? load(x + at) : left > 0 ? load_some(x + at, left) : zero();
-      codes[part] = mul(codes[part], all(factor));
-      if (!low) continue;
-      rest[part] = round_even(codes[part]);
-      codes[part] = round_even(mul(rest[part], all(1.0f / kHalfBase)));
-      rest[part] = sub(rest[part], mul(codes[part], all(kHalfBase)));
-    }
-    store_16(out + i, codes);
-    if (low) store_16(low + i, rest);
+  constexpr int kVectors = kStepDepth / kLanes;
+  Floats codes[kVectors], rest[kVectors];
+  for (int part = 0; part < kVectors; ++part) {
+    const int at = part * kLanes, left = count - at;
+    codes[part] = left >= kLanes ? load(x + at) : left > 0 ? load_some(x + at, left) : zero();
+    codes[part] = mul(codes[part], all(factor));
+    if (!low) continue;
+    rest[part] = round_even(codes[part]);
+    codes[part] = round_even(mul(rest[part], all(1.0f / kHalfBase)));
+    rest[part] = sub(rest[part], mul(codes[part], all(kHalfBase)));
   }
+  store_step(out, codes);
+  if (low) store_step(low, rest);
 }
 
 // Quantises one row into one or two rows of codes. `place(half, step, codes)` takes 64 codes, `sum(half, group, value)`
