@@ -143,8 +143,8 @@ void attend_splits(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
 
 void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels) {
   // by tokens, then by heads: where blocks are fresh each thread waits for pages of its own
-  const int most = std::max(1, std::min(16, a.tokens)), parts = (a.tokens + most - 1) / most * a.kv_heads;
-  if (a.k) cpu.pool.run_pieces(parts, 32 / most, [&](int begin, int end, int) {
+  const int most = std::max(1, std::min(64, a.tokens)), parts = (a.tokens + most - 1) / most * a.kv_heads;
+  if (a.k) cpu.pool.run_pieces(parts, std::max(1, 32 / most), [&](int begin, int end, int) {
     for (int i = begin; i < end; ++i) {
       const int first_token = i / a.kv_heads * most;
       kernels.write(a, i % a.kv_heads, first_token, std::min(first_token + most, a.tokens));

@@ -15,6 +15,10 @@ inline Floats low_half(Floats x) { return _mm512_castsi512_ps(_mm512_slli_epi32(
 inline Floats high_half(Floats x) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+// Two bfloat16 in each lane, of float32 without lower halves.
+inline Floats paired(Floats low, Floats high) {
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16), _mm512_castps_si512(high)));
+}
 // The first of two bfloat16 in each lane, with zero for the second.
 inline Floats first_of_pairs(Floats x) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0xffff)));
@@ -38,6 +42,9 @@ inline Floats from_e4m3(Codes x) {
 inline Floats low_half(Floats x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
 inline Floats high_half(Floats x) {
   return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline Floats paired(Floats low, Floats high) {
+  return _mm256_castsi256_ps(_mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(low), 16), _mm256_castps_si256(high)));
 }
 inline Floats first_of_pairs(Floats x) {
   return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xffff)));
@@ -242,9 +249,51 @@ inline std::uint8_t* tile_at(const Attention& a, std::int64_t block, int kv_head
          offset / kTileKeys * a.layout.tile_bytes;
 }
 
+// Keys and values in bfloat16 that fill a tile, from token `token` on, in vectors instead of element by element.
+void write_tile(const Attention& a, int kv_head, int token, std::uint8_t* tile) {
+  const int dim = a.layout.padded_dim, stride = (dim + 31) / 32 * 32;
+  alignas(64) bf16 keys[kTileKeys * kMostDim], values[kTileKeys * kMostDim];
+  alignas(64) float row[kMostDim] = {};
+  const auto take = [&](const void* base, std::int64_t base_stride, bf16* rows) {
+    for (int key = 0; key < kTileKeys; ++key) {
+      load_row(base, (token + key) * base_stride + static_cast<std::int64_t>(kv_head) * a.dim, a.type, a.dim, row);
+      for (int i = 0; i < dim; i += kLanes) store(rows + key * stride + i, load(row + i));
+    }
+  };
+  take(a.k, a.k_stride, keys);
+  take(a.v, a.v_stride, values);
+  auto* units = reinterpret_cast<float*>(tile);
+  for (int first = 0; first < kTileKeys; first += kLanes)
+    for (int unit = 0; unit < dim / 2; unit += kLanes) {
+      Floats square[kLanes];
+      for (int i = 0; i < kLanes; ++i) square[i] = load_bits(keys + (first + i) * stride + 2 * unit);
+      transpose(square);
+      for (int i = 0; i < kLanes && unit + i < dim / 2; ++i) store(units + (unit + i) * kTileKeys + first, square[i]);
+    }
+  units = reinterpret_cast<float*>(tile + a.layout.side_bytes);
+  for (int pair = 0; pair < kTileKeys / 2; ++pair)
+    for (int i = 0; i < dim; i += kLanes) {
+      const bf16* value = values + 2 * pair * stride + i;
+      store(units + pair * dim + i, paired(load(value), load(value + stride)));
+    }
+}
+
+bool fills_tile(const Attention& a, int token, int end) {
+  if (end - token < kTileKeys || a.slots[token] % kTileKeys != 0) return false;
+  for (int i = 1; i < kTileKeys; ++i)
+    if (a.slots[token + i] != a.slots[token] + i) return false;
+  return true;
+}
+
 void write_tokens(const Attention& a, int kv_head, int begin, int end) {
   alignas(64) float k[kMostDim + kLanes] = {}, v[kMostDim] = {};
   for (int token = begin; token < end; ++token) {
+    if (a.cache_type == Type::bfloat16 && a.v && fills_tile(a, token, end)) {
+      const std::int64_t slot = a.slots[token];
+      write_tile(a, kv_head, token, tile_at(a, slot / a.block_size, kv_head, static_cast<int>(slot % a.block_size)));
+      token += kTileKeys - 1;
+      continue;
+    }
     const std::int64_t first = static_cast<std::int64_t>(kv_head) * a.value_dim;
     load_row(a.k, token * a.k_stride + first, a.type, a.value_dim, k);
     if (a.v) load_row(a.v, token * a.v_stride + first, a.type, a.dim, v);
