@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config.server_args import ServerArgs
+from octavo.errors import suggestion
 from octavo.logging import escaped
 from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, own_hosts
 from octavo.server.context import ServerContext
@@ -135,21 +136,30 @@ class App:
         if self.keys.callers:
             self.keys.look()
             caller = scope["state"]["caller"] = WITHOUT_KEY if is_open else caller_with(fields, self.keys.callers)
-        if (refusal := self._headers.refusal(method, scope["http_version"], path, fields)) is not None:
+        if (refusal := self._headers.host_refusal(scope["http_version"], path, fields)) is not None:
             raise refusal
-        methods = self._methods_of(path)
-        if methods is None:
-            raise ApiError(404, f"there is no {method} {path}; GET / lists the endpoints", code="unknown_url")
-        endpoint = methods.get("GET" if method == "HEAD" else method)
-        if endpoint is None:
-            allowed = ", ".join(f"{each}, HEAD" if each == "GET" else each for each in methods)
-            message = f"{method} {path} is not possible; use {allowed}"
-            raise ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+        endpoint = self._endpoint_at(path, method)
+        if (refusal := self._headers.refusal(method, path, fields)) is not None:
+            raise refusal
         if endpoint.right is not None and not is_open:
             check_right(endpoint.right, scope, f"{method} {path}")
         if caller.limits is not None and endpoint.is_metered:
             scope["state"]["meter"] = self.keys.meter_of(caller)
         scope["path_params"] = endpoint.parameters(path)
+        return endpoint
+
+    def _endpoint_at(self, path: str, method: str) -> Endpoint:
+        """Return the endpoint of a path and a method. Raises ApiError 404 or 405."""
+        methods = self._methods_of(path)
+        if methods is None:
+            nearest = suggestion(path, (endpoint.path for endpoint in ENDPOINTS))
+            message = f"there is no {method} {path}, GET / lists the endpoints{nearest}"
+            raise ApiError(404, message, code="unknown_url")
+        endpoint = methods.get("GET" if method == "HEAD" else method)
+        if endpoint is None:
+            allowed = ", ".join(f"{each}, HEAD" if each == "GET" else each for each in methods)
+            message = f"{method} {path} is not possible; use {allowed}"
+            raise ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
         return endpoint
 
     def _methods_of(self, path: str) -> Mapping[str, Endpoint] | None:

@@ -70,13 +70,17 @@ class HeaderChecks:
         self._origins = origins
         self._host_refusal = lru_cache(256)(self._refusal_of_host)
 
-    def refusal(self, method: str, http_version: str, path: str, fields: Fields) -> ApiError | None:
-        """Return the error that a request gets for its headers."""
+    def host_refusal(self, http_version: str, path: str, fields: Fields) -> ApiError | None:
+        """Return the error that a request gets for its `Host`."""
         host = fields.get(b"host")
         if host is not None or http_version != "1.0":
             refusal = self._host_refusal(host)
             if refusal is not None and (refusal[0] == 400 or path not in self._open_paths):
                 return ApiError(refusal[0], refusal[1], code=refusal[2])
+        return None
+
+    def refusal(self, method: str, path: str, fields: Fields) -> ApiError | None:
+        """Return the error that a request gets for its other headers, at a path and a method that there are."""
         if (encoding := fields.get(b"content-encoding", b"").decode("latin-1").lower()) not in ("", "identity"):
             message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
             return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
@@ -85,7 +89,9 @@ class HeaderChecks:
         if b"content-type" in fields and not (path in self._form_paths and is_form(fields[b"content-type"])):
             return not_json(fields[b"content-type"])
         origin = fields.get(b"origin")
-        if origin is not None and not self._is_allowed(origin.decode("latin-1"), (host or b"").decode("latin-1")):
+        if origin is not None and not self._is_allowed(
+            origin.decode("latin-1"), fields.get(b"host", b"").decode("latin-1")
+        ):
             message = (
                 f"pages of {origin.decode('latin-1')} may not send this; send it with Content-Type: application/json, "
                 "or start the server with --allowed-origins and that origin"

@@ -64,7 +64,7 @@ def test_rendered_plan_holds_every_part_and_its_reason() -> None:
 def test_the_limit_is_a_bar_of_its_parts() -> None:
     bar, legend = PLAN.render_bar().split("\n")
     assert bar == "█" * 9 + "▓" * 4 + "▒" * 4 + "░" * 43
-    assert legend == "█ weights 1.00 GiB  ▓ KV 513.00 MiB  ▒ activations 512.00 MiB  ░ rest 5.00 GiB"
+    assert legend == "█ weights 1.00 GiB ▓ KV 513.00 MiB ▒ activations 512.00 MiB ░ rest 5.00 GiB"
     assert PLAN.render_bar().replace("\n", "\n  ") in PLAN.render()
     assert render_bar([1.2, 0.1], 10) == "█" * 10
     assert render_bar([0.001, 0.0], 10) == "█" + "░" * 9

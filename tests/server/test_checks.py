@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -106,7 +107,8 @@ def test_identity_is_no_compression(server: Served) -> None:
 def test_each_refusal_is_an_error_of_its_own() -> None:
     """An exception that is raised again and again would keep the frames of all requests."""
     checks = HeaderChecks({"localhost"})
-    for fields in ({b"host": b"other"}, {b"host": b"@"}, {b"host": b"localhost", b"content-type": b"text/plain"}):
-        first, second = (checks.refusal("POST", "1.1", "/tokenize", fields) for _ in range(2))
+    refusals = [partial(checks.host_refusal, "1.1", "/tokenize", {b"host": host}) for host in (b"other", b"@")]
+    for refusal in (*refusals, partial(checks.refusal, "POST", "/tokenize", {b"content-type": b"text/plain"})):
+        first, second = refusal(), refusal()
         assert first is not None
         assert first is not second

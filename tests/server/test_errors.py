@@ -62,6 +62,16 @@ def test_unknown_path_and_method_are_told(server: Served) -> None:
     assert (answer.status, answer.error["code"], answer.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 
+def test_unknown_path_is_answered_with_the_nearest_whatever_the_content_type(server: Served) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # of `curl -d` without a header
+    for path in ("/chat/completions", "/v1/chat/completion", "/v1/v1/chat/completions"):
+        answer = ask(server.url, path, {}, headers=form)
+        assert (answer.status, answer.error["code"]) == (404, "unknown_url")
+        assert answer.error["message"].startswith(f"there is no POST {path}, GET / lists the endpoints")
+        assert answer.error["message"].endswith("; did you mean /v1/chat/completions?")
+    assert ask(server.url, "/v1/models", {}, headers=form).status == 405
+
+
 def test_bug_is_answered_with_500_and_the_request_id(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     server.llm.error, server.llm.error_after = ZeroDivisionError("secret"), 0
     answer = ask(server.url, "/v1/chat/completions", CHAT, headers={"X-Request-Id": "r-1"})

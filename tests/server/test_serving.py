@@ -130,10 +130,11 @@ async def test_start_that_fails_raises_its_error() -> None:
         await unless_stopped(starting, StopSignals())
 
 
-def test_ready_line_tells_model_and_address(start_server: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ready_line_tells_model_api_and_page(start_server: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server()
     eventually(lambda: ask(server.url, "/health").status == 200)
-    assert capsys.readouterr().out == f"octavo serves letters as letters, alias at {server.url}/v1\n"
+    said = capsys.readouterr().out
+    assert said == f"octavo serves letters as letters, alias at {server.url}/v1 (API) and {server.url}/ (page)\n"
 
 
 def test_idle_server_stops_at_once_with_exit_code_0(start_server: Start) -> None:

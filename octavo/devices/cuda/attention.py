@@ -87,12 +87,20 @@ class CudaBackend:
 
     @staticmethod
     def obstacle(cache_dtype: torch.dtype, head_dims: Collection[int], block_size: int = 16) -> str | None:
-        """Return why the kernels cannot serve a model; None where they can."""
+        """Return why the kernels cannot serve a model, and what to do; None where they can."""
         if cache_dtype in CODES and block_size % SCALE_BYTES:
-            return f"its kernels read 8-bit caches in blocks of a multiple of {SCALE_BYTES} tokens, not {block_size}"
+            fitting = -(-block_size // SCALE_BYTES) * SCALE_BYTES
+            return (
+                f"block_size is {block_size}, but kernels of the device cuda read an 8-bit KV cache in blocks of a "
+                f"multiple of {SCALE_BYTES} tokens: set it to {fitting}, or kv_cache_dtype to auto"
+            )
         least, most = HEAD_DIMS
         odd = [dim for dim in head_dims if not least <= dim <= most]
-        return f"its kernels have head sizes from {least} to {most}, not {odd[0]}" if odd else None
+        if not odd:
+            return None
+        return (
+            f"device is cuda, but its kernels have head sizes from {least} to {most}, not {odd[0]}; use the device cpu"
+        )
 
     def cache_shape(
         self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0

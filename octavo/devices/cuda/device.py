@@ -171,7 +171,7 @@ class CudaDevice(ReferenceDevice):
     ) -> AttentionChoice:
         reason = CudaBackend.obstacle(cache_dtype, head_dims, block_size)
         if reason is not None:
-            raise ConfigError(f"device is cuda, but {reason}; use the device cpu")
+            raise ConfigError(reason)
         rotates = self._config.op_overrides.get("rotary", "triton") == "triton"
         backend = (RotatingCudaBackend if rotates else CudaBackend)(self.runtime, cache_dtype)
         return AttentionChoice(backend, "compiled by Triton")

@@ -238,7 +238,11 @@ export function startPlayground(settings, modelOf) {
   });
   addEventListener("keydown", (event) => event.key === "Escape" && byId("token-card").hidden && !byId("key-dialog").open && stop());
   byId("stop").onclick = stop;
-  byId("show-tokens").onchange = render;
+  byId("show-tokens").onchange = () => {
+    render();
+    const isLate = byId("show-tokens").checked && turns().some((turn) => turn.versions && !turn.versions[turn.chosen].tokens.length);
+    say(isLate ? "the next answer shows them" : "");
+  };
   byId("export-json").onclick = exportJson;
   byId("export-curl").onclick = exportCurl;
   byId("clear").onclick = () => {

@@ -69,6 +69,15 @@ def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: 
     assert page.run("document.querySelectorAll('.turn').length") == 2
 
 
+def test_tokens_of_an_answer_that_was_made_without_them_come_with_the_next_one(page: Browser) -> None:
+    send(page, "hello")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    page.click("#show-tokens")
+    assert page.run("document.getElementById('status').textContent") == "the next answer shows them"
+    page.click("#show-tokens")
+    assert page.run("document.getElementById('status').textContent") == ""
+
+
 def test_tokens_show_alternatives_and_a_branch_goes_on_from_one(page: Browser, server: Served) -> None:
     page.click("#show-tokens")
     send(page, "hello")
@@ -144,8 +153,8 @@ def test_what_the_server_refuses_is_shown_at_its_field(page: Browser) -> None:
 def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
     send(page, "hello")
     page.wait(SUMMARY)
-    for width in (390, 768, 1280, 1920):
-        page.size(width, 800, phone=width == 390)
+    for width in (320, 375, 768, 1280, 1920):
+        page.size(width, 800, phone=width < 400)
         for view in ("chat", "completion", "engine"):
             page.run(f"location.hash = '#{view}'")
             assert page.run("document.documentElement.scrollWidth") <= width
@@ -155,6 +164,10 @@ def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
                 " each.getBoundingClientRect().left < 0)).map((each) => each.outerHTML)"
             )
             assert cut == [], (width, view)
+            heights = page.run(
+                "['.row', '#send'].map((each) => document.querySelector(`#composer ${each}`).offsetHeight)"
+            )
+            assert heights[0] == heights[1], f"the buttons below the message take several lines at {width}"
     page.errors.clear()  # the engine of this server makes no reports
 
 
