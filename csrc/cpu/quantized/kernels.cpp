@@ -13,7 +13,7 @@ namespace {
 
 #if defined(__AMX_INT8__) || defined(OCTAVO_EMULATE_TILES)
 
-bool by_tiles(const QuantizedLinear& a) { return a.code_rows() >= kFewestTileRows; }
+bool by_tiles(const QuantizedLinear& a) { return a.code_rows() >= fewest_tile_rows(a.weight); }
 
 RowBlocks blocks(const QuantizedLinear& a) { return by_tiles(a) ? tile_blocks(a) : vector_blocks(a); }
 

@@ -1,7 +1,7 @@
 // Products of blocks of rows by tiles: 32 rows by a panel at a time, in steps of 64 inputs.
 //
 // Included only by units of the two levels with tiles. Sums of codes are exact, and those of groups are added up
-// as they are by vectors: the bits are those of the vectors, which take what is only a few rows.
+// as they are by vectors: the bits are those of the vectors, which take a few rows.
 #pragma once
 
 #include "../tiled_pairs.h"
@@ -11,8 +11,14 @@
 namespace octavo {
 namespace {
 
-// Fewer rows wait for memory, however they are multiplied.
-constexpr int kFewestTileRows = 5;
+// Rows of codes from which on tiles are no slower than vectors, as measured. Vectors widen 4-bit codes again for every few
+// rows; short groups fill a part of the tiles.
+inline int fewest_tile_rows(const QuantizedWeight& weight) {
+  if (weight.unit_depth() < kStepDepth) return 9;
+  if (weight.format.kind() != Kind::int8) return 1;
+  return weight.format.group() ? 4 : 2;
+}
+
 constexpr int kUnitsTogether = 8;  // that are widened into the first-level cache before they are multiplied
 
 inline RowBlocks tile_blocks(const QuantizedLinear& a) {
