@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
+from octavo import LLM
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices import DEVICES
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.registry import Ops, bind
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
-from tests.devices.cuda.test_engine import generate
+from tests.devices.cuda.test_engine import PARAMS, generate
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
@@ -93,6 +95,33 @@ def test_rows_that_fill_a_step_up_advance_no_state(compute: Callable[[Ops, Step]
     assert torch.equal(filled, alone)
     assert not torch.equal(alone[2], before[2])
     assert torch.equal(alone[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("qwen3_5", {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}),
+        ("falcon_h1", {"num_hidden_layers": 1}),
+    ],
+)
+def test_a_prefix_that_is_continued_behind_a_snapshot_changes_no_bit(
+    family: str, layers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300, **layers))
+    shared = [5 + i * 7 % 90 for i in range(16)]
+    prompts: Any = [
+        {"prompt_token_ids": [*shared, 9]},  # leaves a snapshot behind its first block
+        {"prompt_token_ids": [*shared, 3, 4, 8], "cache_salt": "of its own"},
+        {"prompt_token_ids": [*shared, 3, 4, 8]},
+    ]
+    sizes: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32}
+    with LLM(str(model), device="cuda", batch_invariant=True, **sizes) as llm:
+        _, cold, warm = (llm.generate(each, PARAMS, use_tqdm=False)[0] for each in prompts)
+    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, 16)
+    assert [(each.token_ids, each.logprobs) for each in warm.outputs] == [
+        (each.token_ids, each.logprobs) for each in cold.outputs
+    ]
 
 
 @pytest.mark.long
