@@ -13,8 +13,10 @@ import pytest
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo import LLM, SamplingParams
+from octavo.core.step import SchedulerOutput
 from octavo.devices import DEVICES
 from octavo.scheduler.preemption import Preemption
+from octavo.worker.launching import LaunchingRunner
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -64,6 +66,31 @@ def test_a_prefix_that_is_found_changes_no_bit(path: Path, monkeypatch: pytest.M
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 30)
     assert [each.token_ids for each in first.outputs] == [each.token_ids for each in second.outputs]
     assert [each.logprobs for each in first.outputs] == [each.logprobs for each in second.outputs]
+
+
+def test_the_same_schedule_gives_the_same_bits_without_batch_invariance(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[list[tuple[int, int]]] = []
+    launch = LaunchingRunner.launch
+
+    def noted(self: LaunchingRunner, step: SchedulerOutput) -> Any:
+        if step.rows:
+            steps.append([(row.start, row.num_tokens) for row in step.rows])
+        return launch(self, step)
+
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    monkeypatch.setattr(LaunchingRunner, "launch", noted)
+    prompts: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (19, 3)]
+    sizes: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 8, "max_num_batched_tokens": 20}
+    runs = []
+    with LLM(str(path), device="cuda", max_num_seqs=4, enable_prefix_caching=False, **sizes) as llm:
+        for _ in range(2):  # the second time memory holds what the first has left, and steps are captured
+            found = llm.generate(prompts, PARAMS, use_tqdm=False)
+            runs.append((steps, [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in found]))
+            steps = []
+    assert max(sum(count for _, count in step) for step in runs[0][0]) > 16, "no product was cuBLAS's on a GPU"
+    assert runs[1] == runs[0]
 
 
 def test_guesses_need_bits_that_do_not_depend_on_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.cuda.token_store import CudaTokenStore
+from octavo.engine.engine_core import EngineCore
 from octavo.worker.launching import LaunchedStep, LaunchingRunner, _Launched
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -83,6 +84,52 @@ def test_steps_are_launched_before_the_last_one_is_read(path: Path, monkeypatch:
     )
     generate(path, PLAIN[1:2] + PROCESSED, device="cuda", max_steps_in_flight=3)
     assert max(num_waiting) == 2
+
+
+def test_requests_that_are_aborted_while_steps_are_in_flight_change_no_other_token_and_keep_no_block(
+    path: Path,
+) -> None:
+    asked: list[tuple[int, dict[str, Any]]] = [
+        (3, {"temperature": 0.0, "max_tokens": 8}),
+        (14, {"seed": 1}),
+        (5, {"seed": 2, "repetition_penalty": 1.3, "logprobs": 1, "max_tokens": 8}),
+        (30, {"seed": 3}),
+        (27, {"seed": 4, "max_tokens": 4}),
+    ]
+    requests: dict[str, tuple[Any, SamplingParams]] = {
+        str(row): (
+            {"prompt_token_ids": [7 + (5 + 2 * row) * i % 90 for i in range(length)]},
+            SamplingParams(**{"max_tokens": 20, "ignore_eos": True} | kind),
+        )
+        for row, (length, kind) in enumerate(asked)
+    }
+    # what an aborted request kept would leave no room for the next one
+    sizes: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 5, "max_num_batched_tokens": 16}
+    sizes |= {"max_num_seqs": 4, "max_steps_in_flight": 3, "enable_prefix_caching": False}
+    with LLM(str(path), device="cuda", **sizes) as llm:
+        alone = {name: llm.generate(*requests[name], use_tqdm=False)[0].outputs for name in "024"}
+        engine, core = llm.engine, llm.engine.core
+        assert isinstance(core, EngineCore)
+        found: dict[str, Any] = {}
+
+        def run(added: str, num_steps: int, aborted: str = "") -> None:
+            for name in added:
+                engine.add_request(name, *requests[name])
+            for _ in range(num_steps):
+                found.update({each.request_id: each.outputs for each in engine.step()})
+                core.scheduler.check()
+            assert not aborted or len(core._in_flight) == 2
+            engine.abort_request(aborted)
+
+        run("012", 3, aborted="1")
+        run("3", 1, aborted="3")
+        run("4", 1)
+        while engine.has_unfinished_requests():
+            run("", 1)
+        stats = core.stats()
+    assert [found[name][0].finish_reason for name in "13"] == ["abort", "abort"]
+    assert {name: found[name] for name in "024"} == alone
+    assert (stats.num_used_blocks, stats.num_preemptions) == (0, 0)
 
 
 def test_log_probabilities_are_the_same_bits_in_steps_that_wait(path: Path) -> None:
