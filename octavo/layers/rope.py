@@ -199,7 +199,7 @@ class Rope:
 
     def table_of(self, table: Tensor, positions: Tensor) -> Tensor:
         """Return float32 [tokens, dim], the part of `table` for tokens at positions int64 [3, tokens]."""
-        axes = torch.tensor(self.axes or (0,) * (self.dim // 2), device=table.device)
+        axes = torch.tensor(self.axes or (0,) * (self.dim // 2)).to(table.device, non_blocking=True)
         pairs = torch.arange(len(axes), device=table.device)
         rows = positions[axes].t()  # [tokens, pairs]
         return torch.cat((table[rows, pairs], table[rows, pairs + len(axes)]), 1)

@@ -41,7 +41,7 @@ class CrossRows:
         return AttentionMetadata(
             query_starts=self._query_starts[: num_tokens + 1],
             sequence_lengths=self._lengths[:num_tokens],
-            block_tables=block_tables.to(self._device),
+            block_tables=block_tables.to(self._device, non_blocking=True),
             slot_mapping=self._no_slots,
             block_size=self._block_size,
             query_lengths=(1,) * num_tokens,
@@ -52,4 +52,4 @@ class CrossRows:
         """Return where the vectors of the sequence in this line are written."""
         blocks = self._tables.leading(np.array([line]), self._width)[0].astype(np.int64)
         slots = (blocks[:, None] * self._block_size + np.arange(self._block_size)).reshape(-1)[: self._num_encoded]
-        return AttentionMetadata.of_slots(torch.from_numpy(slots).to(self._device), self._block_size)
+        return AttentionMetadata.of_slots(torch.from_numpy(slots).to(self._device, non_blocking=True), self._block_size)

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from octavo.core.outputs import RequestError
@@ -19,6 +19,7 @@ from octavo.sampling.metadata import RowSamples, SamplingRow, verified
 from octavo.sampling.refusals import not_finite
 from octavo.sampling.sampler import Sampler
 from octavo.worker.input_batch import BatchRow
+from octavo.worker.packed_arrays import sent
 
 LOGITS_BYTES = 64 << 20
 """Most float32 logits that are computed at once; a single row may exceed it."""
@@ -59,7 +60,7 @@ class Drawing:
             return {}
         wanted = drawn + ranked
         if len(wanted) < len(hidden) or (drawn and ranked):
-            hidden = hidden[torch.tensor([each.token for each in wanted], device=hidden.device)]
+            hidden = hidden[sent([np.array([each.token for each in wanted])], hidden.device)[1][0]]
         if drawn and ranked:
             results = self._choose(hidden[: len(drawn)], drawn) + self._choose(hidden[len(drawn) :], ranked)
         else:

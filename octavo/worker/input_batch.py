@@ -225,12 +225,12 @@ class InputBatchBuilder:
     def _token_types(self, rows: Sequence[BatchRow], query_lengths: list[int], positions: NDArray[np.int64]) -> Tensor:
         """Return 1 for the tokens of the second text of a pair, and 0 for the others."""
         starts = np.repeat([second_start(state) or sys.maxsize for _, state in rows], query_lengths)
-        return torch.from_numpy((positions >= starts).astype(np.int64)).to(self._device)
+        return sent([(positions >= starts).astype(np.int64)], self._device)[1][0]
 
     def _turned(self, rows: Sequence[BatchRow]) -> tuple[NDArray[np.int64], Tensor | None]:
         """Return positions of tokens behind images, and where this step has images those of rows and columns too."""
         positions, has_images = rope_positions(rows)
-        return positions[0], torch.from_numpy(positions).to(self._device) if has_images else None
+        return positions[0], sent([positions], self._device)[1][0] if has_images else None
 
     def _views(self, num_rows: int, num_tokens: int) -> _Views:
         """Return the beginnings of the buffers. Those of decode steps are kept: making them is half of `build`."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.metadata import EmbeddingOverride
@@ -15,6 +17,7 @@ from octavo.devices.device import Device
 from octavo.models.decoder import DecoderStack
 from octavo.worker.cross_encodings import CrossEncodings, Encode, as_tensors
 from octavo.worker.input_batch import BatchRow
+from octavo.worker.packed_arrays import sent
 from octavo.worker.sequence_state import SequenceState
 
 Encoded = tuple[Sequence[tuple[SequenceState, Tensor]], EmbeddingOverride | None]
@@ -65,7 +68,7 @@ class PromptEncodings:
 
         unfinished: returns what sequences will still read.
         """
-        indices: list[Tensor] = []
+        indices: list[NDArray[np.int64]] = []
         values: list[Tensor] = []
         first = 0
         for row in rows:
@@ -79,9 +82,9 @@ class PromptEncodings:
             return (), None
         if self.num_kept > self._max_embeddings:
             self._evict({each.digest for each in unfinished()})
-        return (), EmbeddingOverride(torch.cat(indices).to(self._device), torch.cat(values))
+        return (), EmbeddingOverride(sent([np.concatenate(indices)], self._device)[1][0], torch.cat(values))
 
-    def _parts(self, row: BatchRow) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, row: BatchRow) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Yield (places in the row, vectors there) for each span that the row has tokens of."""
         start, end = row.scheduled.start, row.end
         for each in row.state.media:
@@ -90,7 +93,7 @@ class PromptEncodings:
                 begin, stop = max(offset, start), min(offset + length, end)
                 if begin < stop:
                     shift = done - offset
-                    yield torch.arange(begin - start, stop - start), self._encoded(each)[begin + shift : stop + shift]
+                    yield np.arange(begin - start, stop - start), self._encoded(each)[begin + shift : stop + shift]
                 done += length
 
     def _encoded(self, media: MediaInput) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.attention.metadata import AttentionMetadata, SpanRows
+from octavo.worker.packed_arrays import sent
 
 if TYPE_CHECKING:
     from octavo.worker.input_batch import BatchRow
@@ -33,12 +35,12 @@ def span_rows(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) 
         return None
     device = attention[0].query_starts.device
     places, starts, counts, ends = zip(*found, strict=True)
-    query_starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
-    lengths = torch.tensor(ends, dtype=torch.int32, device=device)
-    lines = torch.tensor(places, device=device)
-    indices = torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    arrays: list[NDArray[Any]] = [np.array(each, dtype=np.int32) for each in ([0, *accumulate(counts)], ends)]
+    indices = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    arrays += [np.array(places), np.concatenate(indices)]
+    _, (query_starts, lengths, lines, token_indices) = sent(arrays, device)
     return SpanRows(
-        indices.to(device),
+        token_indices,
         [
             AttentionMetadata(
                 query_starts=query_starts,

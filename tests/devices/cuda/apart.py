@@ -91,7 +91,7 @@ class ApartMode(TorchDispatchMode):
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     # mostly a keyword
-    targets = [each for each in (*args, kwargs.get("device")) if isinstance(each, torch.device | str)]
+    targets = [each for each in (*args, kwargs.get("device")) if isinstance(each, torch.device)]
     name, target = str(func), targets[0] if targets else None
     tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
     apart = [each for each in tensors if isinstance(each, ApartTensor)]

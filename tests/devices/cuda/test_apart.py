@@ -17,13 +17,21 @@ import triton.runtime.interpreter as interpreter
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.config.schema import DeviceConfig
+from octavo.core.media import MediaInput
+from octavo.core.pooling import PooledPrompt, PoolingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import open_device
 from octavo.devices.reference.attention import ReferenceBackend
+from octavo.devices.token_store import HostTokenStore
 from octavo.errors import CheckpointError
+from octavo.layers.rope import Rope
 from octavo.ops.coded import example_specs, example_weight
+from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.opening import proving_parts
+from octavo.worker.prompt_encodings import PromptEncodings
+from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import PLATFORM
 from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
 from tests.devices.cuda.interpreted import InterpretedCuda
@@ -34,6 +42,7 @@ from tests.fakes.proposer import take_all
 from tests.fakes.vector_models import save, write_modules
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
+from tests.worker.prefix_model import new_sequence, row
 
 SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
 PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
@@ -196,6 +205,40 @@ def test_steps_that_are_launched_wait_for_no_copy_to_the_device(path: Path, tmp_
     assert not mode.waits
 
 
+def test_steps_with_images_and_pairs_wait_for_no_copy_to_the_device() -> None:
+    """The host launches the model while what encodes the images still runs."""
+
+    def tensors(store: HostTokenStore, device: torch.device) -> list[Tensor]:
+        sequences = Sequences(store)
+        # four tokens of an image that see each other, in two rows of two; the second text of a pair
+        spans, pair = ((2, 4),), PooledPrompt(PoolingParams(task="score"), second_start=3)
+        image = MediaInput("image", b"digest", spans, 4, {})
+        shown: Any = {"media": (image,), "grids": ((2, 2, 2),), "whole_spans": spans}
+        sequences.add(new_sequence(1, range(10, 18), [3, 1], **shown))
+        sequences.add(new_sequence(2, range(20, 26), [2, 4], pooled=pair))
+        builder = InputBatchBuilder([], sequences, block_size=4, max_num_tokens=16, device=device)
+        encodings = PromptEncodings(lambda *_: torch.ones(4, 5, device=device), 9, device)
+        rows = [BatchRow(row(1, 0, 8), sequences[1]), BatchRow(row(2, 0, 6), sequences[2])]
+        batch = builder.build(rows, *encodings.read(rows, sequences.unfinished_media))
+        turned, spanning, types, embeddings = batch.rope_positions, batch.spans, batch.token_types, batch.embeddings
+        assert turned is not None
+        assert spanning is not None
+        assert types is not None
+        assert embeddings is not None
+        table = torch.arange(128, dtype=torch.float32, device=device).view(16, 8)
+        (group,), rope = spanning.attention, Rope(8, 10.0, axes=(0, 1, 2, 0))
+        of_spans = (spanning.token_indices, group.query_starts, group.sequence_lengths, group.block_tables)
+        return [batch.positions, turned, rope.table_of(table, turned), types, embeddings.token_indices, *of_spans]
+
+    expected = tensors(HostTokenStore(), torch.device("cpu"))
+    with ApartMode() as mode:
+        found = tensors(CudaTokenStore(torch.device("apart", 0)), torch.device("apart", 0))
+    assert not mode.waits
+    for there, here in zip(found, expected, strict=True):
+        assert isinstance(there, ApartTensor)
+        assert (there.dtype, there.tolist()) == (here.dtype, here.tolist())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["eagle3", "draft_model", "eagle"])
 def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
@@ -218,7 +261,7 @@ def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["gemma3", "llava"])
+@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen2_vl"])
 def test_images_are_encoded_on_the_device(family: str, tmp_path: Path) -> None:
     prompts = [{"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}, "w1 w2"]
     sizes = {"max_model_len": 256, "num_gpu_blocks_override": 64, "max_num_batched_tokens": 512}
