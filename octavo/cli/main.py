@@ -35,6 +35,14 @@ _COMMANDS = (
     ("models", "octavo.cli.families:families", "List the families of models and what is supported."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
+_POSITIONAL = {
+    "run": "[MODEL] [PROMPT]",
+    "pull": "MODEL",
+    "rm": "MODEL",
+    **dict.fromkeys(("chat", "serve", "proxy", "explain"), "[MODEL]"),
+}
+"""What the line `Usage` of a command names; cyclopts calls what may be left out [ARGS]."""
+
 _BENCHMARKS = (
     ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
     ("serve", "octavo.cli.bench_serve:serve", "Times and throughput of any OpenAI server under load."),
@@ -70,7 +78,8 @@ def build_app(core: SpawnedCore | None = None) -> App:
             from octavo.cli.serve import serving
 
             command = serving(core)
-        app.command(command, name=name, help=text, sort_key=position)
+        usage = f"octavo {name} {_POSITIONAL[name]} [OPTIONS]" if name in _POSITIONAL else None
+        app.command(command, name=name, help=text, sort_key=position, usage=usage)
     bench = App(
         name="bench",
         help="Measure throughput, latency, start-up or a server; fit a cost model and check it.",

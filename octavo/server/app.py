@@ -153,7 +153,7 @@ class App:
         methods = self._methods_of(path)
         if methods is None:
             nearest = suggestion(path, (endpoint.path for endpoint in ENDPOINTS))
-            message = f"there is no {method} {path}, GET / lists the endpoints{nearest}"
+            message = f"there is no {method} {path}; GET / lists the endpoints{nearest}"
             raise ApiError(404, message, code="unknown_url")
         endpoint = methods.get("GET" if method == "HEAD" else method)
         if endpoint is None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octavo import __version__
-from octavo.cli.main import EXIT_ERROR, EXIT_USAGE, main
+from octavo.cli.main import _COMMANDS, EXIT_ERROR, EXIT_USAGE, main
 
 
 def run_octavo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -126,6 +126,15 @@ def test_help_begins_with_what_is_particular_to_the_command(
 ) -> None:
     assert main([*arguments, "--help"]) == 0
     assert capsys.readouterr().out.split("\n\n")[2].startswith(first)
+
+
+def test_usage_names_what_a_command_takes_without_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    usages = {}
+    for name, *_ in _COMMANDS:
+        assert main([name, "--help"]) == 0
+        usages[name] = capsys.readouterr().out.splitlines()[0]
+    assert usages["serve"] == "Usage: octavo serve [MODEL] [OPTIONS]"
+    assert not [usage for usage in usages.values() if "[ARGS]" in usage]
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

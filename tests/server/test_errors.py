@@ -67,7 +67,7 @@ def test_unknown_path_is_answered_with_the_nearest_whatever_the_content_type(ser
     for path in ("/chat/completions", "/v1/chat/completion", "/v1/v1/chat/completions"):
         answer = ask(server.url, path, {}, headers=form)
         assert (answer.status, answer.error["code"]) == (404, "unknown_url")
-        assert answer.error["message"].startswith(f"there is no POST {path}, GET / lists the endpoints")
+        assert answer.error["message"].startswith(f"there is no POST {path}; GET / lists the endpoints")
         assert answer.error["message"].endswith("; did you mean /v1/chat/completions?")
     assert ask(server.url, "/v1/models", {}, headers=form).status == 405
 
