@@ -25,15 +25,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from octavo.devices.cuda.cubins import ALIGNED, FOLDER, ONE, Call, hash_of, layout_of, source_hash
+from octavo.devices.cuda.cubins import ALIGNED, FOLDER, ONE, Call, has_room, hash_of, layout_of, source_hash
 from octavo.devices.cuda.launch import OPTIONS, triton_constants, triton_function
 from tools.kernel_launches import launches, unspecialized
 from tools.kernel_models import MODELS
 
 SHARED_BYTES: Final = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10, 100: 228 << 10}
 """Shared memory of an SM, for each capability that binaries are made for."""
-_RESERVED: Final = 1 << 10
-"""Bytes of it that a program cannot have."""
 _LAYOUTS: Final = {"u64": "Q", "u32": "i", "f32": "f"}
 """Types of parameters in PTX."""
 
@@ -70,9 +68,9 @@ def compiled(call: Call, capability: int) -> tuple[bytes, dict[str, Any]]:
     return code, line | {"bytes": len(code), "sha256": sha256(code).hexdigest()}
 
 
-def has_room(line: dict[str, Any], capability: int) -> bool:
+def is_kept(line: dict[str, Any], capability: int) -> bool:
     """Return whether a binary can be loaded, and print that it cannot."""
-    if line["shared"] <= SHARED_BYTES[capability] - _RESERVED:
+    if has_room(line, SHARED_BYTES[capability]):
         return True
     print(f"left out: {line['kernel']} needs {line['shared']} bytes of shared memory, {line['constants']}", flush=True)
     return False
@@ -86,7 +84,7 @@ def build(chosen: list[Call], capability: int, processes: int = 1) -> tuple[dict
     else:
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             made = list(pool.map(compile_one, chosen, chunksize=8))
-    codes, lines = zip(*(each for each in made if has_room(each[1], capability)), strict=True)
+    codes, lines = zip(*(each for each in made if is_kept(each[1], capability)), strict=True)
     offsets = accumulate(map(len, codes), initial=0)
     variants = [line | {"offset": offset} for line, offset in zip(lines, offsets, strict=False)]
     packed = lzma.compress(b"".join(codes), preset=9)

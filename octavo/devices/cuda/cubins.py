@@ -29,6 +29,11 @@ _log = logging.getLogger(__name__)
 
 FOLDER: Final = Path(__file__).parent / "cubins"
 """Where a wheel has archives. A checkout has none, unless `python -m tools.cubins` has made them."""
+_RESERVED: Final = 1 << 10
+"""Bytes of an SM's shared memory that a program cannot have."""
+_LOWER: Final = {86: (80,), 89: (86, 80)}
+"""Capabilities whose binaries a GPU runs besides those of its own, the nearest first: lower minor versions of the same
+major one. GPUs on one chip with a processor (8.7) run none of others; from 9.0 on Triton's code is for one (sm_90a)."""
 _POINTERS: Final = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
     torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
@@ -186,26 +191,39 @@ class CubinLauncher:
         self._otherwise(call.kernel, grid, *arguments, **constants)
 
 
-def open_launcher(
-    capability: int, open_driver: Callable[[], Driver], *, is_invariant: bool, folder: Path = FOLDER
-) -> Launcher:
-    """Return what launches kernels: from an archive if there is one, and by Triton what that lacks.
+def has_room(variant: Mapping[str, Any], shared_bytes: int) -> bool:
+    """Return whether a variant can be loaded where an SM has so much shared memory."""
+    fits: bool = variant["shared"] <= shared_bytes - _RESERVED
+    return fits
 
-    is_invariant: all code must be of one compiler, because variants of a kernel have to agree in every bit. Raises
-    ConfigError where neither can, and as `read_archive` does.
+
+def open_launcher(
+    capability: int, shared_bytes: int, open_driver: Callable[[], Driver], *, is_invariant: bool, folder: Path = FOLDER
+) -> Launcher:
+    """Return what launches kernels: from the nearest archive that the GPU runs, and by Triton what that lacks.
+
+    shared_bytes: shared memory of an SM; variants that need more are left out. is_invariant: all code must be of one
+    compiler and for one capability, because variants of a kernel have to agree in every bit. Raises ConfigError where
+    neither can, and as `read_archive` does.
     """
     has_triton = util.find_spec("triton") is not None
-    found = read_archive(folder, capability)
+    found = next(filter(None, (read_archive(folder, each) for each in (capability, *_LOWER.get(capability, ())))), None)
     reason = "no binaries of these kernels are installed"
     if found is not None:
-        compiler, own = found[0]["triton"], metadata.version("triton") if has_triton else None
-        if not (is_invariant and own not in (None, compiler)):
-            try:
-                return CubinLauncher(open_driver(), *found, launch_by_triton if has_triton else None)
-            except DriverError as error:
-                reason = f"the driver does not load the binaries of Triton {compiler}: {error}"
+        manifest, codes = found
+        fitting = [each for each in manifest["variants"] if has_room(each, shared_bytes)]
+        made = f"Triton {manifest['triton']} for compute capability {manifest['capability'] / 10}"
+        own = f"Triton {metadata.version('triton')} for compute capability {capability / 10}" if has_triton else made
+        if is_invariant and own != made:
+            reason = f"batch_invariant needs one compiler, here {own}, and binaries are of {made}"
         else:
-            reason = f"batch_invariant needs one compiler, Triton is {own}, and binaries are of {compiler}"
+            try:
+                otherwise = launch_by_triton if has_triton else None
+                launcher = CubinLauncher(open_driver(), {**manifest, "variants": fitting}, codes, otherwise)
+                _log.info("kernels are launched from binaries of %s", made)
+                return launcher
+            except DriverError as error:
+                reason = f"the driver does not load the binaries of {made}: {error}"
     if not has_triton:
         raise ConfigError(f"{reason} for compute capability {capability / 10}; pip install 'octavo[cuda]'")
     _log.log(logging.INFO if folder.is_dir() else logging.DEBUG, "kernels are compiled by Triton: %s", reason)

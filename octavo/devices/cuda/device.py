@@ -100,7 +100,7 @@ class CudaDevice(ReferenceDevice):
     def launcher(self, is_invariant: bool) -> Launcher:
         """Return what launches kernels."""
         major, minor = self._capability()
-        return open_launcher(10 * major + minor, Driver.open, is_invariant=is_invariant)
+        return open_launcher(10 * major + minor, self.shared_bytes(), Driver.open, is_invariant=is_invariant)
 
     def _capability(self) -> tuple[int, int]:
         return torch.cuda.get_device_capability(self.torch_device)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_uint, c_void_p, string_at
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +23,18 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend
 
+from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda import cubins
-from octavo.devices.cuda.cubins import CubinLauncher, open_launcher, read_archive, type_of
+from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.cubins import Call, CubinLauncher, call_of, open_launcher, read_archive, source_hash, type_of
 from octavo.devices.cuda.driver import Driver, DriverError
+from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.errors import ConfigError
 from octavo.ops.rotary import Rotation
+from tools.cubins import write
 
 KERNELS = ("rows.rms_norm", "rows.rotate_and_store")
 
@@ -181,7 +186,7 @@ def test_binaries_of_other_sources_are_not_used(folders: list[Path], monkeypatch
     assert read_archive(folders[1], 80) is None
     monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"no binaries of these kernels are installed for compute capability 9.0"):
-        open_launcher(90, lambda: pytest.fail("no driver is needed"), is_invariant=False, folder=folders[0])
+        open_launcher(90, 228 << 10, lambda: pytest.fail("no driver"), is_invariant=False, folder=folders[0])
 
 
 def test_code_of_two_compilers_is_not_mixed_where_bits_must_agree(
@@ -190,10 +195,99 @@ def test_code_of_two_compilers_is_not_mixed_where_bits_must_agree(
     monkeypatch.setattr(cubins.metadata, "version", lambda name: "0.1")
     kept, _ = opened(folders[0])
     chosen = [
-        open_launcher(90, lambda: Driver(kept.library, lambda: 0), is_invariant=each, folder=folders[0])
+        open_launcher(90, 228 << 10, lambda: Driver(kept.library, lambda: 0), is_invariant=each, folder=folders[0])
         for each in (False, True)
     ]
     assert [isinstance(each, CubinLauncher) for each in chosen] == [True, False]
+
+
+def attend(launch: Launcher, shared_bytes: int) -> None:
+    """Launch the attention of a prompt over heads of 256, as a GPU with so much shared memory does."""
+    backend = CudaBackend(CudaRuntime(launch=launch, shared_bytes=shared_bytes), torch.bfloat16)
+    q = torch.zeros(20, 4, 256, dtype=torch.bfloat16)
+    cache = q.new_zeros(backend.cache_shape(4, 16, 1, 256))
+    metadata = AttentionMetadata.build([20], [20], [[1, 2]], 16)
+    backend.run(q, q[:, :1], q[:, :1], cache, metadata, Scores(1.0))
+
+
+def write_archive(folder: Path, capability: int, used_kib: int = 64) -> None:
+    """Write an archive with the launches of `attend` on an A100, whose store is code of no shared memory."""
+    calls: list[Call] = []
+    attend(
+        lambda kernel, grid, *each, **constants: calls.append(call_of(kernel, each, constants, frozenset())), 164 << 10
+    )
+    code = b"code"
+    about = {"num_warps": 4, "num_scratch": 2, "offset": 0, "bytes": len(code)}
+    variants = [
+        {"kernel": call.kernel, "types": call.types, "constants": sorted(call.constants), **about}
+        | {"function": f"{call.kernel} {capability}", "shared": used_kib << 10 if "attend" in call.kernel else 0}
+        for call in calls
+    ]
+    packed = lzma.compress(code)
+    manifest = {"capability": capability, "triton": cubins.metadata.version("triton"), "sources": source_hash()}
+    manifest |= {"archive": sha256(packed).hexdigest(), "kernels": {}, "variants": variants}
+    assert len(list(write(folder, manifest, packed))) == 2
+
+
+def launched(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, capability: int, shared_kib: int, *, is_invariant: bool = False
+) -> list[str]:
+    """Return what launches the store and the attention of `attend` on a GPU: a binary, or Triton."""
+    found: list[str] = []
+    kept = KeptDriver({f"attention.{name} {each}": 4 for name in ("store", "attend") for each in range(80, 110)})
+    monkeypatch.setattr(cubins, "launch_by_triton", lambda kernel, *rest, **constants: found.append("Triton"))
+    launcher = open_launcher(
+        capability,
+        shared_kib << 10,
+        lambda: Driver(kept.library, lambda: 0),
+        is_invariant=is_invariant,
+        folder=folder,
+    )
+    attend(launcher, shared_kib << 10)
+    return [name for name, *_ in kept.launches] + found
+
+
+@pytest.mark.parametrize(
+    ("capability", "archives", "taken"),
+    [
+        *((80, (80, 89), 80), (86, (80, 89), 80), (89, (80, 89), 89), (89, (80,), 80), (89, (80, 86), 86)),
+        *((86, (89, 90), None), (90, (80, 89), None), (91, (90,), None), (103, (100,), None), (87, (80, 86), None)),
+    ],
+)
+def test_a_gpu_runs_binaries_of_the_nearest_lower_minor_version(
+    capability: int, archives: tuple[int, ...], taken: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in archives:
+        write_archive(tmp_path, each)
+    expected = [f"attention.{each} {taken}" for each in ("store", "attend")] if taken else ["Triton", "Triton"]
+    assert launched(monkeypatch, tmp_path, capability, 164) == expected
+
+
+@pytest.mark.parametrize(("used_kib", "is_taken"), [(163, True), (164, False)])
+def test_a_binary_that_needs_more_shared_memory_than_the_gpu_has_is_not_loaded(
+    used_kib: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_archive(tmp_path, 80, used_kib)
+    taken = launched(monkeypatch, tmp_path, 86, 164)
+    assert taken == ["attention.store 80", "attention.attend 80" if is_taken else "Triton"]
+
+
+def test_a_launch_whose_tiles_follow_from_less_shared_memory_finds_no_binary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_archive(tmp_path, 80)
+    assert launched(monkeypatch, tmp_path, 86, 100) == ["attention.store 80", "Triton"]
+
+
+def test_binaries_of_another_capability_are_not_mixed_with_compiled_code_where_bits_must_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_archive(tmp_path, 80)
+    binaries = ["attention.store 80", "attention.attend 80"]
+    assert launched(monkeypatch, tmp_path, 80, 164, is_invariant=True) == binaries
+    assert launched(monkeypatch, tmp_path, 86, 164, is_invariant=True) == ["Triton", "Triton"]
+    monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
+    assert launched(monkeypatch, tmp_path, 86, 164, is_invariant=True) == binaries
 
 
 def test_arguments_of_every_type_of_torch_have_a_name() -> None:

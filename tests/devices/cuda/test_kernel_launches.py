@@ -29,7 +29,7 @@ from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
-from tools.cubins import has_room
+from tools.cubins import is_kept
 from tools.kernel_models import MODELS
 
 KNOWN = """
@@ -207,6 +207,6 @@ def test_prompts_of_large_heads_and_of_codes_have_tiles_that_fit_into_memory_and
 
 def test_binaries_without_room_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{"kernel": "attention.attend", "constants": [], "shared": each} for each in (99 << 10, 100 << 10)]
-    assert [has_room(each, 89) for each in lines] == [True, False]
-    assert [has_room(each, 90) for each in lines] == [True, True]
+    assert [is_kept(each, 89) for each in lines] == [True, False]
+    assert [is_kept(each, 90) for each in lines] == [True, True]
     assert capsys.readouterr().out.count("left out: attention.attend needs 102400 bytes") == 1
