@@ -20,7 +20,7 @@ from octavo.errors import ConfigError
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Filling, PreparedLayer, TensorSlot
 from octavo.ops.prepare_linear import LinearShape
-from octavo.quantization.method import Methods, columns_of, without_codes
+from octavo.quantization.method import Methods, columns_of, without_codes, without_cut_floats
 
 
 class ColumnLinear(PreparedLayer):
@@ -335,15 +335,7 @@ class SummedLinear(PreparedLayer):
     The bits depend on the number of ranks.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        mesh: Mesh,
-        *,
-        bias: bool = False,
-        transposed: bool = False,
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, mesh: Mesh, *, bias: bool = False, transposed: bool = False) -> None:
         # one rank adds the bias, for all are summed
         super().__init__(mesh.share(inputs)[1], outputs, bias=bias and mesh.tensor.rank == 0)
         self.inputs = inputs
@@ -355,6 +347,9 @@ class SummedLinear(PreparedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, share of inputs] → [tokens, outputs]."""
         return self.mesh.sum(self.prepared(x))
+
+    def use(self, methods: Methods, path: str) -> None:
+        super().use(lambda name: without_cut_floats(methods(name), *self._cut()), path)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensors of the layer's own name."""
@@ -370,11 +365,14 @@ class SummedLinear(PreparedLayer):
         if self.has_bias:
             yield TensorSlot(f"{path}.bias", (self.outputs,), self._fill_bias)
 
+    def _cut(self) -> tuple[LinearShape, range]:
+        """Return the sizes of the stored weight, and the inputs of this rank."""
+        start, length = self.mesh.share(self.inputs)
+        return LinearShape(self.outputs, self.inputs, self.dtype), range(start, start + length)
+
     def _columns(self, held: Filling) -> tuple[int, slice]:
         """Return how many columns a stored tensor has, and those of this rank. Raises ConfigError."""
-        start, length = self.mesh.share(self.inputs)
-        whole, own = LinearShape(self.outputs, self.inputs, self.dtype), range(start, start + length)
-        found = columns_of(self._parts[0].method, held.name, whole, own)  # there is one stored weight
+        found = columns_of(self._parts[0].method, held.name, *self._cut())  # there is one stored weight
         if found is None:
             way = "tensor_parallel_reduce is sum"
             raise ConfigError(f"{way}, which would cut groups or the order of inputs of a quantised weight; use gather")

@@ -108,8 +108,10 @@ class StoredView:
     def explain(self, dtype: torch.dtype) -> list[tuple[str, str, str]]:
         """Return (weights, what they are kept as, how they are stored) for each kind of opened weight."""
         kinds: dict[tuple[str, CodeSpec | None], int] = {}
-        for weight in self._opened.values():
-            kinds[weight.label, weight.spec] = kinds.get((weight.label, weight.spec), 0) + 1
+        slots = tensor_slots(self._model)
+        for short, weight in self._opened.items():
+            spec = weight.spec if f"{short}.codes" in slots else None
+            kinds[weight.label, spec] = kinds.get((weight.label, spec), 0) + 1
         plain = str(dtype).removeprefix("torch.")
         found = []
         for (label, spec), count in kinds.items():

@@ -121,6 +121,13 @@ def columns_of(method: WeightMethod, name: str, shape: LinearShape, inputs: rang
     return before(shape.inputs), slice(before(inputs.start), before(inputs.stop))
 
 
+def without_cut_floats(method: WeightMethod, shape: LinearShape, inputs: range) -> WeightMethod:
+    """Return the method of a layer that has a range of a weight's inputs: FP8 whose groups the range would cut is
+    decoded to the plain weight, as where nothing keeps it."""
+    is_float = isinstance(method, Coded) and method.spec.is_plain
+    return UNQUANTIZED if is_float and columns_of(method, "scales", shape, inputs) is None else method
+
+
 class KeptAs(NamedTuple):
     """How the codes of a quantised checkpoint are multiplied: with activations of so many bits. has_float8: whether FP8
     stays codes too."""

@@ -229,9 +229,9 @@ def test_ranks_share_codes(tmp_path: Path) -> None:
             assert torch.equal(torch.cat(parts), tensor)
 
 
-def joined_weight(path: Path, mesh: Mesh) -> torch.Tensor:
+def joined_weight(path: Path, mesh: Mesh, *, has_float8: bool = True) -> torch.Tensor:
     """What a rank has of a weight whose inputs are cut where ranks sum."""
-    opened = LoadedModel.open(Checkpoint.open(path), mesh, kept_as=KeptAs(has_float8=True))
+    opened = LoadedModel.open(Checkpoint.open(path), mesh, kept_as=KeptAs(has_float8=has_float8))
     layer = dict(opened.load(bind(), ReferenceBackend()).layers_by_path())["layers.0.mlp.down_proj"]
     assert isinstance(layer, PreparedLayer)
     return layer.prepared.rows(torch.arange(layer.num_outputs))
@@ -246,10 +246,24 @@ def test_ranks_that_sum_share_inputs_of_codes(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("inputs", [240, 384])
-def test_ranks_that_sum_cut_no_group(inputs: int, tmp_path: Path) -> None:
+def test_ranks_that_sum_decode_floats_whose_groups_they_cut(inputs: int, tmp_path: Path) -> None:
     sizes = {**SIZES, "intermediate_size": inputs, "num_hidden_layers": 1}
     config = {"quant_method": "fp8", "weight_block_size": [48, 128]}
     path = quantize(make_checkpoint("llama", tmp_path / "m", **sizes), fp8(48, 128, ".weight_scale_inv"), config)
+    for rank in range(2):
+        mesh = replace(Mesh.of_rank(rank, tensor=2), reduce="sum")
+        assert torch.equal(joined_weight(path, mesh), joined_weight(path, mesh, has_float8=False))
+        opened = LoadedModel.open(Checkpoint.open(path), mesh, torch.bfloat16, kept_as=KeptAs(has_float8=True))
+        kept = {name.rpartition(".")[0] for name, _ in opened.model.named_parameters() if name.endswith(".codes")}
+        assert kept == {f"layers.0.{each}" for each in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj")}
+        how = sorted((kept, how.partition(" ")[0], how.rpartition(", ")[2]) for _, kept, how in opened.stored_as())
+        assert how[0] == ("bfloat16", "1", "dequantised")
+        assert how[1][1:] == ("6", "decoded where they are multiplied")
+
+
+def test_ranks_that_sum_cut_no_group_of_codes(tmp_path: Path) -> None:
+    sizes = {**SIZES, "intermediate_size": 384, "num_hidden_layers": 1}
+    path = quantize(make_checkpoint("llama", tmp_path / "m", **sizes), *compressed_tensors(4, 128))
     with pytest.raises(ConfigError, match="tensor_parallel_reduce is sum, which would cut groups"):
         joined_weight(path, replace(Mesh.of_rank(1, tensor=2), reduce="sum"))
 
