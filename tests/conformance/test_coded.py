@@ -52,6 +52,21 @@ def test_values_and_products_are_those_of_the_reference(level: str, spec: CodeSp
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_long_groups_and_many_rows_are_taken_in_parts(level: str) -> None:
+    """Groups longer than what tiles widen at once, numbers of groups that fill no turn, activations beyond a cache."""
+    for spec, inputs, outputs, rows in (
+        (CodeSpec(4, 0, "zeros", torch.bfloat16, activation_bits=16), 4300, 33, 70),
+        (CodeSpec(4, 576, "none", torch.float16), 1300, 70, 37),
+        (CodeSpec(4, 192, "minimums", torch.float32), 1300, 70, 37),
+    ):
+        x, weight, bias = inputs_of(spec, inputs, outputs, rows)
+        whole = CodedFormat(spec)(weight, torch.float32, bias)(x)
+        layer = prepared(level, spec, weight, bias, 2)
+        assert torch.equal(layer(x), whole)
+        assert torch.equal(layer(x[-3:]), whole[-3:])
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_largest_sums_do_not_overflow(level: str) -> None:
     x = torch.ones((7, 512))
     for spec in (replace(each, activation_bits=8) for each in SPECS):
