@@ -169,7 +169,7 @@ export function duration(seconds) {
 }
 
 /** Return what is under a finished answer: tokens, speed, time to the first token, tokens from the cache. */
-export function summaryOf({ finish, usage, startedAt, firstAt, endedAt }) {
+export function summaryOf({ error, finish, usage, startedAt, firstAt, endedAt }) {
   if (endedAt == null) return "";
   const parts = [];
   const count = usage?.completion_tokens;
@@ -177,5 +177,5 @@ export function summaryOf({ finish, usage, startedAt, firstAt, endedAt }) {
   if (usage?.prompt_tokens_details?.cached_tokens) parts.push(`${usage.prompt_tokens_details.cached_tokens} from the cache`);
   if (firstAt != null) parts.push(`first after ${duration((firstAt - startedAt) / 1000)}`);
   if (count > 1 && endedAt > firstAt) parts.push(`${(((count - 1) * 1000) / (endedAt - firstAt)).toFixed(1)} tokens/s`);
-  return [...parts, finish ? `ended by ${finish}` : "stopped"].join(" · ");
+  return [...parts, finish ? `ended by ${finish}` : error ? "failed" : "stopped"].join(" · ");
 }

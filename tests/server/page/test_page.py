@@ -147,6 +147,7 @@ def test_what_the_server_refuses_is_shown_at_its_field(page: Browser) -> None:
     about = "document.getElementById('about-temperature')"
     assert "temperature" in page.wait(f"{about}.classList.contains('wrong') && {about}.textContent")
     assert page.run("document.getElementById('field-temperature').getAttribute('aria-invalid')") == "true"
+    assert page.wait(SUMMARY) == "failed"
     page.errors.clear()  # the browser notes the status 400
 
 
