@@ -271,8 +271,8 @@ class HttpServer:
 
     @property
     def page_remark(self) -> str:
-        """Return what the line at start says of the page; nothing for a Unix socket, which no browser opens."""
-        return "" if self._args.uds else f" (API) and {self.url.removesuffix('v1')} (page)"
+        """Return the line at start that names the page; nothing for a Unix socket, which no browser opens."""
+        return "" if self._args.uds else f"\nto try it in a browser, open {self.url.removesuffix('v1')}"
 
     async def close(self, signals: StopSignals, *, grace_s: float) -> None:
         """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""

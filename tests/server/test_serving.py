@@ -133,8 +133,9 @@ async def test_start_that_fails_raises_its_error() -> None:
 def test_ready_line_tells_model_api_and_page(start_server: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server()
     eventually(lambda: ask(server.url, "/health").status == 200)
-    said = capsys.readouterr().out
-    assert said == f"octavo serves letters as letters, alias at {server.url}/v1 (API) and {server.url}/ (page)\n"
+    served, page = capsys.readouterr().out.splitlines()
+    assert served == f"octavo serves letters as letters, alias at {server.url}/v1"
+    assert page == f"to try it in a browser, open {server.url}/"
 
 
 def test_idle_server_stops_at_once_with_exit_code_0(start_server: Start) -> None:
