@@ -159,6 +159,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--speculative-model", "x"], "--speculative-model: give speculative_config"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
         (["serve", "-c", "2048"], "-c: octavo calls it --max-model-len"),
+        (["serve", "--num-scheduler-steps", "8"], "--num-scheduler-steps: octavo calls it --max-steps-in-flight"),
         (["serve", "-hf", "owner/model"], "-hf: octavo calls it --model"),
         (["serve", "-ngl", "99"], "-ngl of llama.cpp: a model is on one device as a whole: choose it with --device"),
         (["serve", "--batch-size=4"], "--batch-size: octavo calls it --max-num-batched-tokens"),
