@@ -212,7 +212,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     AVX-512; four without): with fewer, the product is made by another routine, which sums in another order.
     """
     tokens = x.shape[0]
-    missing = -tokens % (_ROWS_PER_THREAD * torch.get_num_threads()) if x.dtype is torch.float32 and x.device.type == "cpu" else 0
+    missing = (
+        -tokens % (_ROWS_PER_THREAD * torch.get_num_threads())
+        if x.dtype is torch.float32 and x.device.type == "cpu"
+        else 0
+    )
     if missing:
         return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[:tokens]
     return F.linear(x, weight, bias)
