@@ -208,15 +208,12 @@ _ROWS_PER_THREAD: Final = 16
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T + bias` [tokens, outputs] for x [tokens, inputs], weight [outputs, inputs], bias [outputs].
 
-    A row has the same bits whatever its neighbours are. In float32 on a CPU that takes 16 rows for each thread (MKL with
-    AVX-512; four without): with fewer, the product is made by another routine, which sums in another order.
+    A row has the same bits whatever its neighbours are. In float32 on a CPU that takes 16 rows for each thread: with
+    fewer (four without AVX-512), MKL makes the product by another routine, which sums in another order.
     """
     tokens = x.shape[0]
-    missing = (
-        -tokens % (_ROWS_PER_THREAD * torch.get_num_threads())
-        if x.dtype is torch.float32 and x.device.type == "cpu"
-        else 0
-    )
+    is_grouped = x.dtype is torch.float32 and x.device.type == "cpu"
+    missing = -tokens % (_ROWS_PER_THREAD * torch.get_num_threads()) if is_grouped else 0
     if missing:
         return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[:tokens]
     return F.linear(x, weight, bias)
