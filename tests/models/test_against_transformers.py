@@ -223,12 +223,13 @@ def make_streams() -> list[Stream]:
     return [Stream([choose.randrange(3, 130) for _ in range(length)]) for length in PROMPT_LENGTHS]
 
 
-def assert_same_as_oracle(oracle: Any, stream: Stream, share: float = 1e-5) -> None:
+def assert_same_as_oracle(oracle: Any, stream: Stream, share: float = 2e-5) -> None:
     """Logits of every token, and each generated token is the oracle's likeliest (or as likely)."""
     with torch.inference_mode():
         expected = oracle(torch.tensor([stream.token_ids[: stream.computed]])).logits[0]
     found = torch.stack(stream.logits)
-    # float32 sums in another order; the size of the logits is that of the spread weights
+    # float32 sums in another order, the oracle's in one that depends on the processor; the size of the logits is that
+    # of the spread weights
     tolerance = share * float(expected.abs().max())
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     behind = expected.max(dim=-1).values - expected.gather(1, found.argmax(-1, keepdim=True)).squeeze(1)
@@ -243,7 +244,7 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     run.decode(streams, 24)
     oracle = load_oracle(path)
     # its random states amplify roundings: transformers in float32 is 6e-5 off itself in float64
-    share = 1e-4 if family == "granitemoehybrid" else 1e-5
+    share = 1e-4 if family == "granitemoehybrid" else 2e-5
     for stream in streams:
         assert_same_as_oracle(oracle, stream, share)
 
