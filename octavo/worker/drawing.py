@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.core.outputs import RequestError
@@ -19,7 +19,6 @@ from octavo.sampling.metadata import RowSamples, SamplingRow, verified
 from octavo.sampling.refusals import not_finite
 from octavo.sampling.sampler import Sampler
 from octavo.worker.input_batch import BatchRow
-from octavo.worker.packed_arrays import sent
 
 LOGITS_BYTES = 64 << 20
 """Most float32 logits that are computed at once; a single row may exceed it."""
@@ -60,7 +59,8 @@ class Drawing:
             return {}
         wanted = drawn + ranked
         if len(wanted) < len(hidden) or (drawn and ranked):
-            hidden = hidden[sent([np.array([each.token for each in wanted])], hidden.device)[1][0]]
+            tokens = torch.tensor([each.token for each in wanted], pin_memory=hidden.is_cuda)
+            hidden = hidden[tokens.to(hidden.device, non_blocking=True)]
         if drawn and ranked:
             results = self._choose(hidden[: len(drawn)], drawn) + self._choose(hidden[len(drawn) :], ranked)
         else:

@@ -223,7 +223,7 @@ def make_streams() -> list[Stream]:
     return [Stream([choose.randrange(3, 130) for _ in range(length)]) for length in PROMPT_LENGTHS]
 
 
-def assert_same_as_oracle(oracle: Any, stream: Stream, share: float = 2e-5) -> None:
+def assert_same_as_oracle(oracle: Any, stream: Stream, share: float = 1e-5) -> None:
     """Logits of every token, and each generated token is the oracle's likeliest (or as likely)."""
     with torch.inference_mode():
         expected = oracle(torch.tensor([stream.token_ids[: stream.computed]])).logits[0]
@@ -244,7 +244,8 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     run.decode(streams, 24)
     oracle = load_oracle(path)
     # its random states amplify roundings: transformers in float32 is 6e-5 off itself in float64
-    share = 1e-4 if family == "granitemoehybrid" else 2e-5
+    # float32 sums of Gemma 4 are up to 1.2e-5 apart where MKL has AVX-512
+    share = {"granitemoehybrid": 1e-4, "gemma4": 2e-5}.get(family, 1e-5)
     for stream in streams:
         assert_same_as_oracle(oracle, stream, share)
 
