@@ -62,6 +62,11 @@ class Collectives(Protocol):
         """
         ...
 
+    def watch(self) -> None:
+        """Give what was launched up to now the deadline of calls: what repeats them without Python tells the group of
+        none. Nothing where the host waits for calls."""
+        ...
+
     def poison(self, reason: str) -> None:
         """Make every waiting and later call of all ranks raise EngineDeadError with `reason`; from any thread.
 
@@ -98,6 +103,9 @@ class Alone:
         raise AssertionError("a group of one rank receives nothing")
 
     def check(self) -> None:
+        pass
+
+    def watch(self) -> None:
         pass
 
     def poison(self, reason: str) -> None:

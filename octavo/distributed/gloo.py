@@ -70,6 +70,9 @@ class GlooGroup:
     def receive(self, tensor: Tensor, source: int) -> None:
         self._finish([(source, self._copy(self._inward[source], tensor))], "send")
 
+    def watch(self) -> None:
+        pass
+
     def poison(self, reason: str) -> None:
         self._reason = self._reason or reason
 

@@ -151,6 +151,10 @@ class Mesh:
         self.tensor_group.check()
         self.stage_group.check()
 
+    def watch(self) -> None:
+        """Give the calls of tensor ranks that were launched up to now their deadline, whatever has launched them."""
+        self.tensor_group.watch()
+
     def poison(self, reason: str) -> None:
         """Make waiting and later calls of every rank that this one reaches raise EngineDeadError; from any thread."""
         self.tensor_group.poison(reason)

@@ -121,6 +121,10 @@ class ProcessGroup:
         if self._reason is not None:
             raise EngineDeadError(self._reason)
 
+    def watch(self) -> None:
+        if self._watch is not None:
+            self._watch.note()
+
     def poison(self, reason: str) -> None:
         with self._lock:
             if self._reason is not None:

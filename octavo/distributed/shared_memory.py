@@ -66,6 +66,9 @@ class SharedMemoryGroup:
         if self._reason is not None:
             raise EngineDeadError(self._reason)
 
+    def watch(self) -> None:
+        pass
+
     def poison(self, reason: str) -> None:
         """Reaches every rank that shares the memory, of other groups too, within 50 ms."""
         native, self._reason = self._native, reason

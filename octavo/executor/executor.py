@@ -47,7 +47,7 @@ class RankWorker(Protocol):
     """One rank of several: what the worker is to the executor of all ranks."""
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run a step; the future is done."""
+        """Run a step; the future is done, or its `result` waits for what was launched."""
         ...
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

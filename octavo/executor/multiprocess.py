@@ -131,7 +131,7 @@ class MultiprocessExecutor:
         try:
             self._worker = open_worker()
         except EngineDeadError as error:
-            raise self._cause(error) from error
+            raise self.cause(error) from error
         if self._failure is not None:
             raise self._failure
 
@@ -163,11 +163,13 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             self._send(rank, frame)
         own = self._opened.submit(step)
+        if not own.done():
+            return _Launched(self, own)
         error = own.exception()
         if error is None:
             return own if result is None else result
         failed: Future[ModelRunnerOutput] = Future()
-        failed.set_exception(self._cause(error))
+        failed.set_exception(self.cause(error))
         return failed
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -182,7 +184,7 @@ class MultiprocessExecutor:
         try:
             own = self._opened.call(method, *arguments)
         except EngineDeadError as error:  # of what waited for another rank
-            raise self._cause(error) from error
+            raise self.cause(error) from error
         is_limited = method not in STARTING  # what loads takes as long as the disk does, while the process works
         found = [self._wait(each, is_limited=is_limited) for each in values]
         return own + [msgspec.msgpack.decode(each, type=CALLS[method]) for each in found]
@@ -316,7 +318,7 @@ class MultiprocessExecutor:
         else:
             future.set_result(value)
 
-    def _cause(self, error: BaseException) -> BaseException:
+    def cause(self, error: BaseException) -> BaseException:
         """Return why rank 0 has failed: what is known of another rank, else `error`. All ranks fail from then on."""
         if isinstance(error, EngineDeadError):
             wait([self._has_failed], _NOTICE_S)
@@ -356,6 +358,22 @@ class MultiprocessExecutor:
         if not self._is_closing and self._on_death is not None:
             self._on_death(str(failure))
         return failure
+
+
+class _Launched(Future[ModelRunnerOutput]):
+    """The result of a step that runs beside the host of rank 0, which alone returns it."""
+
+    def __init__(self, executor: MultiprocessExecutor, own: Future[ModelRunnerOutput]) -> None:
+        super().__init__()
+        self._executor, self._own = executor, own
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            try:
+                self.set_result(self._own.result())
+            except Exception as error:
+                self.set_exception(self._executor.cause(error))
+        return super().result(timeout)
 
 
 class _Awaited(Future[ModelRunnerOutput]):

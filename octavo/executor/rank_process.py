@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +25,7 @@ from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import end_with, report_failure, run_reporting
+from octavo.core.step import ModelRunnerOutput
 from octavo.errors import ConfigError
 from octavo.executor.channel import ORPHANED, FromRank, Here, Note, RankCall, Start, Step, StepResult, ToRank, Value
 from octavo.executor.executor import OpenWorker, import_ahead, open_rank
@@ -58,14 +61,18 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
     send(Value())
     worker = open_worker(config, start.rank, rendezvous, notify, None)
     decoder = msgspec.msgpack.Decoder(ToRank)
+    submitted: deque[Future[ModelRunnerOutput]] = deque()
     try:
         while (body := frames.read(connection)) is not None:
             message = decoder.decode(body)
             match message:
                 case Step(step):
-                    output = worker.submit(step).result()
-                    if start.sends_results:
-                        send(StepResult(output))
+                    submitted.append(worker.submit(step))
+                    # as far ahead as rank 0, which has as many steps on their way
+                    while len(submitted) >= config.scheduler.max_steps_in_flight or (submitted and submitted[0].done()):
+                        output = submitted.popleft().result()
+                        if start.sends_results:
+                            send(StepResult(output))
                 case RankCall(method, arguments):
                     (value,) = worker.call(method, *arguments)
                     send(Value(msgspec.Raw(frames.encode(value))))

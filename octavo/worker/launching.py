@@ -15,13 +15,15 @@ from torch import Tensor
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import DrawingModel, LanguageModel
 from octavo.devices.token_store import DeviceTokenStore
+from octavo.distributed.mesh import Mesh
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples
-from octavo.sampling.sampler import LaunchingSampler, RepeatableSampler, Sampler
+from octavo.sampling.sampler import RepeatableSampler, Sampler
 from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.sequence_state import SequenceState
+from octavo.worker.shared_sampler import SharedLaunches
 from octavo.worker.whole_steps import WholeSteps, is_decode
 
 
@@ -59,14 +61,12 @@ class LaunchingRunner(ModelRunner):
     """
 
     def __init__(
-        self, *arguments: Any, launches: LaunchingSampler, tokens: DeviceTokenStore, vocab_size: int, **options: Any
+        self, *arguments: Any, launches: RepeatableSampler, tokens: DeviceTokenStore, vocab_size: int, **options: Any
     ) -> None:
         """launches: the sampler. The others are those of `ModelRunner`."""
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
         self._launches, self._store, self._vocab_size = launches, tokens, vocab_size
-        self._whole_steps: WholeSteps | None = None
-        if isinstance(launches, RepeatableSampler):
-            self._whole_steps = WholeSteps(launches, tokens, self.sequences, vocab_size)
+        self._whole_steps = WholeSteps(launches, tokens, self.sequences, vocab_size)
         self._known_model: LanguageModel | None = None
         self._known_drawing: DrawingModel | None = None
         self._launched: deque[tuple[_Launched, Future[ModelRunnerOutput]]] = deque()
@@ -87,7 +87,7 @@ class LaunchingRunner(ModelRunner):
         model, collect = self._drawing_model() if is_decode(rows) else None, None
         num_copies = self._num_copies(rows)
         batch = self._builder.build(rows, num_copies=num_copies)
-        if model is not None and self._whole_steps is not None:
+        if model is not None:
             collect = self._whole_steps.launch(model, batch, rows, num_copies)
         if collect is None:
             hidden = self.model(batch)
@@ -171,6 +171,9 @@ class LaunchingRunner(ModelRunner):
         return None if until is None else until.result()
 
 
-def runner_for(sampler: Sampler | None) -> Callable[..., ModelRunner]:
-    """Return what makes the runner for the sampler of a device; None where it is shared by ranks."""
-    return partial(LaunchingRunner, launches=sampler) if isinstance(sampler, LaunchingSampler) else ModelRunner
+def runner_for(sampler: Sampler | None, mesh: Mesh, vocab_size: int) -> Callable[..., ModelRunner]:
+    """Return what makes the runner for the sampler of a device; None where tokens come from another pipeline stage."""
+    if not isinstance(sampler, RepeatableSampler):
+        return ModelRunner
+    launches = sampler if mesh.tensor.size == 1 else SharedLaunches(sampler, mesh, vocab_size)
+    return partial(LaunchingRunner, launches=launches)

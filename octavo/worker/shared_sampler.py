@@ -1,9 +1,10 @@
-"""Sampling where each rank has the logits of a share of the vocabulary: rank 0 draws and sends what it drew."""
+"""Sampling where each rank has the logits of a share of the vocabulary: rank 0 draws and sends what it drew, or each
+draws from the logits of all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,7 +20,7 @@ from octavo.layers.embedding import VocabularyShare
 from octavo.sampling.chunks import chunks
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import default_processors
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import DrawnTokens, DrawPlan, LaunchedDraws, RepeatableSampler, Sampler
 
 _MOST_CANDIDATES: Final = 128
 """Rows that can be drawn from no more tokens are sampled from each rank's likeliest tokens."""
@@ -220,6 +221,35 @@ class SharedSampler:
         self._mesh.broadcast(tensor)
         received: list[int] = tensor.tolist()
         return received
+
+
+class SharedLaunches:
+    """A `RepeatableSampler` of one tensor rank on a device beside the host, where a token that comes from another host
+    would be waited for: logits are gathered there, and each rank draws the same tokens from them."""
+
+    def __init__(self, sampler: RepeatableSampler, mesh: Mesh, vocab_size: int) -> None:
+        self._sampler, self._mesh, self._vocab_size = sampler, mesh, vocab_size
+
+    def may_launch(self, params: SamplingParams) -> bool:
+        return self._sampler.may_launch(params)
+
+    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
+        return self._sampler.launch(self._gathered(logits), rows)
+
+    def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
+        return self._sampler.plan(sequences, positions)
+
+    def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
+        return self._sampler.draw(self._gathered(logits), kind, asked)
+
+    def read(
+        self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
+    ) -> Callable[[], DrawnTokens]:
+        return self._sampler.read(told, sequences, positions)
+
+    def _gathered(self, logits: Tensor) -> Tensor:
+        """Return the logits of all ranks, [rows, vocab]."""
+        return self._mesh.gather(logits)[:, : self._vocab_size].contiguous()
 
 
 class _Candidates(NamedTuple):

@@ -160,7 +160,7 @@ class Worker:
                 self._device.begin_step(step.num_tokens)
             if step.connector is None:
                 if isinstance(self._runner, LaunchingRunner) and self._watch is None:
-                    return LaunchedStep(self._runner.launch(step), self._note_failure)
+                    return self._launched(self._runner, step)
                 future.set_result(self._run(step))
             else:
                 with self._transfer.step(step.connector):
@@ -170,6 +170,17 @@ class Worker:
             self._note_failure(error)
             future.set_exception(error)
         return future
+
+    def _launched(self, runner: LaunchingRunner, step: SchedulerOutput) -> LaunchedStep:
+        collect, mesh = runner.launch(step), self._mesh
+        mesh.watch()
+
+        def checked() -> ModelRunnerOutput:
+            output = collect()
+            mesh.check()
+            return output
+
+        return LaunchedStep(checked, self._note_failure)
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"

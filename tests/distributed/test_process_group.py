@@ -106,6 +106,15 @@ def test_calls_that_end_in_time_are_left_alone_however_many_follow(stream: Strea
     assert not backend.is_aborted.is_set()
 
 
+def test_calls_that_a_graph_launches_have_the_deadline_when_the_group_is_told(stream: Stream) -> None:
+    group, backend = group_on(stream)
+    stream.num_launched += 1  # by no call of the group
+    group.watch()
+    assert backend.is_aborted.wait(10), "what waits on the device is never ended"
+    with pytest.raises(EngineDeadError, match="rank 1 did not come"):
+        group.check()
+
+
 def test_poison_ends_what_waits_on_the_device_at_once(stream: Stream) -> None:
     group, backend = group_on(stream)
     group.gather(torch.ones(3))

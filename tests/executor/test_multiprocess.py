@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
@@ -19,11 +20,13 @@ from octavo.config.schema import EngineConfig
 from octavo.core import frames, processes
 from octavo.core.messages import CoreFailed
 from octavo.core.rendezvous import Rendezvous
-from octavo.core.step import ModelRunnerOutput
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import Start, StepResult, Value
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.worker.identity import Identity
+from octavo.worker.launching import LaunchedStep
+from tests.executor.test_conformance import numbered
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank import FakeRank
 from tests.worker.engine_config import make_config
@@ -162,6 +165,35 @@ def test_whatever_fails_where_messages_are_read_ends_what_waits(
     executor.start(start_of(config), lambda: FakeRank(config, 0, None))
     with pytest.raises(EngineDeadError, match=r"the connection of rank 1 \(at there\) cannot be read: ChildProcess"):
         executor.call("op_choices")
+
+
+def test_a_step_that_rank_0_has_launched_is_waited_for_in_its_result_and_fails_with_why_another_rank_did(
+    config: EngineConfig, resources: ExitStack
+) -> None:
+    class LaunchedSteps(FakeRank):
+        def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+            return LaunchedStep(lambda: result_of(step.step_id), failures.append)
+
+    def result_of(step_id: int) -> ModelRunnerOutput:
+        if step_id == 1:
+            return ModelRunnerOutput(step_id=step_id, rows=[])
+        end.sendall(frames.pack(CoreFailed(message="CUDA error: out of memory")))
+        raise EngineDeadError("a call did not end")
+
+    failures: list[Exception] = []
+    ranks, (end,) = connected(resources, 1)
+    executor = make_executor(resources, ranks)
+    threading.Thread(target=lambda: (frames.read(end), end.sendall(frames.pack(Value())))).start()
+    executor.start(start_of(config), lambda: LaunchedSteps(config, 0, None))
+    first, second = executor.submit(numbered(1)), executor.submit(numbered(0))
+    assert not first.done()
+    assert first.result().step_id == 1
+    assert not failures
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=r"rank 1 \(at there\): CUDA error: out of memory"):
+            second.result()
+    with pytest.raises(EngineDeadError, match="rank 1"):
+        executor.submit(numbered(2))
 
 
 def test_a_process_that_has_ended_is_not_stopped() -> None:

@@ -38,6 +38,8 @@ ASKED = [
     SamplingParams(max_tokens=5, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
     *(SamplingParams(max_tokens=5, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(2, 5)),
 ]
+WAITING = SamplingParams(max_tokens=5, temperature=0.9, seed=6, n=2, ignore_eos=True)
+"""Whose steps wait for the host."""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(llm: LLM) -> list[Any]:
     found = llm.generate(PROMPTS, ASKED, use_tqdm=False)
+    found += llm.generate(PROMPTS[:4], [*ASKED[2:], WAITING], use_tqdm=False)
+    found += llm.generate(PROMPTS[:2], ASKED[2:4], use_tqdm=False)
     assert not any(each.error for each in found), found
     return [each.outputs for each in found]
 
@@ -69,14 +73,22 @@ def expected(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("sizes", "captured"),
-    # five rows in a step, or two and three in turns
-    [({"tensor_parallel_size": 2}, {8}), ({"pipeline_parallel_size": 2}, {2, 4})],
+    # five, four and two rows in a step, or half of them in turns
+    [
+        ({"tensor_parallel_size": 2, "max_steps_in_flight": 3}, {2, 4, 8}),
+        ({"pipeline_parallel_size": 2}, {1, 2, 4}),
+    ],
     ids=["TP", "PP"],
 )
 def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
-    path: Path, sizes: Any, captured: set[int], expected: list[Any]
+    path: Path, sizes: Any, captured: set[int], expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_before = RepeatedCalls.num_replays
+    num_waiting = []
+    launch = LaunchingRunner.launch
+    monkeypatch.setattr(
+        LaunchingRunner, "launch", lambda self, step: num_waiting.append(len(self._launched)) or launch(self, step)
+    )
     with LLM(str(path), **EXACT, **sizes, distributed_timeout_seconds=20) as llm:
         assert answers(llm) == expected
         assert RepeatedCalls.num_replays > num_before, "steps of ranks are captured, with their calls"
@@ -86,9 +98,14 @@ def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
         assert isinstance(executor, MultiprocessExecutor)
         assert isinstance(executor._worker, Worker)
         runner = executor._worker._runner
-        assert not isinstance(runner, LaunchingRunner), "what ranks draw is known to the host first"
         graphed = runner.model._model if isinstance(runner.model, Stage) else runner.model
         assert isinstance(graphed, GraphedModel)
+        if "tensor_parallel_size" in sizes:
+            assert isinstance(runner, LaunchingRunner)
+            assert 2 in {rows for (rows, *_), step in graphed._steps.items() if step.told is not None}, (
+                "a step that asks nothing of the host is a graph with its draws"
+            )
+            assert max(num_waiting) == 2, "steps are launched before the tokens of two others are known"
         assert {rows for rows, *_ in graphed._steps} == captured, "steps are filled up, on all ranks alike"
         (rank,) = executor._ranks
         assert rank.process is not None

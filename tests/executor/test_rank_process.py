@@ -1,0 +1,75 @@
+"""A rank's process: how far it computes ahead of what it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.config.schema import EngineConfig
+from octavo.core import frames
+from octavo.core.messages import Shutdown
+from octavo.core.rendezvous import Rendezvous
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.executor.channel import Start, Step
+from octavo.executor.rank_process import serve_rank
+from octavo.worker.identity import Identity
+from tests.executor.test_conformance import numbered
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.rank import FakeRank
+from tests.worker.engine_config import make_config
+
+
+class Launched(Future[ModelRunnerOutput]):
+    """A step on a device: its `result` waits for it, which is told to `events`."""
+
+    def __init__(self, step_id: int, events: SimpleQueue[str]) -> None:
+        super().__init__()
+        self._step_id, self._events = step_id, events
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        self._events.put(f"waits for {self._step_id}")
+        return ModelRunnerOutput(step_id=self._step_id, rows=[])
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (1, ["launches 1", "waits for 1", "launches 2", "waits for 2", "launches 3", "waits for 3"]),
+        (3, ["launches 1", "launches 2", "launches 3", "waits for 1"]),
+    ],
+)
+def test_a_rank_has_as_many_steps_on_its_way_as_rank_0_and_knows_the_results_of_those_before(
+    tmp_path: Path, depth: int, expected: list[str]
+) -> None:
+    events: SimpleQueue[str] = SimpleQueue()
+
+    class LaunchingRank(FakeRank):
+        def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+            events.put(f"launches {step.step_id}")
+            return Launched(step.step_id, events)
+
+    def open_worker(config: EngineConfig, rank: int, rendezvous: Rendezvous | None, *rest: Any) -> FakeRank:
+        return LaunchingRank(config, rank, rendezvous)
+
+    config = make_config(make_checkpoint("llama", tmp_path / "model"), num_gpu_blocks_override=64)
+    ahead = dataclasses.replace(config.scheduler, max_steps_in_flight=depth)
+    config = msgspec.structs.replace(config, scheduler=ahead)
+    start = Start(
+        identity=Identity.of(config), config=msgspec.Raw(frames.encode(config)), rendezvous=Rendezvous(), rank=1
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        rank = threading.Thread(target=serve_rank, args=(theirs, open_worker))
+        rank.start()
+        for message in (start, *(Step(numbered(step_id)) for step_id in (1, 2, 3)), Shutdown()):
+            ours.sendall(frames.pack(message))
+        rank.join(60)
+    assert [events.get_nowait() for _ in range(events.qsize())] == expected
