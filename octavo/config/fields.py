@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import msgspec
@@ -85,11 +85,16 @@ class Argument(msgspec.Struct, frozen=True):
         return f"OCTAVO_{self.name.upper()}"
 
 
-def arguments(cls: Any) -> dict[str, Argument]:
+def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
     """Return the arguments of a class such as EngineArgs by name, in the order of its fields.
 
     The group of a field is the `heading` of the class that states it.
     """
+    return _arguments(cls)
+
+
+@cache  # a start of an engine asks eight times, and annotations are texts that are compiled
+def _arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Argument] = {}
     for field in fields(cls):
@@ -104,7 +109,7 @@ def arguments(cls: Any) -> dict[str, Argument]:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         of = members[1] if kind is dict else str
         found[field.name] = Argument(field.name, arg.group or owner.heading, kind, of, is_optional, default, arg)
-    return found
+    return types.MappingProxyType(found)
 
 
 def names_its_arguments(cls: type[T]) -> type[T]:
