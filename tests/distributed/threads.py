@@ -82,6 +82,9 @@ class ThreadCollectives:
             return
         raise EngineDeadError(f"rank {source} of {self.size} sent nothing within {self._shared.deadline_s:g} s")
 
+    def watch(self) -> None:
+        """Do nothing: the host waits for calls."""
+
     def poison(self, reason: str) -> None:
         self._shared.reason = self._shared.reason or reason
         self._shared.barrier.abort()
