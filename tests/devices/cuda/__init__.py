@@ -9,7 +9,7 @@ from importlib.util import find_spec
 os.environ["TRITON_INTERPRET"] = "1"
 
 if find_spec("triton") is not None:
-    from tests.devices.cuda import patched_once, tensor_cores
+    from tests.devices.cuda import quick_interpreter, tensor_cores
 
-    patched_once.install()
+    quick_interpreter.install()
     tensor_cores.install()
