@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -16,6 +17,10 @@ settings.register_profile("local", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 # in engines and servers too, also those in processes of their own
 os.environ["OCTAVO_THREADS"] = "1"
+# 4 GiB are a quarter of a million blocks of a tiny model, whose lists take longer than its weights
+os.environ["OCTAVO_SWAP_SPACE"] = "0.0625"
+# a process with transformers and all tests has a million objects, and most engines make cycles of few
+gc.set_threshold(10_000, 20, 20)
 
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 

@@ -33,8 +33,8 @@ def test_throughput_counts_the_tokens_of_its_requests(tiny_model: str, capsys: p
     assert sorted(result["all_elapsed_s"])[1] == result["elapsed_s"]
     assert result["output_tokens_per_s"] * result["elapsed_s"] == pytest.approx(12, rel=1e-3)
     assert result["total_tokens_per_s"] * result["elapsed_s"] == pytest.approx(27, rel=1e-3)
-    # what came from a variable is told too: tests run with OCTAVO_THREADS=1
-    assert result["arguments"] == {"model": tiny_model, "max_num_seqs": 4, "threads": 1}
+    # what came from variables is told too: tests run with them
+    assert result["arguments"] == {"model": tiny_model, "max_num_seqs": 4, "threads": 1, "swap_space": 0.0625}
 
 
 def test_latency_tells_the_first_token_from_the_others(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
