@@ -37,7 +37,7 @@ class Served:
             listening(self.args) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            self.url = url_of(listener)
+            self.listener, self.url = listener, url_of(listener)
             self.exit_code = runner.run(self._serve(listener))
 
     async def _serve(self, listener: Any) -> int:

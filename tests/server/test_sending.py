@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import openai
@@ -49,7 +50,10 @@ def test_client_that_closes_its_stream_ends_its_request(client: openai.OpenAI, s
     eventually(lambda: server.llm.aborted)
 
 
-def test_reader_that_stops_holds_the_stream_back(server: Served) -> None:
+def test_reader_that_stops_holds_the_stream_back(start_server: Callable[[], Served]) -> None:
+    server = start_server()
+    # its connections have that, too: or megabytes of events lie in the sockets before the stream stands still
+    server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 17)
     server.llm.endless = True
     with connect(server.url) as connection:
         body = {"prompt": "a", "stream": True, "cache_salt": "s"}
