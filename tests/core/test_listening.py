@@ -57,9 +57,11 @@ def served() -> Iterator[Served]:
 
 def test_silent_connections_keep_no_one_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "MOST_GREETINGS", 3)
-    silent = [served.connect() for _ in range(12)]
+    silent = []
+    for _ in range(12):
+        silent.append(served.connect())
+        assert len(silent[-1].recv(64)) == 32  # its greeting has begun: they have the order in which they came
     for each in silent[:9]:  # the oldest are ended
-        assert len(each.recv(64)) in (0, 32)
         while each.recv(64):
             pass
     with served.connect() as known:
