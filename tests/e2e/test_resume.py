@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -133,20 +134,27 @@ def move_to_another_front(engine: LLMEngine) -> None:
     engine.core.add_requests(requests)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(engine: LLMEngine) -> Callable[[str], list[dict[str, Any]]]:
+    return cache(partial(run, engine))
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_a_moved_request_gives_is_what_an_undisturbed_one_gives(engine: LLMEngine, kind: str) -> None:
-    undisturbed = run(engine, kind)
+def test_what_a_moved_request_gives_is_what_an_undisturbed_one_gives(
+    engine: LLMEngine, kind: str, undisturbed: Callable[[str], list[dict[str, Any]]]
+) -> None:
     for cut in CUTS:
-        assert run(engine, kind, cut, move_to_another_core) == undisturbed
+        assert run(engine, kind, cut, move_to_another_core) == undisturbed(kind)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_another_front_delivers_the_rest(engine: LLMEngine, kind: str) -> None:
+def test_another_front_delivers_the_rest(
+    engine: LLMEngine, kind: str, undisturbed: Callable[[str], list[dict[str, Any]]]
+) -> None:
     if KINDS[kind].get("best_of") and not KINDS[kind].get("use_beam_search"):
         return  # nothing of it is delivered before its end, and then only the rest would be
-    undisturbed = run(engine, kind)
     for cut in CUTS[1:3]:
-        assert run(engine, kind, cut, move_to_another_front) == undisturbed
+        assert run(engine, kind, cut, move_to_another_front) == undisturbed(kind)
 
 
 @pytest.mark.parametrize(
