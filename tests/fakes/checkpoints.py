@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 _GEMMA: dict[str, Any] = {
@@ -383,6 +385,10 @@ def family_config(family: str, **overrides: Any) -> Any:
     return getattr(transformers, config_name)(**sizes, architectures=[model_name])
 
 
+_MADE: dict[str, dict[str, bytes]] = {}
+"""The files of checkpoints that were made in this process: many tests make the same ones."""
+
+
 def make_checkpoint(
     family: str, path: Path, *, seed: int = 0, dtype: str = "float32", max_shard_size: str = "50GB", **overrides: Any
 ) -> Path:
@@ -391,6 +397,20 @@ def make_checkpoint(
     Weights are spread wider than those of a fresh model, so that logits differ clearly and no vector is all ones or
     zeros. Dimensions: vocabulary 130, hidden 32, two layers, four heads, 256 positions.
     """
+    key = repr((family, seed, dtype, max_shard_size, sorted(overrides.items())))
+    if key not in _MADE:
+        with TemporaryDirectory() as folder:
+            _save_checkpoint(Path(folder), family, seed, dtype, max_shard_size, overrides)
+            _MADE[key] = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in _MADE[key].items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def _save_checkpoint(
+    path: Path, family: str, seed: int, dtype: str, max_shard_size: str, overrides: Mapping[str, Any]
+) -> None:
     import torch
     import transformers
 
@@ -411,7 +431,6 @@ def make_checkpoint(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
-    return path
 
 
 def load_oracle(path: Path) -> Any:
