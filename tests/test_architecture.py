@@ -137,6 +137,11 @@ def tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(file)))
+
+
 def module_name(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts)
 
@@ -154,7 +159,7 @@ def is_module(dotted: str) -> bool:
 
 def imports(file: Path) -> Iterator[Import]:
     """Every import of a file by full name; `from octavo.config import hub` is an import of octavo.config.hub."""
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (Import(file, node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -167,6 +172,7 @@ def imports(file: Path) -> Iterator[Import]:
                 )
 
 
+@cache
 def all_imports() -> list[Import]:
     return [found for file in source_files() for found in imports(file)]
 
@@ -240,7 +246,7 @@ def test_environment_is_read_in_one_place() -> None:
             continue
         wrong += [
             f"{where}:{node.lineno}"
-            for node in ast.walk(tree(file))
+            for node in nodes(file)
             if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"))
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and _names(node) & {"environ", "getenv"})
         ]
@@ -307,7 +313,7 @@ def test_errors_are_not_swallowed() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in source_files()
-        for node in ast.walk(tree(file))
+        for node in nodes(file)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or (len(node.body) == 1 and isinstance(node.body[0], ast.Pass)))
     ]
@@ -325,7 +331,7 @@ def test_files_functions_and_parameter_lists_are_short() -> None:
         where, num_lines = file.relative_to(ROOT), len(file.read_text().splitlines())
         if num_lines > MOST_LINES_OF_A_FILE:
             wrong.append(f"{where} has {num_lines} lines, at most {MOST_LINES_OF_A_FILE}")
-        for node in ast.walk(tree(file)):
+        for node in nodes(file):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             assert node.end_lineno is not None

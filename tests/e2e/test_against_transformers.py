@@ -6,6 +6,8 @@ Log-probabilities are within 1e-4 of the oracle's, and every greedy token is the
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,21 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write_byte_tokenizer(path)
 
 
+Oracle = Callable[..., torch.Tensor]
+"""The logits [tokens, vocabulary] of so many tokens, which are the same ones in every schedule."""
+
+
 @pytest.fixture(scope="module")
-def oracle(checkpoint: Path) -> Any:
-    return load_oracle(checkpoint)
+def oracle(checkpoint: Path) -> Oracle:
+    model = load_oracle(checkpoint)
+
+    @cache
+    def logits(*tokens: int) -> torch.Tensor:
+        with torch.inference_mode():
+            found: torch.Tensor = model(torch.tensor([tokens])).logits[0].double()
+        return found
+
+    return logits
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +64,11 @@ def load(checkpoint: Path, **keywords: Any) -> LLM:
     return LLM(model=str(checkpoint), **({"block_size": 4, "num_gpu_blocks_override": 400, "threads": 1} | keywords))
 
 
-def assert_agrees(oracle: Any, output: RequestOutput) -> None:
+def assert_agrees(oracle: Oracle, output: RequestOutput) -> None:
     assert output.error is None
     prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
     assert len(answer) == GREEDY.max_tokens
-    with torch.inference_mode():
-        logits = oracle(torch.tensor([prompt + answer])).logits[0].double()
+    logits = oracle(*prompt, *answer)
     logprobs = torch.log_softmax(logits, dim=-1)
     described: list[dict[int, Logprob]] = [d for d in output.prompt_logprobs or [] if d is not None]
     described += output.outputs[0].logprobs or []
@@ -67,20 +80,20 @@ def assert_agrees(oracle: Any, output: RequestOutput) -> None:
         assert float(logits[position, token]) >= float(logits[position].max()) - TOLERANCE
 
 
-def test_alone_and_in_a_batch(checkpoint: Path, oracle: Any, prompts: list[list[int]]) -> None:
+def test_alone_and_in_a_batch(checkpoint: Path, oracle: Oracle, prompts: list[list[int]]) -> None:
     with load(checkpoint) as llm:
         for output in llm.generate(prompts, GREEDY):
             assert_agrees(oracle, output)
         assert_agrees(oracle, llm.generate(prompts[4], GREEDY)[0])
 
 
-def test_prompts_in_pieces_beside_running_sequences(checkpoint: Path, oracle: Any, prompts: list[list[int]]) -> None:
+def test_prompts_in_pieces_beside_running_sequences(checkpoint: Path, oracle: Oracle, prompts: list[list[int]]) -> None:
     with load(checkpoint, max_num_batched_tokens=8, max_num_seqs=4) as llm:
         for output in llm.generate(prompts, GREEDY):
             assert_agrees(oracle, output)
 
 
-def test_after_prefix_hits(checkpoint: Path, oracle: Any, prompts: list[list[int]]) -> None:
+def test_after_prefix_hits(checkpoint: Path, oracle: Oracle, prompts: list[list[int]]) -> None:
     without_prompt = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=0)
     with load(checkpoint) as llm:
         first = llm.generate(prompts, GREEDY)
@@ -94,7 +107,7 @@ def test_after_prefix_hits(checkpoint: Path, oracle: Any, prompts: list[list[int
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_through_preemption(
-    checkpoint: Path, oracle: Any, prompts: list[list[int]], enable_prefix_caching: bool
+    checkpoint: Path, oracle: Oracle, prompts: list[list[int]], enable_prefix_caching: bool
 ) -> None:
     with load(
         checkpoint, num_gpu_blocks_override=40, max_num_batched_tokens=16, max_num_seqs=8, max_model_len=128,
