@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.core.absent import remark, value_remark
+from octavo.devices import DEVICES
 from octavo.errors import ConfigError, suggestion
 
 T = TypeVar("T")
@@ -90,11 +91,12 @@ def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
 
     The group of a field is the `heading` of the class that states it.
     """
-    return _arguments(cls)
+    return _arguments(cls, tuple(DEVICES))
 
 
 @cache  # a start of an engine asks eight times, and annotations are texts that are compiled
-def _arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
+def _arguments(cls: Any, devices: tuple[str, ...]) -> types.MappingProxyType[str, Argument]:
+    """devices: the names there are now, which annotations may read: some may have been added."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Argument] = {}
     for field in fields(cls):

@@ -48,7 +48,8 @@ def test_engines_do_the_same_work_and_are_shown_side_by_side(
     runs = (tmp_path / "runs").read_text().splitlines()
     # the first token; then each workload: a warm-up, twice the real thing, E each time with its prefix once more
     assert runs == ["1 16 1", "1 128 4", "1 128 128", "1 128 128", "4 1056 4", *["16 1056 16"] * 4]
-    assert result["arguments"] == {"model": model, "max_num_seqs": 32, "kv_cache_memory": 64 << 20, "threads": 1}
+    sizes = {"max_num_seqs": 32, "kv_cache_memory": 64 << 20, "threads": 1, "swap_space": 0.0625}
+    assert result["arguments"] == {"model": model, **sizes}
     assert list(result["engines"]) == ["octavo", "fake"]
     for engine in result["engines"].values():
         assert engine["cold_start_s"] >= engine["load_s"] > 0
