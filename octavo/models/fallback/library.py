@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
@@ -66,6 +67,7 @@ def fill_buffers(model: Any, device: torch.device | str = "cpu") -> None:
                 raise UnsupportedModel(f"{type(module).__name__} does not set its buffer {name}")
 
 
+@cache  # the metadata of transformers takes milliseconds to read, and each start of an engine asks
 def library_version() -> str | None:
     """Return the version of transformers; None where it is not installed."""
     try:
