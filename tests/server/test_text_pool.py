@@ -23,7 +23,7 @@ from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.prefix_cache import PrefixRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
-from octavo.server.text_pool import TextPool
+from octavo.server.text_pool import SHORT_JOB_BYTES, TextPool
 from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup, name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
@@ -116,7 +116,7 @@ def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
 
 def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_path: Path) -> None:
     """One sender's long jobs take one worker after the other; a long job of another sender does not wait for them."""
-    long = [b'{"prompt":"', b"x" * (1 << 20), b'"}']
+    long = [b'{"prompt":"', b"x" * (SHORT_JOB_BYTES + 1), b'"}']
 
     async def use(pool: TextPool) -> None:
         order: list[str] = []
@@ -125,6 +125,8 @@ def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_pat
             await pool.run(COMPLETION, asked, sender)
             order.append(name)
 
+        await asyncio.gather(run("", long, "a"), run("", long, "b"), run("", body(prompt="a"), "a"))
+        order.clear()  # the workers have started: what follows takes as long as it computes
         await asyncio.gather(
             *(run(f"long {number}", long, "a") for number in range(4)),
             run("long of another", long, "b"),
