@@ -37,7 +37,13 @@ KINDS: list[dict[str, Any]] = [
 
 
 def config_of(role: str | None, host: str | Path = "", **args: Any) -> EngineConfig:
-    made = configure(EngineArgs(**({"num_gpu_blocks_override": 256, "threads": 1, "seed": 0} | args)))
+    sizes = {
+        "num_gpu_blocks_override": 256,
+        "swap_space": 0.01,
+        "threads": 1,
+        "seed": 0,
+    }  # all blocks are checked each step
+    made = configure(EngineArgs(**(sizes | args)))
     transfer = dataclasses.replace(made.transfer, role=role, kv_host=str(host), secret="ab" * 16)
     return msgspec.structs.replace(made, transfer=transfer)
 
