@@ -110,10 +110,10 @@ class Sequences:
                 answers[i][start:stop] = answer
         return answers
 
-    def expected(self, cache_dtype: torch.dtype) -> list[Tensor]:
-        """The answers in float64, from keys and values as `cache_dtype` rounds them."""
+    def expected(self, cache_dtype: torch.dtype, every: int = 1) -> list[Tensor]:
+        """The answers in float64, from keys and values as `cache_dtype` rounds them: of each `every`th token."""
         return [
-            attend(self.shape, q, _rounded(k, cache_dtype), self._values(k, v, cache_dtype))
+            attend(self.shape, q, _rounded(k, cache_dtype), self._values(k, v, cache_dtype), every)
             for q, k, v in zip(self.q, self.k, self.v, strict=True)
         ]
 
@@ -122,14 +122,15 @@ class Sequences:
         return _rounded(k, cache_dtype)[..., :size] if size else _rounded(v, cache_dtype)
 
 
-def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor, every: int = 1) -> Tensor:
     """Causal attention of one sequence in float64: softmax over the visible keys, nothing else."""
-    shared = shape.heads // shape.kv_heads
+    positions = torch.arange(len(q))
+    distance = positions[None, :] - positions[::every, None]  # key minus query
+    shared, q = shape.heads // shape.kv_heads, q[::every]
     k, v = (each.double().repeat_interleave(shared, dim=1).transpose(0, 1) for each in (k, v))  # [heads, tokens, dim]
     scores = q.double().transpose(0, 1) @ k.transpose(1, 2) * shape.scale
     if shape.soft_cap is not None:
         scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
-    distance = torch.arange(len(q))[None, :] - torch.arange(len(q))[:, None]  # key minus query
     slopes = shape.slopes()
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
@@ -139,7 +140,7 @@ def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores, sinks = scores.masked_fill(hidden, float("-inf")), shape.sinks()
     if sinks is not None:
         scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(q), 1)), dim=-1)
-    return (scores.softmax(-1)[..., : len(q)] @ v).transpose(0, 1)
+    return (scores.softmax(-1)[..., : len(positions)] @ v).transpose(0, 1)
 
 
 def _rounded(x: Tensor, cache_dtype: torch.dtype) -> Tensor:
