@@ -45,5 +45,36 @@ void finish_rows(const Product& a, int panel, int start, int rows, const float* 
   finish(a, panel, start, rows, sums, scaled);
 }
 
+#if defined(__AVX512BF16__)
+constexpr std::int64_t kStreamedElements = 512 << 10;  // of a result, from which on streaming is faster, as measured
+
+// Whether rows can be written in whole lines, which go to memory at once: a line that is written for the first time would be
+// read before, and large results have too many lines for the caches.
+template <class Product>
+bool can_stream(const Product& a) {
+  const int results = a.weight.columns().results();
+  const bool is_plain = a.out_type == Type::bfloat16 && !a.weight.bias && !a.addend.values;
+  const bool has_lines = results % kPanelColumns == 0 && a.out_stride % kPanelColumns == 0 &&
+                         reinterpret_cast<std::uintptr_t>(a.out) % 64 == 0;
+  return is_plain && has_lines && static_cast<std::int64_t>(a.rows) * results >= kStreamedElements;
+}
+
+// Rows [start, start + rows) of line `line` of the result. `low` and `high` are the sums, [rows][32], of the panels whose
+// columns it has: of two of a gated weight, else of one, which is `low`. To be followed by a fence.
+template <bool kIsGated, class Product, class Scale>
+void stream_rows(const Product& a, int line, int start, int rows, const float* low, const float* high, const Scale& scaled) {
+  auto* out = static_cast<bf16*>(a.out) + start * a.out_stride + line * kPanelColumns;
+  for (int row = start; row < start + rows; ++row, low += kPanelColumns, high += kPanelColumns, out += a.out_stride) {
+    Floats first = scaled(row, load(low)), second = scaled(row, load(kIsGated ? high : low + kTileColumns));
+    if constexpr (kIsGated) {
+      first = mul(silu(first), scaled(row, load(low + kTileColumns)));
+      second = mul(silu(second), scaled(row, load(high + kTileColumns)));
+    }
+    const __m512bh both = _mm512_cvtne2ps_pbh(second, first);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(out), reinterpret_cast<__m512i>(both));
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace octavo

@@ -18,7 +18,7 @@ struct Ahead {
   const char* from;
   int lines;
 
-  void prefetch(int step) const {
+  void operator()(int step) const {
     if (!from) return;
     const char* line = from + static_cast<std::int64_t>(step) * lines * 64;
     for (int i = 0; i < lines; ++i) _mm_prefetch(line + i * 64, _MM_HINT_T1);
@@ -45,10 +45,10 @@ struct BlockPair {
 };
 
 // sums [rows][32] = or += rows · weights over some steps, each two tiles of `tile_bytes`. Tiles as in TileShapes::two_by_two.
-// Weights that lie in the first-level cache are `kIsNear`.
-template <class Dot, bool kHasBottom, bool kIsNear, class Sum>
+// Weights that lie in the first-level cache are `kIsNear`. `beside(step)` is done with each step.
+template <class Dot, bool kHasBottom, bool kIsNear, class Sum, class Beside>
 void add_steps(Tiles& tiles, const BlockPair& pair, const void* weights, int steps, int tile_bytes, bool is_first,
-               const Ahead& ahead, Sum* sums) {
+               const Beside& beside, Sum* sums) {
   constexpr int kSumsStride = kPanelColumns * sizeof(Sum);
   Sum* bottom_sums = sums + pair.top_rows * kPanelColumns;
   if (is_first) {
@@ -61,7 +61,7 @@ void add_steps(Tiles& tiles, const BlockPair& pair, const void* weights, int ste
   }
   const char* weight = static_cast<const char*>(weights);
   for (int step = 0; step < steps; ++step, weight += 2 * tile_bytes) {
-    if constexpr (!kIsNear) ahead.prefetch(step);
+    beside(step);
     kIsNear ? tiles.load<6>(weight) : tiles.load_past<6>(weight);
     tiles.load_past<4>(pair.top + static_cast<std::int64_t>(step) * pair.top_rows * kTileRowBytes);
     Dot::template add<0, 4, 6>(tiles);

@@ -130,6 +130,20 @@ def test_activations_beyond_the_second_level_cache_are_taken_in_groups_of_rows(l
     assert torch.equal(format_of(level)(weight)(x[-3:]), found[-3:])
 
 
+@each_level
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_large_results_have_the_bits_of_small_ones(level: str, gated: bool) -> None:
+    rows, results = 520, 1056
+    for inputs in (33,) if level == "amx_emulated" else (33, 1056):  # taken at once, and part by part
+        x, weight, _ = made(rows, inputs, results * (2 if gated else 1), torch.bfloat16, bias=False)
+        prepared = format_of(level)(weight, gated=gated)
+        pieces = torch.cat([prepared(x[first : first + 40]).clone() for first in range(0, rows, 40)])
+        assert torch.equal(prepared(x), pieces)
+        assert torch.equal(format_of(level, 2)(weight, gated=gated)(x), pieces)
+        narrow = torch.zeros(rows, inputs + 3, dtype=torch.bfloat16)[:, :inputs].copy_(x)  # rows that lie apart
+        assert torch.equal(prepared(narrow), pieces)
+
+
 @each_type
 @each_level
 def test_what_is_not_finite_stays_in_its_row(level: str, dtype: torch.dtype) -> None:

@@ -98,6 +98,17 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch_on_any_number_of_threads
             assert torch.equal(shared(x[start:stop]), whole[start:stop])
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_large_results_have_the_bits_of_small_ones(level: str, name: str, gated: bool) -> None:
+    rows, results = 520, 1024
+    x, weight, _ = inputs_of(64, results * (2 if gated else 1), rows, torch.bfloat16)
+    found = prepared(level, name, 2, weight, gated=gated)
+    pieces = torch.cat([found(x[first : first + 40]).clone() for first in range(0, rows, 40)])
+    assert torch.equal(found(x), pieces)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_that_is_not_finite_spoils_itself_alone(level: str, name: str) -> None:

@@ -20,6 +20,10 @@ RowBlocks blocks(const LinearProduct& a) { return by_tiles(a) ? tile_blocks(a) :
 
 std::int64_t activation_row_bytes(const LinearProduct& a) { return by_tiles(a) ? tile_row_bytes(a) : vector_row_bytes(a); }
 
+int inputs_at_once(const LinearWeight& weight) {
+  return weight.type == Type::bfloat16 ? tile_depth(weight) * kStepInputs : weight.padded_inputs();
+}
+
 void arrange(const LinearProduct& a, void* activations, int block, int part, int parts) {
   by_tiles(a) ? arrange_tiles(a, activations, block, part, parts) : arrange_vectors(a, activations, block, part, parts);
 }
@@ -36,6 +40,8 @@ RowBlocks blocks(const LinearProduct& a) { return vector_blocks(a); }
 
 std::int64_t activation_row_bytes(const LinearProduct& a) { return vector_row_bytes(a); }
 
+int inputs_at_once(const LinearWeight& weight) { return weight.padded_inputs(); }
+
 void arrange(const LinearProduct& a, void* activations, int block, int part, int parts) {
   arrange_vectors(a, activations, block, part, parts);
 }
@@ -51,6 +57,6 @@ void multiply(const LinearProduct& a, const void* activations, int first_block, 
 
 namespace OCTAVO_LEVEL {
 extern const LinearKernels linear_table;
-const LinearKernels linear_table = {blocks, activation_row_bytes, arrange, multiply, pack, rows};
+const LinearKernels linear_table = {blocks, activation_row_bytes, inputs_at_once, arrange, multiply, pack, rows};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

@@ -28,8 +28,8 @@ constexpr double kByteNs = 0.03, kMultiplyNs = 0.01;
 constexpr std::int64_t kArrangedBytes = 16 << 10;
 
 // Blocks of rows in groups whose activations stay in a second-level cache while panels go by; tiles take blocks by two.
-int blocks_per_group(const LinearWeight& weight, int rows, int blocks, std::int64_t group_bytes) {
-  const std::int64_t bytes = static_cast<std::int64_t>(rows) * weight.padded_inputs() * weight.element_bytes();
+int blocks_per_group(const LinearWeight& weight, int inputs, int rows, int blocks, std::int64_t group_bytes) {
+  const std::int64_t bytes = static_cast<std::int64_t>(rows) * inputs * weight.element_bytes();
   const int wanted_groups = static_cast<int>(divided_up(bytes, group_bytes));
   return std::min(blocks, divided_up(divided_up(blocks, wanted_groups), 2) * 2);
 }
@@ -42,7 +42,8 @@ double panel_ns(const LinearWeight& weight, int rows) {
 void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
   const RowBlocks blocks = kernels.blocks(a);
   const int count = blocks.count(), panels = a.weight.columns().panels();
-  const int group = blocks_per_group(a.weight, a.rows, count, resident_bytes(cpu.level)), groups = divided_up(count, group);
+  const int inputs = kernels.inputs_at_once(a.weight);
+  const int group = blocks_per_group(a.weight, inputs, a.rows, count, resident_bytes(cpu.level)), groups = divided_up(count, group);
   const int group_rows = std::min(a.rows, group * blocks.most);
 
   const std::int64_t row_bytes = kernels.activation_row_bytes(a), activation_bytes = line_up(a.rows * row_bytes);

@@ -48,6 +48,8 @@ struct LinearKernels {
   RowBlocks (*blocks)(const LinearProduct&);
   // Bytes that rearranged activations take for each row; 0 where x itself serves.
   std::int64_t (*activation_row_bytes)(const LinearProduct&);
+  // Of a row, that are read again and again while panels go by.
+  int (*inputs_at_once)(const LinearWeight&);
   // Rearranges part `part` of `parts` of one block.
   void (*arrange)(const LinearProduct&, void* activations, int block, int part, int parts);
   // Blocks [first_block, last_block) times panels [first_panel, last_panel).

@@ -45,7 +45,7 @@ struct CodesDot {
 };
 
 template <bool kHasBottom, bool kIsWidened>
-constexpr auto add_units = add_steps<CodesDot<kIsWidened>, kHasBottom, kIsWidened, std::int32_t>;
+constexpr auto add_units = add_steps<CodesDot<kIsWidened>, kHasBottom, kIsWidened, std::int32_t, Ahead>;
 
 // Units of nibbles into units of bytes, less `offset`.
 template <Kind kKind>
@@ -83,6 +83,11 @@ class TiledProduct {
                       units_ - unit < units ? units_ - unit : units);
   }
 
+  // Whatever was streamed is to be seen by other threads.
+  void end() const {
+    if (streams_) _mm_sfence();
+  }
+
  private:
   // A group of a panel, or a part of a long one.
   struct Group {
@@ -116,7 +121,8 @@ class TiledProduct {
   void multiply_pair(int pair, const Group& group) {
     const int block = first_block_ + 2 * pair;
     const BlockPair rows = pair_at(block, (group.number * units_ + group.unit) * unit_depth_);
-    const Ahead ahead = Ahead::of(group.codes, group.units, unit_depth_ * kPanelColumns, next_, pair, pairs_, is_first_);
+    const Ahead ahead = is_wide_ ? Ahead::of(group.codes, group.units, unit_depth_ * kPanelColumns, next_, pair, pairs_, is_first_)
+                                 : Ahead{nullptr, 0};
     const auto add = rows.bottom_rows ? is_wide_ ? add_units<true, false> : add_units<true, true>
                                       : is_wide_ ? add_units<false, false> : add_units<false, true>;
     // sums of whole groups are used at once, and stay in the first-level cache
@@ -139,7 +145,7 @@ class TiledProduct {
     } else {
       add_sums<false>(weight_.format, group.tail, rows, row_sums, offset_, sums, totals);
     }
-    if (group.number + 1 == num_groups_) write_rows(a_, panel_, blocks_.start(block), blocks_.size(block), totals);
+    if (group.number + 1 == num_groups_) write_rows(a_, panel_, blocks_.start(block), blocks_.size(block), totals, streams_);
   }
 
   // Sums of the groups of a block by their scales, and totals += these by the factors of the block.
@@ -184,6 +190,7 @@ class TiledProduct {
   const QuantizedWeight& weight_;
   const RowBlocks blocks_;
   const int halves_, depth_, unit_depth_, units_, num_groups_, groups_per_block_, first_block_, last_block_, pairs_;
+  const bool streams_ = !weight_.gated && can_stream(a_);
   const bool is_wide_ = weight_.format.kind() == Kind::int8;
   const int offset_ = is_wide_ ? weight_.format.offset() : 0;
   float* const totals_;         // [code rows][32]
@@ -201,6 +208,7 @@ inline void multiply_tiles(const QuantizedLinear& a, float* sums, int first_bloc
   TiledProduct product(a, sums, first_block, last_block);
   for (int panel = first_panel; panel < last_panel; ++panel)
     product.multiply(panel, panel + 1 < last_panel ? a.weight.panel_bytes() : 0, panel == first_panel);
+  product.end();
 }
 
 }  // namespace
