@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo import __version__
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, ServerUnreachable
 
 if TYPE_CHECKING:  # the parser is imported while the core of a server is
     from cyclopts import App, CycloptsError, UnknownOptionError
@@ -122,6 +122,8 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
         return _fail(_unknown_option(error), EXIT_USAGE)
     except CycloptsError as error:
         return _fail(_value_of_others(error) or " ".join(str(error).split()), EXIT_USAGE)
+    except ServerUnreachable as error:
+        return _fail(f"{error}; start a server there with octavo serve, or check the address", EXIT_ERROR)
     except OctavoError as error:
         return _fail(str(error), EXIT_ERROR)
     except KeyboardInterrupt:
