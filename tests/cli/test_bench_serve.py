@@ -60,7 +60,7 @@ def test_chat_gets_messages_and_a_failure_is_counted(capsys: pytest.CaptureFixtu
         (["--header", "a=b\nc: d"], "a header has a line break"),
         (
             ["--port", "9"],
-            "http://127.0.0.1:9 cannot be reached: Connection refused; start a server there with octavo serve, or check",
+            "http://127.0.0.1:9 cannot be reached: Connection refused; start a server there with octavo serve",
         ),
         (["--base-url", "http://no.such.host.invalid"], "http://no.such.host.invalid cannot be reached: "),
     ],
@@ -81,7 +81,7 @@ def test_a_name_with_several_addresses_that_nothing_listens_at_has_one_reason(
     monkeypatch.setattr("asyncio.open_connection", refuse)
     assert main(["bench", "serve", "--base-url", "http://localhost:9"]) == EXIT_ERROR
     assert (
-        "http://localhost:9 cannot be reached: Connection refused; start a server there with octavo serve, or check"
+        "http://localhost:9 cannot be reached: Connection refused; start a server there with octavo serve"
         in capsys.readouterr().err
     )
 
