@@ -57,11 +57,16 @@ std::int64_t scratch_bytes(const Attention& a) {
 
 constexpr float kOnes[kValueRows] = {1, 1, 1, 1, 1, 1, 1, 1};
 
+// Where a row of an item has its elements, or with latents those of the values, in q.
+std::int64_t first_of_query(const Attention& a, const AttentionItem& item, int row) {
+  const int group = a.heads / a.kv_heads;
+  return (item.first_token + row / group) * a.q_stride +
+         static_cast<std::int64_t>(item.kv_head * group + row % group) * a.value_dim;
+}
+
 void load_query(const Attention& a, const AttentionItem& item, int row, float* out) {
   const int group = a.heads / a.kv_heads;
-  const std::int64_t first = (item.first_token + row / group) * a.q_stride +
-                             static_cast<std::int64_t>(item.kv_head * group + row % group) * a.value_dim;
-  load_row(a.q, first, a.type, a.value_dim, out);
+  load_row(a.q, first_of_query(a, item, row), a.type, a.value_dim, out);
   if (a.v) return;
   const int rest = a.dim - a.value_dim;
   load_row(a.tails.q, (item.first_token + row / group) * a.tails.q_stride + row % group * rest, a.type, rest,
@@ -83,10 +88,17 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
 
   alignas(64) float query[kMostDim + kLanes] = {}, query_units[kMostDim];
   for (int r = 0; r < rows; ++r) {
-    load_query(a, item, r, query);
     if constexpr (Products::kUsesTiles) {
-      Products::to_units(query, dim, scratch.queries + r * units);
+      float* const row = scratch.queries + r * units;
+      if (a.v && a.value_dim == dim) {  // they lie as operands already
+        const std::int64_t first = first_of_query(a, item, r);
+        std::memcpy(row, static_cast<const bf16*>(a.q) + first, dim * sizeof(bf16));
+        continue;
+      }
+      load_query(a, item, r, query);
+      Products::to_units(query, dim, row);
     } else {
+      load_query(a, item, r, query);
       float* block = scratch.queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
       Products::to_units(query, dim, query_units);
       for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
