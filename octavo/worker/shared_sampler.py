@@ -231,7 +231,8 @@ class SharedLaunches:
         self._sampler, self._mesh, self._vocab_size = sampler, mesh, vocab_size
 
     def may_launch(self, params: SamplingParams) -> bool:
-        return self._sampler.may_launch(params)
+        # rank 0 alone has grammars: the samplers of the others would launch
+        return params.structured_outputs is None and self._sampler.may_launch(params)
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         return self._sampler.launch(self._gathered(logits), rows)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.distributed.mesh import Mesh
 from octavo.layers.embedding import VocabularyShare
 from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.sampler import Sampler
-from octavo.worker.shared_sampler import shared
+from octavo.worker.shared_sampler import SharedLaunches, shared
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import ThreadCollectives, run_on, run_ranks, thread_meshes
 from tests.sampling.sequences import sampling_row
@@ -159,3 +161,16 @@ def test_descriptions_and_ranks_are_those_of_one_rank() -> None:
 def test_one_rank_samples_itself() -> None:
     sampler = native()
     assert shared(sampler, Mesh.single(), 300) is sampler
+
+
+class LaunchingSampler:
+    """Launches whatever it is asked for."""
+
+    def may_launch(self, params: SamplingParams) -> bool:
+        return True
+
+
+def test_no_rank_launches_rows_with_forms_whose_grammars_rank_0_alone_has() -> None:
+    launches = SharedLaunches(cast("Any", LaunchingSampler()), Mesh.single(), 301)
+    assert launches.may_launch(SamplingParams(temperature=0.5))
+    assert not launches.may_launch(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+")))
