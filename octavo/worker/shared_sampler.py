@@ -246,7 +246,9 @@ class SharedLaunches:
     def read(
         self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
     ) -> Callable[[], DrawnTokens]:
-        return self._sampler.read(told, sequences, positions)
+        read = self._sampler.read(told, sequences, positions)
+        self._mesh.watch()  # a graph has launched the gather, which its group knows nothing of
+        return read
 
     def _gathered(self, logits: Tensor) -> Tensor:
         """Return the logits of all ranks, [rows, vocab]."""

@@ -173,7 +173,6 @@ class Worker:
 
     def _launched(self, runner: LaunchingRunner, step: SchedulerOutput) -> LaunchedStep:
         collect, mesh = runner.launch(step), self._mesh
-        mesh.watch()
 
         def checked() -> ModelRunnerOutput:
             output = collect()
