@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
@@ -34,7 +35,7 @@ class WholeSteps:
         """Run the model on rows of one token each, and draw the next ones; return what waits for the results.
 
         num_copies: of the first row, that stand behind the others in the batch. None, with nothing computed, where the
-        step cannot be launched so.
+        rows are too many, or logits alone do not decide; all ranks find the same.
         """
         if len(rows) + num_copies > self._max_rows:
             return None
@@ -59,8 +60,8 @@ class WholeSteps:
 
         # a store that has grown is another one, though it may begin where a smaller one did
         told = model.draw(batch, plan.asked, (plan.kind, tokens.shape), draw)
-        if told is None:
-            return None
+        if told is None:  # other ranks may have a launch of it, and exchange as many logits there
+            told = draw(model.compute_logits(model(batch)), torch.from_numpy(plan.asked).to(tokens.device))
         for state in states:
             state.num_tokens += 1
         del lines[len(rows) :], positions[len(rows) :]

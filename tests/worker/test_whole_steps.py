@@ -34,7 +34,7 @@ class FakeSampler:
         return DrawPlan(0, np.zeros((len(positions), 8)))
 
     def draw(self, logits: Any, kind: int, asked: Any) -> Any:
-        tokens = torch.tensor(DRAWN)
+        tokens = torch.tensor(DRAWN + DRAWN)[: len(asked)]
         return tokens, tokens
 
     def read(self, told: Any, sequences: Sequence[Any], positions: Sequence[int]) -> Callable[[], DrawnTokens]:
@@ -46,19 +46,39 @@ class FakeModel:
         return draw(None, torch.from_numpy(asked))
 
 
+class UncapturedModel:
+    """Has no launch of the step, and notes of how many tokens it computes logits."""
+
+    def __init__(self) -> None:
+        self.computed: list[int] = []
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        return torch.zeros(len(batch.lengths), 4)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.computed.append(len(hidden))
+        return hidden
+
+    def draw(self, batch: Any, asked: Any, key: Any, draw: Any) -> None:
+        return None
+
+
 class FakeBatch:
     def __init__(self, lengths: list[int]) -> None:
         self.attention = [self]
         self.lengths = lengths
 
 
-def launched(errors: dict[int, RequestError]) -> tuple[Sequences, list[BatchRow], Callable[[], list[Any]]]:
+def launched(
+    errors: dict[int, RequestError], model: Any = None, num_copies: int = 0
+) -> tuple[Sequences, list[BatchRow], Callable[[], list[Any]]]:
     sequences = Sequences(CudaTokenStore(torch.device("cpu")))
     for seq_id in range(3):
         sequences.add(new_sequence(seq_id, [1, 2 + seq_id], [0], params=PARAMS))
     rows = [BatchRow(ScheduledSequence(seq_id, 0, 1, 1, 1), sequences[seq_id]) for seq_id in range(3)]
     steps = WholeSteps(cast("Any", FakeSampler(errors)), cast("Any", sequences.tokens), sequences, 32)
-    collect = steps.launch(cast("Any", FakeModel()), cast("Any", FakeBatch([2, 2, 2])), rows, 0)
+    batch = cast("Any", FakeBatch([2] * (3 + num_copies)))
+    collect = steps.launch(model or cast("Any", FakeModel()), batch, rows, num_copies)
     assert collect is not None
     return sequences, rows, collect
 
@@ -96,6 +116,15 @@ def test_all_states_may_have_ended_when_a_step_is_collected() -> None:
     for seq_id in range(3):
         sequences.drop(seq_id)
     assert len(collect()) == 3
+
+
+def test_a_step_that_this_rank_cannot_capture_has_the_logits_of_as_many_rows_as_on_other_ranks() -> None:
+    model = UncapturedModel()
+    sequences, rows, collect = launched({}, model, num_copies=1)
+    assert model.computed == [4], "ranks gather logits of rows and copies"
+    assert [each.tokens[0].token_id for each in collect()] == DRAWN
+    there = sequences.tokens.on_device()
+    assert [int(there[state.line, 2]) for _, state in rows] == DRAWN
 
 
 def test_rows_that_draw_nothing_or_compute_more_are_no_decode() -> None:
