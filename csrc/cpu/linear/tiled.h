@@ -57,7 +57,8 @@ class TiledLinear {
   TiledLinear(const LinearProduct& a, const void* activations, int first_block, int last_block)
       : a_(a), blocks_(tile_blocks(a)), rows_(static_cast<const char*>(activations ? activations : a.x)),
         steps_(a.weight.steps()), first_block_(first_block), last_block_(last_block),
-        pairs_((last_block - first_block + 1) / 2), depth_(pairs_ == 1 ? steps_ : tile_depth(a.weight)), streams_(can_stream(a) && 2 * pairs_ <= kKeptSums) {}
+        pairs_((last_block - first_block + 1) / 2), keeps_(2 * pairs_ <= kKeptSums),
+        depth_(pairs_ > 1 && keeps_ ? tile_depth(a.weight) : steps_), streams_(keeps_ && can_stream(a)) {}
 
   // Where inputs are many they are taken part by part, so that those of all rows stay in the cache, and the sums of some
   // panels are kept meanwhile.
@@ -139,7 +140,9 @@ class TiledLinear {
   const LinearProduct& a_;
   const RowBlocks blocks_;
   const char* const rows_;
-  const int steps_, first_block_, last_block_, pairs_, depth_;
+  const int steps_, first_block_, last_block_, pairs_;
+  const bool keeps_;  // whether there is room for the sums of two panels
+  const int depth_;
   const bool streams_;
   Tiles tiles_ = Tiles(TileShapes::full());
   int top_rows_ = 0, bottom_rows_ = -1, begin_ = 0, end_ = 0;
