@@ -28,6 +28,7 @@ from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup, name_
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.fakes.image_host import image_host
+from tests.fakes.rank import is_running
 from tests.server.raw import eventually
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -264,13 +265,6 @@ def test_a_worker_ends_when_the_client_of_its_job_goes_away(tmp_path: Path) -> N
 def cpu_s(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @finds_workers
