@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Any, Final, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -32,13 +32,7 @@ from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from octavo.engine.vector_input import VectorInput
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
-
-if TYPE_CHECKING:
-    from octavo.engine.template_budget import RenderLimits
-    from octavo.multimodal.reader import MediaReader
-
 
 _PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
@@ -52,7 +46,7 @@ _log = logging.getLogger(__name__)
 class AsyncLLM:
     """A model behind an event loop. Make one with `await AsyncLLM.start(args)`; use it on that loop only.
 
-    metrics: Prometheus collectors. ready: what the core measured.
+    metrics: Prometheus collectors. ready: what the core measured. input: makes requests of prompts.
     """
 
     def __init__(
@@ -65,16 +59,8 @@ class AsyncLLM:
         for replica in client.states:
             self.metrics.observe_stats(replica.stats, replica.number)
         self._client = client
-        self.input_setup: InputSetup | None = InputSetup(
-            config.model,
-            client.ready,
-            config.scheduler.max_num_seqs,
-            config.cache.enable_prefix_caching,
-            speculates=config.speculative is not None,
-            enable_lora=config.lora.enable_lora,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        )
-        self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
+        self.input_setup: InputSetup | None = InputSetup.of(config, client.ready)
+        self.input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
         interval = config.scheduler.stream_interval
         self._output = OutputProcessor(tokenizer, metrics=self.metrics, stream_interval=interval)
@@ -126,11 +112,6 @@ class AsyncLLM:
         """Return the state of each engine core."""
         return self._client.states
 
-    @property
-    def tokenizer_info(self) -> dict[str, Any]:
-        """Return the checkpoint's settings of its tokenizer, with the chat template in use."""
-        return self._input.tokenizer_info
-
     async def check_health(self) -> None:
         """Raise EngineDeadError when no core is left, EngineRestartingError while none is ready, and
         EngineUnresponsiveError when all that are ready are stopped or hung.
@@ -141,27 +122,11 @@ class AsyncLLM:
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """Return the model's sampling defaults, with `explicit` values over them."""
-        return self._input.default_sampling_params(**explicit)
+        return self.input.default_sampling_params(**explicit)
 
-    def render_chat(
-        self, messages: Sequence[Message], options: ChatOptions | None = None, limits: RenderLimits | None = None
-    ) -> Prompt:
-        """Return the prompt that a conversation becomes. limits: what the rendering may cost. Raises InvalidRequest."""
-        return self._input.render_chat(messages, options, limits)
-
-    @property
-    def vectors(self) -> VectorInput:
-        """Return what checks requests for vectors against the model."""
-        return self._input.vectors
-
-    @property
-    def media(self) -> MediaReader:
-        """Return what reads images and sounds of prompts."""
-        return self._input.media
-
-    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
-        """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""
-        return self._input.pair_prompt(query, document, instruct)
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> Prompt:
+        """Return the prompt that a conversation becomes. Raises InvalidRequest."""
+        return self.input.render_chat(messages, options)
 
     async def generate(
         self,
@@ -205,7 +170,7 @@ class AsyncLLM:
         def process(start: int) -> list[EngineCoreRequest]:
             turn = slice(start, start + _PROMPTS_OF_TURN)
             return [
-                self._input.process(request_id, prompt, params, options)
+                self.input.process(request_id, prompt, params, options)
                 for request_id, prompt in zip(request_ids[turn], read[turn], strict=True)
             ]
 
@@ -267,7 +232,7 @@ class AsyncLLM:
         InvalidRequest."""
         if adapter.digest:
             return adapter
-        return await asyncio.to_thread(self._input.resolved, adapter) or adapter
+        return await asyncio.to_thread(self.input.resolved, adapter) or adapter
 
     async def read_adapter(self, adapter: LoRARequest) -> LoRARequest:
         """Let every core read an adapter, which checks that it fits the model, and return it with its digest. Raises
@@ -318,11 +283,11 @@ class AsyncLLM:
     async def _prefix(
         self, prompt: PrefixLike, cache_salt: str | None, adapter: LoRARequest | None
     ) -> tuple[list[int], str | None, str | None, str | None]:
-        read = self._input.read_prefix(prompt)
+        read = self.input.read_prefix(prompt)
         adapter = None if adapter is None else await self.resolved(adapter)
         if read.text is not None and len(read.text) >= LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._input.process_prefix, read, cache_salt, adapter)
-        return self._input.process_prefix(read, cache_salt, adapter)
+            return await asyncio.to_thread(self.input.process_prefix, read, cache_salt, adapter)
+        return self.input.process_prefix(read, cache_salt, adapter)
 
     async def _open(self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], reader: Reader) -> None:
         if self._dead.done():

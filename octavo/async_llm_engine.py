@@ -57,7 +57,7 @@ class AsyncLLMEngine:
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield what a model for vectors or scores makes of a prompt, once, as `LLM.encode` returns it."""
         llm = await self.start()
-        task = pooling_params.task or llm.vectors.checked(None).task
+        task = pooling_params.task or llm.input.vectors.checked(None).task
         async with aclosing(llm.generate(prompt, pooling_params, request_id, **options)) as outputs:
             async for output in outputs:
                 yield PoolingRequestOutput.of(output, PoolingOutput(array_of(output, task)))

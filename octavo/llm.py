@@ -195,7 +195,7 @@ class LLM:
         prompt_name: the text of this name from config_sentence_transformers.json goes before each prompt; without one
         the default that the file names does.
         """
-        given = [self.engine.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in _listed(prompts)]
+        given = [self.engine.input.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in _listed(prompts)]
         outputs = self.encode(given, *arguments, pooling_task="embed", **keywords)
         return [EmbeddingRequestOutput.of(each, _of(each, EmbeddingOutput)) for each in outputs]
 
@@ -214,11 +214,11 @@ class LLM:
         The score of a model for pairs, else the cosine of two vectors. Arguments are those of `encode`.
         """
         pairs = matched(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
-        if self.engine.vectors.checked(None).task == "embed":
+        if self.engine.input.vectors.checked(None).task == "embed":
             each_once = list(dict.fromkeys(text for pair in pairs for text in pair))
             found = dict(zip(each_once, self.embed(each_once, *arguments, **keywords), strict=True))
             return [scored_vectors(found[one], found[other]) for one, other in pairs]
-        prompts = [self.engine.pair_prompt(query, document) for query, document in pairs]
+        prompts = [self.engine.input.pair_prompt(query, document) for query, document in pairs]
         outputs = self.encode(prompts, *arguments, pooling_task="score", **keywords)
         return [ScoringRequestOutput.of(each, _of(each, lambda values: ScoringOutput(values[0]))) for each in outputs]
 
@@ -238,7 +238,7 @@ class LLM:
         if len(tasks) > 1:
             raise InvalidRequest("pooling_params have several tasks; make one call for each", field="pooling_params")
         task = tasks.pop() if tasks else None
-        config = self.engine.vectors.checked(task)
+        config = self.engine.input.vectors.checked(task)
         return task or config.task, self._run(prompts, each, options, use_tqdm)
 
     def reset_prefix_cache(self) -> bool:

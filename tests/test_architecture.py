@@ -107,7 +107,7 @@ MAY_SEE_WHOLE_CONFIG = {
     "octavo.worker.worker.Worker.__init__",
     "octavo.worker.ahead.read_ahead",
     "octavo.worker.identity.Identity.of",
-    "octavo.engine.llm_engine.LLMEngine.__init__",
+    "octavo.engine.input_processor.InputSetup.of",
     "octavo.async_llm.AsyncLLM.__init__",
     "octavo.engine.replicas.Replicas.start",
     "octavo.engine.remote_replicas.RemoteReplicas._replicas_of",

@@ -381,7 +381,7 @@ async def test_chat_template_is_compiled_before_the_first_chat(
         monkeypatch.setattr(ProcessClient, "start", start)
         llm = await AsyncLLM.start(EngineArgs())
         try:
-            assert "_compiled" in vars(llm._input.chat_template)
+            assert "_compiled" in vars(llm.input.chat_template)
             if not is_valid:
                 with pytest.raises(InvalidRequest, match="not valid Jinja"):
                     llm.render_chat([{"role": "user", "content": "a"}])

@@ -147,9 +147,9 @@ def test_a_decoder_that_judges_by_its_next_token_gets_the_template_it_was_traine
             with torch.inference_mode():
                 logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0, -1]
             assert output.outputs.score == pytest.approx(torch.sigmoid(logits[yes] - logits[no]).item(), rel=1e-5)
-        asked = llm.engine.pair_prompt("w7", "w8")
+        asked = llm.engine.input.pair_prompt("w7", "w8")
         assert asked.text == PROMPT.format("Given a web search query, retrieve relevant passages that answer the query")
-        assert llm.engine.pair_prompt("w7", "w8", "Judge.").text == PROMPT.format("Judge.")
+        assert llm.engine.input.pair_prompt("w7", "w8", "Judge.").text == PROMPT.format("Judge.")
 
 
 def test_files_may_name_the_tokens_and_have_a_template_for_pairs(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_files_may_name_the_tokens_and_have_a_template_for_pairs(tmp_path: Path)
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
         assert output.outputs.score == pytest.approx(torch.sigmoid(logits[20] - logits[21]).item(), rel=1e-5)
-        assert llm.engine.pair_prompt("w1", "w2", "w9").text == "w9 w1 w2"
+        assert llm.engine.input.pair_prompt("w1", "w2", "w9").text == "w9 w1 w2"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_cross_encoders(tmp_path: Path, family: str, num_labels: int) -> None:
         if num_labels == 1:
             found = [[each.outputs.score] for each in llm.score(PAIRS[0][0], TEXTS)]
         else:
-            prompts = [llm.engine.pair_prompt(*pair) for pair in PAIRS]
+            prompts = [llm.engine.input.pair_prompt(*pair) for pair in PAIRS]
             found = [each.outputs.probs for each in llm.classify(prompts)]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want).view(len(TEXTS), -1), rtol=1e-5, atol=1e-5)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.config.schema import ModelConfig
+from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import namespace_digest
 from octavo.core.media import num_positions_of
@@ -48,6 +48,19 @@ class InputSetup(msgspec.Struct, frozen=True):
     enable_lora: bool = False
     max_num_batched_tokens: int = 2048
 
+    @classmethod
+    def of(cls, config: EngineConfig, ready: CoreReady) -> InputSetup:
+        """Return the properties of an engine whose core has measured `ready`."""
+        return cls(
+            config.model,
+            ready,
+            config.scheduler.max_num_seqs,
+            config.cache.enable_prefix_caching,
+            speculates=config.speculative is not None,
+            enable_lora=config.lora.enable_lora,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        )
+
 
 class InputProcessor:
     """Turns prompts and sampling parameters into `EngineCoreRequest`s, or raises InvalidRequest with the remedy.
@@ -69,11 +82,8 @@ class InputProcessor:
         self.chat_template = chat_template
         self.ready = setup.ready
         self.vectors = VectorInput(setup.model.pooling, tokenizer, setup.ready)
+        self._setup = setup
         self._model = setup.model
-        self._max_num_seqs = setup.max_num_seqs
-        self._enable_prefix_caching = setup.enable_prefix_caching
-        self._speculates = setup.speculates
-        self._enable_lora = setup.enable_lora
         self._adapter_files = AdapterFiles()
         self.media = MediaReader(setup.model, setup.ready, tokenizer.encode, setup.max_num_batched_tokens)
         self._clock = clock
@@ -177,7 +187,7 @@ class InputProcessor:
         """Return an adapter with the digest of its files, which are read where they are new. Raises InvalidRequest."""
         if adapter is None:
             return None
-        if not self._enable_lora:
+        if not self._setup.enable_lora:
             raise InvalidRequest(
                 f"lora_request is {adapter.lora_name}, and this engine runs no adapters; start it with enable_lora",
                 field="lora_request",
@@ -197,7 +207,7 @@ class InputProcessor:
     ) -> tuple[list[int], str | None, str | None, str | None]:
         """Return token ids, salt, namespace digest and the adapter's key of a prefix to pin or unpin. Raises
         InvalidRequest."""
-        if not self._enable_prefix_caching:
+        if not self._setup.enable_prefix_caching:
             raise InvalidRequest(
                 "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
                 code="unsupported_parameter",
@@ -209,7 +219,7 @@ class InputProcessor:
     def predicted(self, prompt: Prompt) -> list[int]:
         """Return the tokens that a prompt says will follow, at most as many as the context has; none where no engine
         speculates. Only guesses are made of them, so that a text may have any."""
-        if not self._speculates or not prompt.prediction:
+        if not self._setup.speculates or not prompt.prediction:
             return []
         given, limit = prompt.prediction, self.ready.max_model_len
         if isinstance(given, str):
@@ -341,9 +351,9 @@ class InputProcessor:
                     f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
                     field="max_tokens",
                 )
-            check_runs_alone(num_prompt_tokens, wanted, params, self._max_num_seqs)
+            check_runs_alone(num_prompt_tokens, wanted, params, self._setup.max_num_seqs)
             return wanted
-        check_runs_alone(num_prompt_tokens, 1, params, self._max_num_seqs)
+        check_runs_alone(num_prompt_tokens, 1, params, self._setup.max_num_seqs)
         max_tokens = min(context_left, self.ready.cache.max_tokens_that_fit(num_prompt_tokens, params.width))
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
@@ -352,7 +362,7 @@ class InputProcessor:
                     f"has room for {context_left}; lower min_tokens, or shorten the prompt{self._longer_context()}",
                     field="min_tokens",
                 )
-            check_runs_alone(num_prompt_tokens, max(1, params.min_tokens), params, self._max_num_seqs)
+            check_runs_alone(num_prompt_tokens, max(1, params.min_tokens), params, self._setup.max_num_seqs)
         return max_tokens
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

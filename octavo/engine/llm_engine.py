@@ -27,7 +27,6 @@ from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
-from octavo.engine.vector_input import VectorInput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.structured_output.grammars import check_grammar
 
@@ -39,6 +38,7 @@ class LLMEngine:
     """Input processor, engine core and output processor in this process. Not thread-safe.
 
     Every request that `add_request` accepts gets exactly one output with `finished` from `step`, aborted ones too.
+    input: makes requests of prompts.
     """
 
     def __init__(
@@ -58,18 +58,7 @@ class LLMEngine:
         self._error: EngineDeadError | None = None
         self._aborted: list[OpenRequest] = []
         self._step_times: list[StepTimes] = []
-        self._input = InputProcessor(
-            InputSetup(
-                config.model,
-                core.ready,
-                config.scheduler.max_num_seqs,
-                config.cache.enable_prefix_caching,
-                enable_lora=config.lora.enable_lora,
-                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            ),
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-        )
+        self.input = InputProcessor(InputSetup.of(config, core.ready), tokenizer=tokenizer, chat_template=chat_template)
         self._output = OutputProcessor(tokenizer)
 
     @classmethod
@@ -114,20 +103,11 @@ class LLMEngine:
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """Return the model's sampling defaults, with `explicit` values over them."""
-        return self._input.default_sampling_params(**explicit)
+        return self.input.default_sampling_params(**explicit)
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> Prompt:
         """Return the prompt that a conversation becomes. Raises InvalidRequest."""
-        return self._input.render_chat(messages, options)
-
-    @property
-    def vectors(self) -> VectorInput:
-        """Return what checks requests for vectors against the model."""
-        return self._input.vectors
-
-    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
-        """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""
-        return self._input.pair_prompt(query, document, instruct)
+        return self.input.render_chat(messages, options)
 
     def add_request(
         self,
@@ -145,7 +125,7 @@ class LLMEngine:
         params = self.default_sampling_params() if params is None else params
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             check_grammar(params.structured_outputs)
-        request = self._input.process(request_id, prompt, params, RequestOptions(**options))
+        request = self.input.process(request_id, prompt, params, RequestOptions(**options))
         self._output.add(request, prompt.text)
         self.core.add_requests([request])
 
@@ -210,14 +190,14 @@ class LLMEngine:
         new time. Pins hold at most half of the KV blocks, and end before their time when a request could not run
         otherwise, even alone. Raises InvalidRequest.
         """
-        token_ids, *key = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt, lora_request)
+        token_ids, *key = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return msgspec.convert(self.call("pin_prefix", token_ids, checked_ttl_s(ttl_s), *key), PinnedPrefix)
 
     def unpin_prefix(
         self, prompt: PrefixLike, cache_salt: str | None = None, lora_request: LoRARequest | None = None
     ) -> bool:
         """End the pin of exactly this prefix, which stays cached until it is evicted; False when there is none."""
-        prefix = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt, lora_request)
+        prefix = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return bool(self.call("unpin_prefix", *prefix))
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -11,19 +11,17 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from octavo.config.server_args import ServerArgs
 from octavo.core.media import MediaInput
-from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt, checked_text
 from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.template_budget import RenderLimits
-from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.formats.format import AUTO
@@ -39,11 +37,10 @@ from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.prefix_cache import PrefixRequest
 from octavo.server.schema.shim import ShimRequest, neutral
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
-from octavo.server.schema.vectors import VectorRequest, VectorTools
+from octavo.server.schema.vectors import VectorRequest
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.multimodal.reader import MediaReader
     from octavo.server.text_pool import TextPool
 
 INLINE_BYTES: Final = 8 << 10
@@ -91,31 +88,11 @@ class TextSetup(msgspec.Struct, frozen=True):
     policy: TextPolicy
 
 
-class TextTools(VectorTools, Protocol):
-    """The tools that prompts are made with; `AsyncLLM` and `InputProcessor` have them."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def ready(self) -> CoreReady: ...
-
-    @property
-    def media(self) -> MediaReader: ...
-
-    @property
-    def tokenizer_info(self) -> dict[str, Any]: ...
-
-    def render_chat(
-        self, messages: Sequence[Any], options: ChatOptions | None = None, limits: RenderLimits | None = None
-    ) -> Prompt: ...
-
-
 @dataclass(frozen=True)
 class Preparer:
     """Makes prompts, and responses about tokens. Every method raises InvalidRequest or ApiError for a wrong request."""
 
-    tools: TextTools
+    tools: InputProcessor
     policy: TextPolicy
 
     @cached_property
@@ -314,10 +291,10 @@ class Texts:
         """Return the texts of an engine, with helper processes where the engine has a setup for them."""
         from octavo.server.text_pool import TextPool
 
-        preparer = Preparer(llm, policy)
+        preparer = Preparer(llm.input, policy)
         if llm.input_setup is None:
             return cls(preparer, None, open_requests)
-        pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.media.reads_images)
+        pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.input.media.reads_images)
         return cls(preparer, pool, open_requests)
 
     @property

@@ -91,6 +91,7 @@ class FakeAsyncLLM:
 
     def __init__(self, model_names: tuple[str, ...] = ("letters", "alias"), lora: LoRAConfig | None = None) -> None:
         self.tokenizer = LetterTokenizer()
+        self.input = self  # it is its own input processor
         self.input_setup = None  # no other process could do this one's work
         self.config = EngineConfig(
             model=ModelConfig(

@@ -8,12 +8,11 @@ import json
 import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from octavo.async_llm import AsyncLLM
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
@@ -38,7 +37,7 @@ def texts(directory: Path, template: str | None = None, max_model_len: int = 1 <
     tokenizer = byte_tokenizer(directory, **({} if template is None else {"chat_template": template}))
     setup = InputSetup(engine_config(str(directory)).model, core_ready(max_model_len=max_model_len), max_num_seqs=4)
     tools = InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(directory, tokenizer))
-    preparer = Preparer(cast(AsyncLLM, tools), TextPolicy())
+    preparer = Preparer(tools, TextPolicy())
     return Texts(preparer, TextPool(TextSetup(setup, TextPolicy())), OpenRequests())
 
 

@@ -45,7 +45,7 @@ async def load(context: ServerContext, request: Request) -> Response:
 
 async def tokenizer_info(context: ServerContext, request: Request) -> Response:
     """Return the settings of the tokenizer, with the chat template in use."""
-    return Response(msgspec.json.encode(context.llm.tokenizer_info), media_type="application/json")
+    return Response(msgspec.json.encode(context.llm.input.tokenizer_info), media_type="application/json")
 
 
 async def drain(context: ServerContext, request: Request) -> Response:

@@ -155,7 +155,7 @@ def _cohere(asked: CohereEmbedRequest, done: _Done) -> CohereEmbeddings:
 
 
 def _classified(context: ServerContext, asked: ClassifyRequest, done: _Done) -> ClassificationList:
-    labels = context.llm.vectors.checked(asked.task).labels
+    labels = context.llm.input.vectors.checked(asked.task).labels
     data = []
     for index, output in enumerate(done.outputs):
         probs = values_of(output.pooled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
 
@@ -15,19 +15,10 @@ from octavo.server.decode import RequestBody
 from octavo.server.schema.common import Int, RequestId, TokenId, checked_texts, listed_prompts
 
 if TYPE_CHECKING:
-    from octavo.engine.vector_input import VectorInput
+    from octavo.engine.input_processor import InputProcessor
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
-
-
-class VectorTools(Protocol):
-    """The tools that such prompts are made with; `AsyncLLM` and `InputProcessor` have them."""
-
-    @property
-    def vectors(self) -> VectorInput: ...
-
-    def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt: ...
 
 
 class VectorRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +45,7 @@ class VectorRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
             task=self.task, truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation
         )
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         """Return the prompts. Raises InvalidRequest for a model that is made for something else."""
         raise NotImplementedError
 
@@ -68,7 +59,7 @@ class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     input: Input
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         tools.vectors.checked(self.task)
         adds = self.add_special_tokens is not False
         return [
@@ -90,7 +81,7 @@ class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
     def params(self) -> PoolingParams:
         return structs.replace(super().params(), dimensions=self.dimensions)
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         return [tools.vectors.prompted(prompt, self.prompt_name) for prompt in super().prompts(tools)]
 
 
@@ -107,7 +98,7 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True)
     id_prefix = "pool-"
     task: Literal["embed", "classify", "score", "token_embed"] | None = None  # type: ignore[misc]
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         return InputRequest.prompts(self, tools)
 
 
@@ -131,7 +122,7 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
         kept = (self.max_tokens or -1) if self.truncate == "END" else None
         return PoolingParams(task=EMBED, dimensions=self.output_dimension, truncate_prompt_tokens=kept)
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         known = tools.vectors.checked(EMBED).prompts
         kind = self.input_type or ""
         name = next((each for each in (kind, *_INPUT_TYPES.get(kind, ())) if each in known), None)
@@ -173,7 +164,7 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         """The texts of the documents."""
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         return prompts_of_pairs(tools, [self.query], checked_texts("documents", self.listed), self.instruction)
 
 
@@ -203,12 +194,12 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         first, second = (checked_texts(*side) for side in sides)
         return first, second
 
-    def prompts(self, tools: VectorTools) -> list[Prompt]:
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
         return prompts_of_pairs(tools, *self.sides(), self.instruction)
 
 
 def prompts_of_pairs(
-    tools: VectorTools, queries: Sequence[str], documents: Sequence[str], instruct: str | None
+    tools: InputProcessor, queries: Sequence[str], documents: Sequence[str], instruct: str | None
 ) -> list[Prompt]:
     """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each document."""
     pairs = matched(queries, documents)
