@@ -65,7 +65,7 @@ class ChatKeywords(BatchKeywords, total=False):
 class ChatTemplate:
     """A template and the special tokens that it may name. It is compiled once, when it is first used.
 
-    name: what errors call it, such as the file that it comes from.
+    name: what errors call it, such as the file that it comes from; clients of a server see it, so that it has no path.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class ChatTemplate:
         directory = Path(directory)
         file = (directory.parent if directory.is_file() else directory) / TEMPLATE_FILE
         if source is None and file.is_file() and not is_gguf(directory):
-            name = str(file)
+            name = f"the chat template of {file.name}"
             try:
                 source = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise CheckpointError(f"{file}: cannot be read ({error})") from error
         if source is None:
-            name = f"chat_template in {file.with_name(TOKENIZER_CONFIG)}"
+            name = f"chat_template of {TOKENIZER_CONFIG}"
             source = _configured_template(tokenizer.config.get("chat_template"))
         return None if source is None else cls(source, tokenizer.special_tokens, name)
 

@@ -117,7 +117,7 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        messages, media = without_media(messages, self.media.urls)
+        messages, media = without_media(messages, self.media.urls, self.media.check)
         given = (messages, options.chat_template_kwargs, options.tools)
         spellings = self.tokenizer.special_spellings
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")

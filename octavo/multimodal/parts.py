@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from octavo.errors import InvalidRequest
 from octavo.multimodal.media_urls import MediaUrls
@@ -21,33 +21,45 @@ _KINDS: Final = {
 """Types of parts that are images, videos and sounds, and where each has what it brings."""
 
 
-def without_media(messages: Any, urls: MediaUrls) -> tuple[Any, dict[str, list[Any]]]:
+def without_media(
+    messages: Any, urls: MediaUrls, check: Callable[[str, str], None]
+) -> tuple[Any, dict[str, list[Any]]]:
     """Return messages in which `{"type": "image"}` stands for each image and `{"type": "video"}` for each video, and
     by kind what they stand for, in order.
 
     What is no message with a list of parts stays as it is. Of URLs the encoded bytes are returned, of others what the
-    caller gave. Raises InvalidRequest for a URL that is not read.
+    caller gave. `check` gets the kind and the place of each part before any is read, and raises where the model does
+    not take it. Raises InvalidRequest for a URL that is not read.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         return messages, {}
-    media: list[tuple[str, Any, str | None]] = []
+    media: list[_Part] = []
     found = [_message(message, f"messages[{index}].content", media) for index, message in enumerate(messages)]
     if not media:
         return messages, {}
     read: dict[str, list[Any]] = {}
     for kind in ("image", "video", "audio"):
-        own = [(given, field) for each, given, field in media if each == kind]
+        own = [part for part in media if part.kind == kind]
         if len(own) > urls.limits[kind]:  # before any of them is fetched
             raise InvalidRequest(
                 f"the messages have {len(own)} {kind}s, must have at most {urls.limits[kind]} (limit_mm_per_prompt)",
                 field="messages",
             )
-        if own:
-            read[kind] = [given if field is None else _of_url(kind, given, field, urls) for given, field in own]
+    for part in media:
+        check(part.kind, part.field)
+    for part in media:
+        read.setdefault(part.kind, []).append(_of_url(part, urls) if part.is_encoded else part.given)
     return found, read
 
 
-def _message(message: Any, field: str, media: list[tuple[str, Any, str | None]]) -> Any:
+class _Part(NamedTuple):
+    kind: str
+    given: Any
+    field: str
+    is_encoded: bool
+
+
+def _message(message: Any, field: str, media: list[_Part]) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, Sequence) or isinstance(content, str | bytes):
         return message
@@ -56,16 +68,16 @@ def _message(message: Any, field: str, media: list[tuple[str, Any, str | None]])
         stated = part.get("type") if isinstance(part, Mapping) else None
         kind, name = _KINDS.get(stated, ("", "")) if isinstance(stated, str) else ("", "")
         if kind and part.get(name) is not None:
-            media.append(
-                (kind, part[name], f"{field}[{number}]" if name.endswith("_url") or name == "input_audio" else None)
-            )
+            is_encoded = name.endswith("_url") or name == "input_audio"
+            media.append(_Part(kind, part[name], f"{field}[{number}]", is_encoded))
             parts.append({"type": kind})
         else:
             parts.append(part)
     return {**message, "content": parts}
 
 
-def _of_url(kind: str, given: Any, field: str, urls: MediaUrls) -> Any:
+def _of_url(part: _Part, urls: MediaUrls) -> Any:
+    kind, given, field, _ = part
     if kind == "audio":
         data = given.get("data") if isinstance(given, Mapping) else None
         if not isinstance(data, str):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _PLURALS: Final = {"image": "images", "video": "videos", "audio": "sounds"}
+_ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
 
 
 class MediaReader:
@@ -72,6 +73,24 @@ class MediaReader:
         """Whether prompts may have images."""
         return self._written is not None and "image" in self._written.kinds
 
+    def check(self, kind: str, field: str) -> None:
+        """Raise InvalidRequest where the model takes no input of the kind that stands at `field` of a request."""
+        if kind not in self._kinds:
+            raise InvalidRequest(
+                f"{field} is {_ONE[kind]}, and this model reads {self._reads}; leave it out", field=field
+            )
+
+    @property
+    def _kinds(self) -> frozenset[str]:
+        if self._is_heard:
+            return frozenset({"audio"})
+        return self._written.kinds if self._written else frozenset()
+
+    @property
+    def _reads(self) -> str:
+        """What the model reads, in words."""
+        return " and ".join(["text", *sorted(_PLURALS[kind] for kind in self._kinds)]) if self._kinds else "text alone"
+
     def warm_up(self) -> None:
         """Import what prepares images, where the model reads them, so that forks of this process have it."""
         if self._written is not None:
@@ -117,10 +136,8 @@ class MediaReader:
                 "give it, or send a sound to /v1/audio/transcriptions",
                 field="multi_modal_data",
             )
-        kinds_read = ["text", *sorted(_PLURALS[kind] for kind in (self._written.kinds if self._written else ()))]
-        reads = " and ".join(kinds_read) if self._written else "text alone"
         raise InvalidRequest(
-            f"multi_modal_data has {found}, and this model reads {reads}; leave it out", field="multi_modal_data"
+            f"multi_modal_data has {found}, and this model reads {self._reads}; leave it out", field="multi_modal_data"
         )
 
     def _sound(self, value: object) -> MediaInput:

@@ -158,6 +158,19 @@ def test_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "words"), [("image_url", "is an image"), ("video", "is a video"), ("input_audio", "is a sound")]
+)
+def test_a_model_for_text_refuses_images_and_sounds_by_their_place_whatever_its_template_reads(
+    tmp_path: Path, kind: str, words: str
+) -> None:
+    inputs = processor(tmp_path, tokenizer={"chat_template": "{{ messages[0].content + '.' }}"})
+    content = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "https://host.test/x"}}]
+    with pytest.raises(InvalidRequest, match=f"{words}, and this model reads text alone") as caught:
+        inputs.render_chat([{"role": "user", "content": content}])
+    assert caught.value.field == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize(
     ("prompt", "params", "kind", "field", "words"),
     [
         ("", {}, InvalidRequest, "prompt", "the prompt is empty"),

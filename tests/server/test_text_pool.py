@@ -140,7 +140,17 @@ def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_pat
     with_pool(setup(tmp_path), use)
 
 
-def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 4}'
+    )
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "CLIPImageProcessor"}')
+    # importing the real one takes seconds, and no image gets as far as to it
+    (tmp_path / "transformers.py").write_text("CLIPImageProcessorPil = dict")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
     def chat(url: str) -> list[bytes]:
         content = [{"type": "image_url", "image_url": {"url": url}}]
         return body(messages=[{"role": "user", "content": content}])
@@ -150,9 +160,9 @@ def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(tmp_path: Path) 
         await asyncio.to_thread(eventually, lambda: host.paths == ["/silent"])
         await pool.run(COMPLETION, body(prompt="a"), "a")
         other = await error_of(pool.run(CHAT, chat(f"{host.url}/image"), "b"))
-        assert "this model reads text alone" in str(other)
+        assert "0 placeholders for images, but 1 image came" in str(other)
         held = await error_of(pool.run(CHAT, chat("data:image/png;base64,YWJj"), "a"))
-        assert "this model reads text alone" in str(held)
+        assert "0 placeholders for images, but 1 image came" in str(held)
         assert [len(lane.idle) for lane in (pool._short, pool._long, pool._fetching)] == [1, 1, 1]
         assert not waiting.done()
         host.ends.set()
@@ -173,7 +183,7 @@ def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path
             pool.run(COMPLETION, body(prompt="a")),
         )
         assert "takes more than 1,000,000 steps" in str(refused)
-        assert str(tmp_path) in str(refused)
+        assert "tokenizer_config.json does not render" in str(refused)
         assert prompts_of(others) == [[97]]
 
     with_pool(setup(tmp_path, chat_template=endless), use)
