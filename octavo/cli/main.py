@@ -117,7 +117,8 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UnusedCliTokensError as error:
         surplus = " ".join(error.unused_tokens or ())
-        return _fail(f"{surplus!r} is more than this command takes; put several words into quotes", EXIT_USAGE)
+        remedy = "put several words into quotes, and give an option once for each of its values"
+        return _fail(f"{surplus!r} is more than this command takes; {remedy}", EXIT_USAGE)
     except UnknownOptionError as error:
         return _fail(_unknown_option(error), EXIT_USAGE)
     except CycloptsError as error:

@@ -22,6 +22,7 @@ from octavo.config.fields import Argument, arguments, check_values, describe_def
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import ConfigError
 
 Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
@@ -185,6 +186,8 @@ def _sampling_flags() -> list[inspect.Parameter]:
             continue
         value = getattr(default, name)
         doc = param.doc if value in (None, (), False) or name == "max_tokens" else f"{param.doc} [default: {value}]"
+        if kind is StructuredOutputsParams:
+            doc = f"{doc} As JSON, such as {_A_FORM}."
         found.append(_flag(name, kind, doc, "Sampling"))
     return found
 
@@ -200,8 +203,12 @@ def _plain_kind(hint: Any) -> Any:
     return list[typing.get_args(hint)[0]] if origin is tuple else hint  # type: ignore[misc]
 
 
+_A_FORM = '{"choice": ["yes", "no"]}'
+
+
 def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> inspect.Parameter:
     is_list = typing.get_origin(kind) is list
+    converters = {int: _whole_numbers, list[int]: _whole_numbers, StructuredOutputsParams: _form}
     parameter = Parameter(
         help=doc,
         group=heading(group),
@@ -210,9 +217,9 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
         negative=None if kind is bool else (),
         consume_multiple=False if is_list else None,
         allow_leading_hyphen=kind in (int, float),
-        converter=_whole_numbers if kind in (int, list[int]) else None,
+        converter=converters.get(kind),
     )
-    annotation = Annotated[kind | None, parameter]
+    annotation = Annotated[(str if kind is StructuredOutputsParams else kind) | None, parameter]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -223,3 +230,11 @@ def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
     except ValueError as error:
         raise ValueError(f"{tokens[0].value!r} is not a whole number") from error
     return values if kind == list[int] else values[0]
+
+
+def _form(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return the JSON that the flag of a form has; the sampling parameters check what it is."""
+    try:
+        return msgspec.json.decode(tokens[0].value)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{tokens[0].value!r} is no JSON ({error}); give such as {_A_FORM}") from error

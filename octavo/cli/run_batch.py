@@ -72,6 +72,8 @@ async def _run(args: EngineArgs, source: Path, target: Path) -> None:
 
     if not source.is_file():
         raise ConfigError(f"input_file {source} is no file; give one with a request in each line")
+    if target.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"output_file {target} cannot be written; name a file in a folder of yours that is there")
     async with app_in_process(args) as app:
         await write_results(app, source, target)
 

@@ -58,7 +58,7 @@ class _Written(NamedTuple):
 def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) -> Saved:
     """Write the checkpoint to `folder` as int4, in which `group` inputs share a scale, or as int8.
 
-    Raises ConfigError for a folder that is not empty, and CheckpointError for weights that cannot be quantised.
+    Raises ConfigError for a folder that is not empty or cannot be made, and CheckpointError for weights that cannot be quantised.
     """
     if checkpoint.section(QUANTIZATION) is not None:
         why = "is quantised already" if checkpoint.gguf is None else "is a GGUF file"
@@ -67,7 +67,10 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
         raise ConfigError(f"{folder} is there already, expected an empty directory or none; name another one")
     files = {file.path: list(stored_tensors(file.path)) for file in checkpoint.weight_files()}
     wanted = _weights(checkpoint, group if kind == "int4" else 1, [each for own in files.values() for each in own])
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}; name another directory") from error
     places: dict[str, str] = {}
     for number, tensors in enumerate(files.values(), 1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"

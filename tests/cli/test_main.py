@@ -168,6 +168,10 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
             ["run", "Once", "upon", "a", "time"],
             "'a time' is more than this command takes; put several words into quotes",
         ),
+        (
+            ["serve", "octavo-tiny", "--served-model-name", "one", "two"],
+            "'two' is more than this command takes; put several words into quotes, and give an option once for each",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(
@@ -193,6 +197,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
         (["run", "Once upon", "a time"], "'Once upon' before the prompt names no model"),
         (["run", "octavo-tiny", "x", "--model", "y/z"], "there are two models, octavo-tiny and --model y/z"),
         (["bench", "latency", "--batch-size", "0"], "batch_size is 0, must be at least 1"),
+        (["run-batch", "-i", __file__, "-o", "/nowhere/out"], "output_file /nowhere/out cannot be written"),
+        (["run-batch", "-i", __file__, "-o", "/"], "output_file / cannot be written"),
     ],
 )
 def test_an_error_is_one_line_and_a_non_zero_exit(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from octavo.cli.options import Given, with_options
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.errors import InvalidRequest
 
 
 def call(line: list[str], *classes: type, **options: Any) -> Given:
@@ -101,6 +103,16 @@ def test_sampling_flags_win_over_defaults() -> None:
     given = call(["--temperature", "0.5", "--stop", "a", "--stop", "b"], SamplingParams)
     params = given.sampling({"temperature": 0.9, "top_p": 0.8})
     assert (params.temperature, params.top_p, params.stop) == (0.5, 0.8, ("a", "b"))
+
+
+def test_a_form_is_given_as_json() -> None:
+    form = '{"choice": ["yes", "no"], "disable_any_whitespace": true}'
+    params = call(["--structured-outputs", form], SamplingParams).sampling({})
+    assert params.structured_outputs == StructuredOutputsParams(choice=("yes", "no"), disable_any_whitespace=True)
+    with pytest.raises(CycloptsError, match=r"'\{choice' is no JSON .*; give such as"):
+        call(["--structured-outputs", "{choice"], SamplingParams)
+    with pytest.raises(InvalidRequest, match="expected an object with one of"):
+        call(["--structured-outputs", '"yes"'], SamplingParams).sampling({})
 
 
 def test_a_search_leaves_out_the_defaults_of_drawing() -> None:

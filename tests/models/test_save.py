@@ -58,6 +58,8 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     plain = make_checkpoint("llama", tmp_path / "m", **SIZES)
     with pytest.raises(ConfigError, match=r"m is there already, expected an empty directory"):
         save_quantized(Checkpoint.open(plain), plain, "int8", 128)
+    with pytest.raises(ConfigError, match="cannot be made: Not a directory; name another directory"):
+        save_quantized(Checkpoint.open(plain), plain / "config.json" / "out", "int8", 128)
     save_quantized(Checkpoint.open(plain), tmp_path / "out", "int8", 128)
     with pytest.raises(ConfigError, match="is quantised already"):
         save_quantized(Checkpoint.open(tmp_path / "out"), tmp_path / "again", "int4", 128)
