@@ -114,8 +114,12 @@ def test_a_text_model_makes_vectors_when_asked_and_text_otherwise(tmp_path: Path
         assert cut.prompt_token_ids == [1, 5, 2]
     with LLM(str(tmp_path)) as llm:
         assert llm.generate("w1")[0].error is None
-        with pytest.raises(InvalidRequest, match="the model writes text and does not embed"):
+        with pytest.raises(InvalidRequest, match=r"does not embed; start it with runner pooling and convert embed"):
             llm.embed("w1")
+        with pytest.raises(
+            InvalidRequest, match=r"does not classify; start it with runner pooling and convert classify"
+        ):
+            llm.classify("w1")
 
 
 def test_scores_of_labels_from_the_last_token(tmp_path: Path) -> None:

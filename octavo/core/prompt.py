@@ -160,6 +160,8 @@ def _text(value: Any) -> str:
 
 
 def _token_ids(value: Any) -> list[int]:
+    if hasattr(value, "tolist"):  # an array of numpy, or a tensor
+        value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not all(_is_int(item) for item in value):
         raise InvalidRequest(
             "prompt_token_ids is not a list of integers; give text, or a list of token ids", field="prompt_token_ids"

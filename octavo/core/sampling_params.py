@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -249,15 +250,17 @@ def _checked_tuple(name: str, value: Any, of: type) -> tuple[Any, ...]:
             raise InvalidRequest(f"{name} contains {each!r}; its entries are non-empty strings", field=name)
         if of is str:
             checked_text(each, name)
-        elif isinstance(each, bool) or not isinstance(each, int) or each < 0:
+        elif isinstance(each, bool) or not isinstance(each, Integral) or each < 0:
             raise InvalidRequest(f"{name} contains {each!r}; its entries are token ids", field=name)
     if name == "allowed_token_ids" and not values:
         raise InvalidRequest(f"{name} is empty: nothing could be drawn; leave it out", field=name)
-    return values
+    return values if of is str else tuple(map(int, values))
 
 
 def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
     """Return `value` as a number of `kind` (int or float) within `limits`. Raises InvalidRequest."""
+    if not isinstance(value, int | float) and isinstance(value, Real):  # a scalar of numpy
+        value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
@@ -300,7 +303,7 @@ def _checked_logit_bias(value: Any) -> dict[int, float]:
             token_id = -1
         if token_id < 0:
             raise InvalidRequest(f"logit_bias has the key {key!r}, expected a token id", field="logit_bias")
-        if isinstance(each, bool) or not isinstance(each, int | float) or not abs(each) <= MAX_BIAS:
+        if isinstance(each, bool) or not isinstance(each, Real) or not abs(each) <= MAX_BIAS:
             raise InvalidRequest(
                 f"logit_bias of {token_id} is {each!r}, must be from -{MAX_BIAS:g} to {MAX_BIAS:g}", field="logit_bias"
             )

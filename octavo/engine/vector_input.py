@@ -47,8 +47,9 @@ class VectorInput:
         """Return the config of a model that is made for a task; None is any. Raises InvalidRequest."""
         config = self.config
         if config is None:
+            kind = CLASSIFY if task == CLASSIFY else EMBED
             raise InvalidRequest(
-                f"the model writes text and does not {task or EMBED}; start it with runner pooling and convert embed, "
+                f"the model writes text and does not {task or EMBED}; start it with runner pooling and convert {kind}, "
                 "or use a model that is made for it",
                 field="task",
                 code="unsupported_task",

@@ -58,7 +58,8 @@ class _Written(NamedTuple):
 def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) -> Saved:
     """Write the checkpoint to `folder` as int4, in which `group` inputs share a scale, or as int8.
 
-    Raises ConfigError for a folder that is not empty or cannot be made, and CheckpointError for weights that cannot be quantised.
+    Raises ConfigError for a folder that is not empty or cannot be made, and CheckpointError for weights that cannot be
+    quantised.
     """
     if checkpoint.section(QUANTIZATION) is not None:
         why = "is quantised already" if checkpoint.gguf is None else "is a GGUF file"

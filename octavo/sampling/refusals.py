@@ -22,6 +22,8 @@ def refusal(position: int, params: SamplingParams, model_largest: float, largest
         return None
     names = [each.name for each in default_processors() if each.needs(params) and not isinstance(each, Penalties)]
     names += asked_penalties(params)
+    if names and params.structured_outputs is not None:
+        names.append("structured_outputs")
     by_what = " and ".join(names) or "its logits processors"
     if largest == -math.inf:
         message = f"no token may be drawn for position {position}: {by_what} bar every token; loosen one of them"

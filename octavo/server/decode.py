@@ -183,7 +183,9 @@ def _misfit(message: str, kind: type[msgspec.Struct], prefix: str = "") -> Inval
     path = f"{prefix}.{path}".strip(".")
     structs = [t for t in _types_at(root, steps) if isinstance(t, inspect.StructType)]
     if unknown := _UNKNOWN.match(what):
-        near = suggestion(unknown[1], [field.name for struct in structs for field in struct.fields])
+        known = [name for struct in structs for name in struct.cls.__struct_encode_fields__]
+        refused = {name for struct in structs for name in refused_fields(struct.cls)}
+        near = suggestion(unknown[1], [name for name in known if name not in refused])
         field = f"{path}.{unknown[1]}".removeprefix(".")
         return InvalidRequest(f"{field} is not a known field{near}", field=field, code="unknown_parameter")
     if missing := _MISSING.fullmatch(what):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from octavo.core.prompt import Prompt, is_single_prompt
@@ -16,6 +17,7 @@ from octavo.errors import InvalidRequest
         ((1, 2), Prompt(token_ids=[1, 2])),
         ({"prompt": "text"}, Prompt(text="text")),
         ({"prompt_token_ids": [3]}, Prompt(token_ids=[3])),
+        ({"prompt_token_ids": np.array([3, 4])}, Prompt(token_ids=[3, 4])),
         ({"prompt": "text", "cache_salt": "s"}, Prompt(text="text", cache_salt="s")),
         ({"prompt_token_ids": [3], "cache_salt": None}, Prompt(token_ids=[3])),
         ({"prompt": "a", "cache_namespace": "n"}, Prompt(text="a", cache_namespace="n")),

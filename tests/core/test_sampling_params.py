@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
@@ -25,6 +26,21 @@ def test_values_take_the_form_of_their_field() -> None:
     assert params.logit_bias == {3: 1.0}
     assert type(params.temperature) is float
     assert type(params.top_k) is int
+
+
+def test_scalars_of_numpy_are_numbers() -> None:
+    params = SamplingParams(
+        n=np.int64(2),
+        seed=np.uint32(7),
+        temperature=np.float32(0.5),
+        stop_token_ids=np.array([4, 5]),
+        logit_bias={np.int32(3): np.float32(1)},
+    )  # type: ignore[arg-type,dict-item]
+    assert params == SamplingParams(n=2, seed=7, temperature=0.5, stop_token_ids=[4, 5], logit_bias={3: 1.0})  # type: ignore[arg-type]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    for name, value in (("n", np.float32(1.5)), ("n", np.bool_(True)), ("temperature", np.float64("nan"))):
+        with pytest.raises(InvalidRequest):
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,11 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_anything_runs(llm: LLM)
     [output] = llm.generate([PROMPT], params, use_tqdm=False)
     assert output.error is not None
     assert "uniqueItems" in output.error.message
+
+
+def test_a_form_that_ends_before_min_tokens_is_named_in_the_error(llm: LLM) -> None:
+    params = SamplingParams(min_tokens=15, structured_outputs={"choice": ["yes", "no"]})
+    error = llm.generate(PROMPT, params)[0].error
+    assert error is not None
+    assert error.message.endswith("min_tokens and structured_outputs bar every token; loosen one of them")
+    assert error.field == "min_tokens"

@@ -66,6 +66,10 @@ def test_misfit_is_told_with_its_path_and_what_would_fit(body: bytes, field: str
     assert words in str(error)
 
 
+def test_a_name_that_would_be_refused_too_is_not_suggested() -> None:
+    assert str(refusal(b'{"prompt": "a"}')) == "prompt is not a known field"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
