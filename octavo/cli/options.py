@@ -208,7 +208,9 @@ _A_FORM = '{"choice": ["yes", "no"]}'
 
 def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> inspect.Parameter:
     is_list = typing.get_origin(kind) is list
-    converters = {int: _whole_numbers, list[int]: _whole_numbers, StructuredOutputsParams: _form}
+    converter = {int: _whole_numbers, list[int]: _whole_numbers, StructuredOutputsParams: _form}.get(kind)
+    if kind is StructuredOutputsParams:
+        kind = str
     parameter = Parameter(
         help=doc,
         group=heading(group),
@@ -217,9 +219,9 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
         negative=None if kind is bool else (),
         consume_multiple=False if is_list else None,
         allow_leading_hyphen=kind in (int, float),
-        converter=converters.get(kind),
+        converter=converter,
     )
-    annotation = Annotated[(str if kind is StructuredOutputsParams else kind) | None, parameter]
+    annotation = Annotated[kind | None, parameter]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
