@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
-    header = Checkpoint.open(options.model).tensors()
+    header = Checkpoint.open(options.model).tensors
     shapes = {name: each.shape for name, each in header.items() if len(each.shape) == 2}
     threads = len(os.sched_getaffinity(0))
     speed = 1e9 * measure(CpuRuntime.open(threads)).read_gbps["dram"].of(threads)

@@ -9,7 +9,7 @@ from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
-from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
+from octavo.config.explain import model_facts, platform_facts, render_facts, render_table
 from octavo.config.replicas import replica_config
 from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
@@ -41,7 +41,7 @@ def explain(*, given: Given) -> int:
         from octavo.speculation.explained import speculation_facts
 
         say(render_facts("speculation", speculation_facts(config.speculative)), end="\n\n")
-    say(render_operators(operators))
+    say(f"operators\n{render_table(operators)}")
     return 0
 
 

@@ -21,7 +21,7 @@ from octavo.config.transfer_args import TransferArgs
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
 
-LoadFormat = Literal["auto", "dummy"]
+ModelSource = Literal["huggingface", "modelscope"]
 PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 
 
@@ -47,10 +47,10 @@ class ModelArgs(MediaArgs):
         tuple[str, ...],
         Arg("Name by which clients ask for the model; may be given several times. By default what --model says."),
     ] = ()
-    model_source: Annotated[str, Arg("Hub that names refer to.", choices=("huggingface", "modelscope"))] = "huggingface"
+    model_source: Annotated[ModelSource, Arg("Hub that names refer to.")] = "huggingface"
     download_dir: Annotated[str | None, Arg("Where downloads are kept; by default the hub's own cache.")] = None
     load_format: Annotated[
-        LoadFormat, Arg("auto reads the checkpoint's weights; dummy makes random ones, to measure speed.")
+        Literal["auto", "dummy"], Arg("auto reads the checkpoint's weights; dummy makes random ones, to measure speed.")
     ] = "auto"
     packed_cache: Annotated[
         str,

@@ -84,11 +84,6 @@ class Checkpoint(Section):
         path = self.path / GENERATION_CONFIG
         return read_json_object(path) if path.is_file() else {}
 
-    @property
-    def config(self) -> Mapping[builtins.str, Any]:
-        """All of `config.json`."""
-        return self.values
-
     @cached_property
     def architecture(self) -> builtins.str:
         """The first name in `architectures`, else `model_type` where that key is absent.
@@ -104,8 +99,11 @@ class Checkpoint(Section):
                     "directory alone defines the model, which octavo does not run; use a model whose architectures "
                     "names a family that octavo has"
                 )
-            return self.str("model_type") if "model_type" in self.values else self._first_architecture(names)
-        return self._first_architecture(names)
+            if "model_type" in self.values:
+                return self.str("model_type")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise self.error("architectures", 'a list with the name of the architecture, such as ["LlamaForCausalLM"]')
+        return names[0]
 
     @property
     def text_model_type(self) -> builtins.str | None:
@@ -116,11 +114,6 @@ class Checkpoint(Section):
     def _path(self, name: builtins.str) -> builtins.str:
         text = self.values.get(TEXT_CONFIG)
         return f"{TEXT_CONFIG}.{name}" if text and text.get(name) is not None else name
-
-    def _first_architecture(self, names: object) -> builtins.str:
-        if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            raise self.error("architectures", 'a list with the name of the architecture, such as ["LlamaForCausalLM"]')
-        return names[0]
 
     def max_model_len(self, default: builtins.int = REQUIRED) -> builtins.int:
         """Return the longest context the model is made for, in tokens; required when no default is given.
@@ -187,7 +180,7 @@ class Checkpoint(Section):
                     raise self.error(name, "float32, float16 or bfloat16")
                 return stated
         sizes: dict[builtins.str, builtins.int] = {}
-        for tensor in (each for each in self.tensors().values() if each.dtype in _DTYPE_NAMES):
+        for tensor in (each for each in self.tensors.values() if each.dtype in _DTYPE_NAMES):
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
         return _DTYPE_NAMES.get(max(sizes, key=lambda dtype: sizes[dtype], default="F32"), "float32")
 
@@ -237,25 +230,22 @@ class Checkpoint(Section):
                 os.posix_fadvise(content.fileno(), 0, limit_bytes, os.POSIX_FADV_WILLNEED)
                 limit_bytes -= os.fstat(content.fileno()).st_size
 
-    def tensors(self) -> Mapping[builtins.str, TensorInfo]:
-        """Return every tensor of the safetensors files by name, from their headers; empty for `.bin` files."""
-        return self._tensors
-
     def weights_bytes(self) -> builtins.int:
         """Return the bytes of the weights on disk: exact for safetensors, the files' size for `.bin`."""
         files = self.weight_files()
         if files[0].is_safetensors:
-            return sum(tensor.nbytes for tensor in self.tensors().values())
+            return sum(tensor.nbytes for tensor in self.tensors.values())
         return sum(file.path.stat().st_size for file in files)
 
     def num_parameters(self) -> builtins.int | None:
         """Return the number of elements of all tensors, where the headers say (safetensors that are not quantised)."""
         if self.section(QUANTIZATION) is not None:
             return None
-        return sum(prod(tensor.shape) for tensor in self.tensors().values()) or None
+        return sum(prod(tensor.shape) for tensor in self.tensors.values()) or None
 
     @cached_property
-    def _tensors(self) -> Mapping[builtins.str, TensorInfo]:
+    def tensors(self) -> Mapping[builtins.str, TensorInfo]:
+        """Every tensor of the safetensors files by name, from their headers; empty for `.bin` files."""
         found: dict[builtins.str, TensorInfo] = {}
         for file in self.weight_files():
             if not file.is_safetensors:

@@ -249,11 +249,6 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"memory plan ({self.device})\n  {bar}\n{render_table(rows)}\n  {room}"
 
 
-def render_operators(choices: Iterable[tuple[str, str, str]]) -> str:
-    """Return a line for each operator: its name, its implementation and the reason."""
-    return f"operators\n{render_table(choices)}"
-
-
 def render_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
     return f"{title}\n{render_table([(name, str(value)) for name, value in facts])}"
 

@@ -45,7 +45,7 @@ class GGUFCheckpoint(Checkpoint):
         return tuple(WeightFile(path) for path in self.gguf.files)
 
     @cached_property
-    def _tensors(self) -> Mapping[builtins.str, TensorInfo]:
+    def tensors(self) -> Mapping[builtins.str, TensorInfo]:
         found: dict[builtins.str, TensorInfo] = {}
         for placed in placed_tensors(self.gguf):
             tensor, name, shape = placed.tensor, placed.name, placed.shape

@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from octavo.builtin import model_directory
-from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.config.args import BUILTIN_MODEL, EngineArgs, ModelSource
 from octavo.config.checkpoint import CONFIG
 from octavo.config.model_names import full_name
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config
-from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full, suggestion
+from octavo.errors import CheckpointError, UnsupportedModel, is_disk_full, suggestion
 from octavo.gguf.reader import is_gguf
-
-Source = Literal["huggingface", "modelscope"]
 
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
@@ -66,14 +64,14 @@ def locate_draft(args: EngineArgs, model_path: Path) -> Path | None:
 
 def _locate(args: EngineArgs, model: str, revision: str | None, *, with_weights: bool) -> Path:
     cache_dir = Path(args.download_dir) if args.download_dir else None
-    return locate(model, revision, source=_source(args.model_source), cache_dir=cache_dir, with_weights=with_weights)
+    return locate(model, revision, source=args.model_source, cache_dir=cache_dir, with_weights=with_weights)
 
 
 def locate(
     model: str,
     revision: str | None = None,
     *,
-    source: Source = "huggingface",
+    source: ModelSource = "huggingface",
     endpoint: str | None = None,
     cache_dir: Path | None = None,
     with_weights: bool = True,
@@ -132,14 +130,6 @@ def _shipped() -> Path:
             "`python -m training.octavo_tiny.train` in a checkout, or name another model"
         )
     return path
-
-
-def _source(name: str) -> Source:
-    for source in get_args(Source):
-        if name == source:
-            found: Source = source
-            return found
-    raise ConfigError(f"model_source is {name!r}, expected one of {', '.join(get_args(Source))}")
 
 
 def _from_hugging_face(

@@ -120,13 +120,15 @@ def introduce(
     return found
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Send small frames at once, and notice within half a minute that the other machine has vanished. No effect on a
+def keep_alive(connection: socket.socket, most_s: int = 30) -> None:
+    """Send small frames at once, and notice within `most_s` seconds that the other machine has vanished. No effect on a
     Unix socket."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    # of the time a third passes before the first of four questions
+    values = {"KEEPIDLE": most_s // 3, "KEEPINTVL": most_s // 6, "KEEPCNT": 4, "USER_TIMEOUT": most_s * 1000}
+    for name, value in values.items():
+        if hasattr(socket, f"TCP_{name}"):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)

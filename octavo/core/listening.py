@@ -96,7 +96,7 @@ def open_connection(place: str | tuple[str, int], timeout_s: float) -> socket.so
 
 def listen_privately(path: str) -> socket.socket:
     """Return a listening Unix socket for this user alone, in place of one without a listener. Raises OSError."""
-    _remove_stale(path)
+    remove_stale(path)
     listener = socket.socket(socket.AF_UNIX)
     try:
         os.fchmod(listener.fileno(), 0o600)  # before `bind` makes the file
@@ -108,7 +108,7 @@ def listen_privately(path: str) -> socket.socket:
     return listener
 
 
-def _remove_stale(path: str) -> None:
+def remove_stale(path: str) -> None:
     """Remove the socket of a process that has died. Raises OSError when a process listens on it."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):

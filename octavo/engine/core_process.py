@@ -7,7 +7,6 @@ processes them, steps while there is work, and waits for the queue when there is
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import socket
@@ -67,8 +66,6 @@ than the measured ones, and another program may have the machine."""
 
 _UNMEASURED_S_PER_TOKEN: Final = 0.05
 """Assumed of a core that has measured nothing yet: slower than any device of use."""
-
-_log = logging.getLogger(__name__)
 
 
 Message = ToCore | CoreFailed | Wake | Callable[[], None]

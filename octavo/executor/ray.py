@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
 import threading
@@ -21,8 +20,6 @@ from octavo.executor.ranks import RANK_MODULE, serve_node, start_ranks
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
-
-_log = logging.getLogger(__name__)
 
 
 def start_ray_ranks(

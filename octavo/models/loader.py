@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,10 +35,6 @@ from octavo.ops.registry import Ops
 from octavo.quantization.method import DEFAULT_CODES, STORED, UNQUANTIZED, FromPlain, KeptAs, WeightMethod
 from octavo.quantization.registry import stored_format
 from octavo.quantization.stored import CODED
-
-LoadFormat = Literal["auto", "dummy"]
-
-_log = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES = 64 << 20
 """Most bytes of tensors that are read while the one before them is packed."""
@@ -175,7 +169,7 @@ class LoadedModel:
         """
         model = self.model
         if dummy_seed is None:
-            headers = self._checkpoint.tensors().values() if self._view is None else list(self._view.tensors())
+            headers = self._checkpoint.tensors.values() if self._view is None else list(self._view.tensors())
             if headers:  # archives have none
                 check_tensors(self._checkpoint, model, headers)
         longest = model.config.max_positions
@@ -240,7 +234,7 @@ class LoadedModel:
             stored = list(self._view.tensors())
         else:
             stored = list(checkpoint_tensors(checkpoint))
-            if not checkpoint.tensors():  # archives have no headers, which would have been checked before
+            if not checkpoint.tensors:  # archives have no headers, which would have been checked before
                 check_tensors(checkpoint, model, stored)
         slots, arrivals = tensor_slots(model), _Arrivals(model)
         wanted = [(slots[name], tensor) for tensor in stored if (name := strip_prefix(model, tensor.name)) in slots]

@@ -156,7 +156,7 @@ def made_of(checkpoint: Checkpoint, *, dtype: torch.dtype, method: str, layout: 
     """
     return {
         "checkpoint": str(checkpoint.path.resolve()),
-        "config": hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest(),
+        "config": hashlib.sha256(json.dumps(checkpoint.values, sort_keys=True).encode()).hexdigest(),
         "dtype": _name(dtype),
         "method": method,
         "layout": layout,

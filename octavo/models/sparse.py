@@ -53,7 +53,7 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None) -> StoredExper
     """
     like = like or StoredExperts()
     try:
-        tensors = c.tensors()
+        tensors = c.tensors
     except CheckpointError:  # there are no weights: whoever needs them says so
         return like
     name = "experts.up_proj" if like.gate is None else "experts.gate_up_proj"

@@ -13,10 +13,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from octavo.core.authentication import keep_alive
 from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import ApiError, raw_response, shutting_down
 from octavo.server.sending import DirectBody
-from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
+from octavo.server.sockets import CAN_SEE_RESETS, has_unread_bytes, is_reset
 
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
@@ -28,6 +29,8 @@ _SMALL_CHUNK_BYTES: Final = 64
 _SLICE_BYTES: Final = 64 << 10
 """How much is parsed before limits are looked at: headers may exceed their limit by as much."""
 _MOST_DISCARDED_BYTES: Final = 64 << 20
+_DEAD_PEER_S: Final = 120
+"""How long a machine may leave packets unanswered."""
 _LINGER_S: Final = 10.0
 """How long what a client sends is discarded, so that it can read its last response."""
 _SHORT_LINGER_S: Final = 0.2
@@ -102,7 +105,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._response_transport = _ClosesGently(self)
         self._address = self.client[0] if self.client else ""
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
-        drop_dead_peers(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"), _DEAD_PEER_S)
         if not self._open.is_proxy(self._address):
             self._over_limit = self._open.refusal(self._address)
             self._is_counted = self._over_limit is None

@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import ssl
-import stat
 import struct
 import sys
 import termios
@@ -22,13 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.server_args import ServerArgs
+from octavo.core.listening import remove_stale
 from octavo.errors import ConfigError
 
 CAN_SEE_RESETS: Final = sys.platform == "linux"
 """Whether `is_reset` works on this system."""
 
-_DEAD_PEER_S: Final = 120
-"""How long a machine may leave packets unanswered."""
 _TCP_CLOSE: Final = 7
 """The state of a connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
 _HANDSHAKE_S: Final = 0.1
@@ -100,8 +98,7 @@ def bind_path(path: str) -> socket.socket:
     """Return a Unix socket that holds a path, where one that no program listens on is replaced. Raises ConfigError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-            _remove_stale(path)
+        remove_stale(path)
         listener.bind(path)
     except (OSError, ValueError) as error:
         listener.close()
@@ -109,14 +106,6 @@ def bind_path(path: str) -> socket.socket:
         raise ConfigError(f"cannot listen on uds {path}: {problem}; choose another path") from error
     listener.setblocking(False)
     return listener
-
-
-def _remove_stale(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
@@ -181,18 +170,6 @@ def _drop_beginnings(listener: socket.socket) -> None:
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in _REFUSE_NEW))
     filter_ = struct.pack("HP", len(_REFUSE_NEW), ctypes.addressof(program))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
-
-
-def drop_dead_peers(connection: Any) -> None:
-    """Let the system end a connection whose other machine no longer responds."""
-    if connection.family == socket.AF_UNIX:
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_PEER_S // 8)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)
 
 
 def is_reset(connection: Any) -> bool:

@@ -66,7 +66,7 @@ def read_model_facts(model: str) -> ModelFacts:
     path = Path(model).expanduser()
     if not path.is_file():
         path = locate(model, with_weights=False, text_files=(CONFIG,)) / CONFIG
-    config = Checkpoint.open(path).config if path.suffix == ".gguf" else read_json_object(path)
+    config = Checkpoint.open(path).values if path.suffix == ".gguf" else read_json_object(path)
     section = Section(config, str(path))
     return facts_of(model.rstrip("/").rpartition("/")[2], section.section("text_config") or section)
 

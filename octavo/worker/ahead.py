@@ -63,7 +63,7 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
         checkpoint.fetch_ahead()
     if config.device.device == "reference" or config.device.op_overrides:
         return Ahead(packed)  # other operators keep their weights elsewhere
-    tensors = checkpoint.tensors().values()
+    tensors = checkpoint.tensors.values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
     num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks
     if not (checkpoint.section(QUANTIZATION) is None or model.quantization or _is_plain(checkpoint)):

@@ -65,7 +65,7 @@ _REMEDIES: Final = {
 def model_digest(path: Path, *, with_weights: bool = True) -> str:
     """Return 16 hexadecimal digits of SHA-256 over config.json and the weight files' sizes and samples of each."""
     checkpoint = Checkpoint.open(path)
-    digest = hashlib.sha256(msgspec.json.encode(checkpoint.config, order="sorted"))
+    digest = hashlib.sha256(msgspec.json.encode(checkpoint.values, order="sorted"))
     for file in checkpoint.weight_files() if with_weights else ():
         size = file.path.stat().st_size
         digest.update(f"{file.path.name} {size}".encode())

@@ -230,7 +230,7 @@ def test_sizes_come_from_the_headers(tmp_path: Path) -> None:
     checkpoint = write(tmp_path)
     assert checkpoint.weights_bytes() == 3 * 2 * 4 + 5 * 2
     assert checkpoint.num_parameters() == 11
-    assert checkpoint.tensors()["a"].shape == (3, 2)
+    assert checkpoint.tensors["a"].shape == (3, 2)
 
 
 def test_shards_are_found_through_the_index(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_shards_are_found_through_the_index(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint = write(tmp_path)
     assert [file.path.name for file in checkpoint.weight_files()] == ["one.safetensors", "two.safetensors"]
-    assert set(checkpoint.tensors()) == {"a", "b"}
+    assert set(checkpoint.tensors) == {"a", "b"}
 
 
 def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"two.safetensors: holds a, which .*one.safetensors holds too"):
-        write(tmp_path).tensors()
+        _ = write(tmp_path).tensors
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_an_index_that_promises_too_much_is_named(weight_map: Any, message: str,
     write_safetensors(tmp_path / "one.safetensors", a=("F32", [3]))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match=message):
-        write(tmp_path).tensors()
+        _ = write(tmp_path).tensors
 
 
 def test_archives_count_by_their_files(tmp_path: Path) -> None:

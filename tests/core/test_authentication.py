@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from octavo.core import frames
-from octavo.core.authentication import authenticate, read_secret
+from octavo.core.authentication import authenticate, keep_alive, read_secret
 from octavo.errors import ConfigError
 
 SECRET = b"0123456789abcdef"
@@ -41,3 +41,9 @@ def test_secrets_are_read_from_files_and_have_a_least_length(tmp_path: Path) -> 
         read_secret(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="cluster_secret_file is not set"):
         read_secret(None)
+
+
+def test_machines_that_vanish_are_noticed() -> None:
+    with socket.socket() as connection:
+        keep_alive(connection, 120)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

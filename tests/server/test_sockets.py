@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.server import sockets
-from octavo.server.sockets import CAN_SEE_RESETS, bind, drop_dead_peers, has_unread_bytes, is_reset, stop_listening
+from octavo.server.sockets import CAN_SEE_RESETS, bind, has_unread_bytes, is_reset, stop_listening
 from tests.server.raw import eventually
 
 
@@ -44,11 +44,6 @@ def test_half_closed_client_is_there_until_it_refuses_a_byte(ends: tuple[socket.
     client.close()
     server.sendall(b"a")
     eventually(lambda: is_reset(server))
-
-
-def test_dead_peers_are_asked_for(ends: tuple[socket.socket, socket.socket]) -> None:
-    drop_dead_peers(ends[1])
-    assert ends[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 @pytest.mark.anyio

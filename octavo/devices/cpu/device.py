@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -10,17 +10,15 @@ import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
-from octavo.core.step_times import KernelClock
 from octavo.devices.cpu.attention import CpuBackend
 from octavo.devices.cpu.dry_library import DryLibrary
 from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_TOKENS, RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime, obstacle
 from octavo.devices.cpu.sampler import NativeSampler
-from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
+from octavo.devices.device import AttentionChoice, CacheTier, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
-from octavo.devices.token_store import HostTokenStore, TokenStore
-from octavo.ops.memory import zeroed
+from octavo.devices.reference.device import ReferenceDevice
 from octavo.ops.pages import Pages
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter
@@ -40,24 +38,18 @@ _ALONE_BYTES = 64 << 20
 """Weights times tokens up to which a step runs on one thread: its kernels are too short to gather others."""
 
 
-class CpuDevice:
+class CpuDevice(ReferenceDevice):
     """`Device` on the compiled library."""
 
     name = "cpu"
     rows_are_exact = True
     lacks: Mapping[str, str] = {}
-    ranks_over: str | None = None
-    launches_beside_host = False
-    keeps_float8 = False
-    processor = ""
-    warms_up = False
-    most_graphs = 0
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         self.because = because
         self.torch_device = torch.device("cpu")
         self.runtime = CpuRuntime.open(config.threads, config.instruction_set)
-        self.kernel_clock: KernelClock = self.runtime.cpu
+        self.kernel_clock = self.runtime.cpu
         self.ops = self.runtime.bind(config.op_overrides)
         self._config = config
         self._memory = platform.memory
@@ -69,9 +61,6 @@ class CpuDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self.runtime.empty(shape, dtype)
-
-    def memory(self) -> DeviceMemory:
-        return DeviceMemory.of_host(self._memory)
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
@@ -87,9 +76,6 @@ class CpuDevice:
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         scratch: int = self.runtime.cpu.sampling_scratch_bytes(num_rows, vocab_size)
         return scratch + _SAMPLING_BYTES
-
-    def token_store(self) -> TokenStore:
-        return HostTokenStore()
 
     def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
         return model if self._config.enforce_eager else RecordedModel(model, self.runtime, max_tokens)
@@ -135,9 +121,6 @@ class CpuDevice:
         """Let a short step run on one thread."""
         self.runtime.cpu.is_alone = num_tokens <= self._most_tokens_alone
 
-    def behind_steps(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return work()
-
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         first = sources.caches[0]
         block_bytes, block_stride = first[0, 0].nbytes, first.stride(1) * first.element_size()
@@ -152,13 +135,6 @@ class CpuDevice:
             block_bytes,
             block_stride,
         )
-
-    def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        """Return what makes it: its pages take memory when they are written."""
-        return lambda: zeroed(shape, dtype)
-
-    def measure(self) -> Callable[[], MemoryUse]:
-        return lambda: MemoryUse(0, 0)
 
     def release_idle(self) -> None:
         self.runtime.release_idle()

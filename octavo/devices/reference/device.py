@@ -9,6 +9,7 @@ import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
+from octavo.core.step_times import KernelClock
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
@@ -33,7 +34,7 @@ class ReferenceDevice:
     """`Device` on torch's operators."""
 
     name = "reference"
-    kernel_clock = None
+    kernel_clock: KernelClock | None = None
     rows_are_exact = False
     lacks: Mapping[str, str] = {"draft_models": "the bits of a row may depend on how many rows there are"}
     ranks_over: str | None = None
