@@ -67,9 +67,9 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
             message = decoder.decode(body)
             match message:
                 case Step(step):
-                    submitted.append(worker.submit(step))
-                    # as far ahead as rank 0, which has as many steps on their way
-                    while len(submitted) >= config.scheduler.max_steps_in_flight or (submitted and submitted[0].done()):
+                    submitted.append(newest := worker.submit(step))
+                    # as far ahead as rank 0, which has as many steps on their way; what has failed is raised at once
+                    while submitted and (newest.done() or len(submitted) >= config.scheduler.max_steps_in_flight):
                         output = submitted.popleft().result()
                         if start.sends_results:
                             send(StepResult(output))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,7 +22,7 @@ from octavo.executor.rank_process import serve_rank
 from octavo.worker.identity import Identity
 from tests.executor.test_conformance import numbered
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.rank import FakeRank
+from tests.fakes.rank import FakeRank, failed
 from tests.worker.engine_config import make_config
 
 
@@ -56,8 +55,36 @@ def test_a_rank_has_as_many_steps_on_its_way_as_rank_0_and_knows_the_results_of_
             events.put(f"launches {step.step_id}")
             return Launched(step.step_id, events)
 
+    served(tmp_path, LaunchingRank, depth, 3)
+    assert [events.get_nowait() for _ in range(events.qsize())] == expected
+
+
+def test_a_launch_that_fails_behind_others_is_reported_before_another_step_comes(tmp_path: Path) -> None:
+    """The other ranks wait for what it has not launched."""
+    events: SimpleQueue[str] = SimpleQueue()
+
+    class FailingRank(FakeRank):
+        def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+            if step.step_id == 1:
+                return Launched(step.step_id, events)
+            return failed(RuntimeError("the kernel is too large"))
+
+        def poison(self, reason: str) -> None:
+            events.put(reason)
+
+    with pytest.raises(RuntimeError, match="the kernel is too large"):
+        served(tmp_path, FailingRank, 3, 2, is_ended=False)
+    assert [events.get_nowait() for _ in range(events.qsize())] == [
+        "waits for 1",
+        "rank 1 failed: RuntimeError: the kernel is too large",
+    ]
+
+
+def served(tmp_path: Path, rank_class: type[FakeRank], depth: int, num_steps: int, *, is_ended: bool = True) -> None:
+    """Serve an executor that has so many steps in flight, and sends Shutdown behind them where `is_ended`."""
+
     def open_worker(config: EngineConfig, rank: int, rendezvous: Rendezvous | None, *rest: Any) -> FakeRank:
-        return LaunchingRank(config, rank, rendezvous)
+        return rank_class(config, rank, rendezvous)
 
     config = make_config(make_checkpoint("llama", tmp_path / "model"), num_gpu_blocks_override=64)
     ahead = dataclasses.replace(config.scheduler, max_steps_in_flight=depth)
@@ -65,11 +92,13 @@ def test_a_rank_has_as_many_steps_on_its_way_as_rank_0_and_knows_the_results_of_
     start = Start(
         identity=Identity.of(config), config=msgspec.Raw(frames.encode(config)), rendezvous=Rendezvous(), rank=1
     )
+    messages = [start, *(Step(numbered(step_id)) for step_id in range(1, num_steps + 1))]
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        rank = threading.Thread(target=serve_rank, args=(theirs, open_worker))
-        rank.start()
-        for message in (start, *(Step(numbered(step_id)) for step_id in (1, 2, 3)), Shutdown()):
+    with ours, theirs, ThreadPoolExecutor(1) as thread:
+        rank = thread.submit(serve_rank, theirs, open_worker)
+        for message in [*messages, Shutdown()] if is_ended else messages:
             ours.sendall(frames.pack(message))
-        rank.join(60)
-    assert [events.get_nowait() for _ in range(events.qsize())] == expected
+        try:
+            rank.result(60)
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
