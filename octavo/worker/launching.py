@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -96,6 +98,18 @@ class LaunchingRunner(ModelRunner):
         future: Future[ModelRunnerOutput] = Future()
         self._launched.append((_Launched(step.step_id, collect, swap_s), future))
         return lambda: self._collect(future)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for what is launched, not longer than `timeout_s`. Errors are raised to who reads the results."""
+
+        def collect() -> None:
+            while self._launched:
+                with suppress(Exception):
+                    self._collect(None)
+
+        thread = threading.Thread(target=collect, name="octavo-finishing", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
 
     def _may_launch(self, step: SchedulerOutput) -> bool:
         if not step.rows or self.drawing is None or self.drafter is not None or self._encodings is not None:

@@ -17,6 +17,7 @@ from octavo.attention.backend import cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
 from octavo.core.cache_limits import CacheLimits
+from octavo.core.processes import SHUTDOWN_TIMEOUT_S
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.support import open_supporting
@@ -372,6 +373,9 @@ class Worker:
             return
         if self._ahead.packed is not None:
             self._ahead.packed.close()
+        if isinstance(runner := vars(self).get("_runner"), LaunchingRunner):
+            # other ranks have launched it too, and would wait for calls that the end of the group ends here alone
+            runner.finish(SHUTDOWN_TIMEOUT_S)
         if "_transfer" in vars(self):
             self._transfer.close()
         if self._adapters is not None:

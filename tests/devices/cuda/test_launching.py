@@ -16,6 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.cuda.token_store import CudaTokenStore
+from octavo.distributed.mesh import Mesh
 from octavo.engine.engine_core import EngineCore
 from octavo.worker.launching import LaunchedStep, LaunchingRunner, _Launched
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
@@ -130,6 +131,22 @@ def test_requests_that_are_aborted_while_steps_are_in_flight_change_no_other_tok
     assert [found[name][0].finish_reason for name in "13"] == ["abort", "abort"]
     assert {name: found[name] for name in "024"} == alone
     assert (stats.num_used_blocks, stats.num_preemptions) == (0, 0)
+
+
+def test_an_engine_that_ends_with_steps_in_flight_waits_for_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks have launched the same calls: their GPUs would wait for those that are ended here."""
+    waiting: list[int] = []
+    runners: list[LaunchingRunner] = []
+    launch = LaunchingRunner.launch
+    monkeypatch.setattr(LaunchingRunner, "launch", lambda self, step: runners.append(self) or launch(self, step))
+    monkeypatch.setattr(Mesh, "close", lambda _: waiting.append(len(runners[0]._launched)))
+    sizes: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 8, "max_steps_in_flight": 3}
+    with LLM(str(path), device="cuda", **sizes) as llm:
+        prompt: Any = {"prompt_token_ids": [5, 6, 7]}
+        llm.engine.add_request("0", prompt, SamplingParams(max_tokens=20, ignore_eos=True))
+        llm.engine.step()
+        assert len(runners[0]._launched) == 2
+    assert waiting == [0]
 
 
 def test_log_probabilities_are_the_same_bits_in_steps_that_wait(path: Path) -> None:
