@@ -70,7 +70,7 @@ class LMHead(PreparedLayer):
 
     def __init__(self, dim: int, vocab_size: int, mesh: Mesh, *, bias: bool = False) -> None:
         self.mesh, self.share, self.dim = mesh, VocabularyShare.of(vocab_size, mesh), dim
-        super().__init__(dim, self.share.room, bias=bias)
+        super().__init__(dim, self.share.room, bias=bias, all_outputs=vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, room]."""

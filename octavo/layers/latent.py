@@ -53,7 +53,7 @@ class LatentQueries(PreparedLayer):
     def __init__(self, inputs: int, heads: LatentHeads, mesh: Mesh) -> None:
         self.heads, self._stored_rows = heads, heads.count * heads.query
         self._rows, self._count = heads.rows_of(mesh, heads.query)
-        super().__init__(inputs, self._count * heads.query)
+        super().__init__(inputs, self._count * heads.query, all_outputs=self._stored_rows)
 
     def forward(self, x: Tensor) -> Parts:
         """x [tokens, inputs] → both parts, views of one tensor."""

@@ -173,9 +173,13 @@ class PreparedLayer(Layer):
     prepared: PreparedLinear
     _scratch: Scratch
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, gated: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool = False, gated: bool = False, all_outputs: int = 0
+    ) -> None:
+        """outputs: of this rank; all_outputs: of all ranks, 0 where these are all."""
         super().__init__()
         self._sizes = (inputs, outputs, bias)
+        self._all_outputs = all_outputs or outputs
         self._gated = gated
         self._dtype = torch.get_default_dtype()
         self._parts: tuple[_Part, ...] = ()
@@ -310,12 +314,15 @@ class PreparedLayer(Layer):
             self._dtype,
         )
         if part is None or len(self._parts) == 1:
-            return LinearShape(outputs, inputs, dtype, bias, self._gated)
-        return LinearShape(part.stop - part.start, inputs, dtype, bias)
+            return LinearShape(outputs, inputs, dtype, bias, self._gated, self._all_outputs)
+        own = part.stop - part.start
+        return LinearShape(own, inputs, dtype, bias, all_outputs=own * self._all_outputs // outputs)
 
     def _release(self, made: list[PreparedLinear]) -> None:
         """Multiply by what was `made` of the parts, and release what they were made from."""
         self._dtype = self.dtype
+        for part, each in zip(self._parts, made, strict=True):
+            each.shape = self._shape(part)  # a format knows the weight of this rank alone
         if len(made) == 1:
             self.prepared = made[0]
         else:

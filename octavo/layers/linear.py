@@ -47,7 +47,8 @@ class ColumnLinear(PreparedLayer):
         self.sections = (sections,) if isinstance(sections, int) else tuple(sections)
         self.mesh = mesh
         shares = [self.share_of(section) for section in range(len(self.sections))]
-        super().__init__(inputs, sum(length for _, length in shares), bias=bias, gated=gated)
+        own, all_outputs = sum(length for _, length in shares), sum(self.sections)
+        super().__init__(inputs, own, bias=bias, gated=gated, all_outputs=all_outputs)
         assert len(reads) in (0, 1, len(self.sections)), f"{reads} cannot fill {len(self.sections)} sections"
         self.reads = tuple(reads)
         self.transposed = transposed
@@ -147,7 +148,8 @@ class PickedLinear(PreparedLayer):
     """x [tokens, inputs] → [tokens, all picks side by side]: outputs of tensors beside the layer, in any order."""
 
     def __init__(self, inputs: int, picks: Sequence[Pick], *, bias: bool = False, gated: bool = False) -> None:
-        super().__init__(inputs, sum(each.length for each in picks), bias=bias, gated=gated)
+        own, stored = sum(each.length for each in picks), {each.name: each.outputs for each in picks}
+        super().__init__(inputs, own, bias=bias, gated=gated, all_outputs=sum(stored.values()))
         self._picks = picks
 
     def forward(self, x: Tensor) -> Tensor:

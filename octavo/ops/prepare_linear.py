@@ -33,6 +33,8 @@ class LinearShape:
     """Type of the plain weight, of x and of the product."""
     has_bias: bool = False
     is_gated: bool = False
+    all_outputs: int = 0
+    """Outputs of all ranks that share the weight; 0 where these are all."""
 
 
 @dataclass(frozen=True, slots=True)

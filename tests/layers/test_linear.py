@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
+from octavo.layers.embedding import LMHead
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Binding
-from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, SummedLinear, joined_linear
+from octavo.layers.latent import LatentHeads, LatentQueries
+from octavo.layers.layer import Binding, PreparedLayer
+from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, SummedLinear, joined_linear
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import bind
 from tests.distributed.threads import run_on, thread_meshes
@@ -60,6 +63,28 @@ def test_a_finished_layer_is_restored_from_its_state_without_its_tensors() -> No
     again.restore(layer.state())
     assert torch.equal(again(X), layer(X))
     assert list(again.parameters()) == list(layer.parameters()) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mesh: ColumnLinear(8, (6, 4), mesh),
+        lambda mesh: QKVLinear(8, Heads(query=4, kv=1, dim=3), mesh),
+        lambda mesh: GatedQKVLinear(8, Heads(query=4, kv=1, dim=3), mesh),
+        lambda mesh: joined_linear(8, 6, mesh),
+        lambda mesh: LMHead(8, 7, mesh),
+        lambda mesh: LatentQueries(8, LatentHeads(count=2, plain=3, turned=2, value=3, latent=4), mesh),
+    ],
+    ids=["columns", "qkv", "gated qkv", "joined", "head", "latent queries"],
+)
+def test_formats_know_the_outputs_of_all_ranks(make: Callable[[Mesh], PreparedLayer]) -> None:
+    """On which the order of sums may depend, but not on those of one rank."""
+    whole, share = make(ONE), make(RANKS[1])
+    for layer in (whole, share):
+        layer.bind(Binding(bind(), ReferenceBackend()))
+        layer.restore({name: torch.zeros(spec.shape) for name, spec in layer.state_specs(bind()).items()})
+    assert whole.prepared.shape.all_outputs == whole.num_outputs > share.num_outputs
+    assert share.prepared.shape.all_outputs == whole.num_outputs
 
 
 def test_a_layer_at_the_root_reads_from_the_root() -> None:

@@ -35,7 +35,7 @@ class Float8Linear(InvariantLinear):
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
         group, gated = self._spec.group or 1, self.shape.is_gated
         return multiplied(
-            self._runtime, x, self._given, dtype, add=add, gated=gated, arrived=self._arrived, group=group
+            self._runtime, x, self._given, dtype, add=add, gated=gated, chunks=self._chunks(), group=group
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ _LEAST_CHUNK: Final = 256
 def chunks_of(columns: int, inputs: int) -> tuple[int, int]:
     """Return into how many chunks the inputs of a weight are divided, and the inputs of a chunk.
 
-    They depend on the weight alone, so that the order of sums does.
+    They depend on the weight alone, so that the order of sums does. columns: of all ranks, for whom it is the same.
     """
     programs, wanted = -(-columns // _READING["BN"]), _PROGRAMS[inputs >= _LONG]
     number = 1
@@ -45,13 +45,23 @@ def chunks_of(columns: int, inputs: int) -> tuple[int, int]:
     return -(-inputs // chunk), chunk
 
 
+class Chunks(NamedTuple):
+    """So many chunks of `inputs` each, which may have programs of their own. arrived: counters for them, which no two
+    streams may use at a time."""
+
+    number: int
+    inputs: int
+    arrived: Tensor
+
+
 class InvariantLinear(PlainLinear):
-    """The weight as the checkpoint has it. A row has the same bits for any number of rows."""
+    """The weight as the checkpoint has it. A row has the same bits for any number of rows, and of ranks."""
 
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
         super().__init__(shape, state)
         self._runtime = runtime
-        self._arrived = arrived(shape, next(iter(state.values())).device)
+        tiles = -(-shape.outputs // _READING["BN"])
+        self._arrived = torch.zeros(tiles, dtype=torch.int32, device=next(iter(state.values())).device)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self._product(x, x.dtype, add)
@@ -68,8 +78,15 @@ class InvariantLinear(PlainLinear):
         return torch.stack(found, dim=1)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        gated = self.shape.is_gated
-        return multiplied(self._runtime, x, self._state, dtype, add=add, gated=gated, arrived=self._arrived)
+        return multiplied(
+            self._runtime, x, self._state, dtype, add=add, gated=self.shape.is_gated, chunks=self._chunks()
+        )
+
+    def _chunks(self) -> Chunks | None:
+        shape = self.shape
+        if shape.is_gated:
+            return None
+        return Chunks(*chunks_of(shape.all_outputs or shape.outputs, shape.inputs), self._arrived)
 
 
 def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
@@ -84,12 +101,6 @@ def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> di
     return MANY_GATED if gated else MANY
 
 
-def arrived(shape: LinearShape, device: torch.device) -> Tensor:
-    """Return counters for `multiplied`, which no two streams may use at a time."""
-    tiles = -(-shape.outputs // _READING["BN"])
-    return torch.zeros(tiles, dtype=torch.int32, device=device)
-
-
 def multiplied(
     runtime: CudaRuntime,
     x: Tensor,
@@ -98,15 +109,14 @@ def multiplied(
     *,
     add: Tensor | None = None,
     gated: bool = False,
-    arrived: Tensor | None = None,
+    chunks: Chunks | None = None,
     group: int = 0,
 ) -> Tensor:
     """Return `x @ weight.T + bias + add` in `dtype`, with the same bits of a row for any number of rows.
 
     state: `weight`, perhaps `bias`, and of a weight in floats of 8 bits `scales`, one for each row and `group` of
-    inputs (1: for each row). arrived: see the function of this name; with it inputs are divided into chunks, which may
-    have programs of their own. Without it the order of sums depends neither on the number of inputs nor on that of
-    columns.
+    inputs (1: for each row). chunks: how the inputs are divided; None where the order of sums depends neither on the
+    number of inputs nor on that of columns.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight = state["weight"]
@@ -114,7 +124,7 @@ def multiplied(
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)
     tile = tile_of(tokens, width, x.dtype, gated=gated)
-    number, chunk = (1, inputs) if gated or arrived is None else chunks_of(width, inputs)
+    number, chunk, arrived = chunks or (1, inputs, out)
     is_divided = number > 1 and tokens <= tile["BM"] and tile["BN"] == _READING["BN"]
     parts = torch.empty((number, tokens, width), dtype=torch.float32, device=x.device) if is_divided else out
     rows, columns = -(-tokens // tile["BM"]), -(-width // tile["BN"])
@@ -124,7 +134,7 @@ def multiplied(
         (rows, columns, number) if is_divided else (rows, columns),
         *(x, weight, state.get("scales", weight), state.get("bias", weight)),
         *(out if add is None else add.contiguous(), out),
-        *(parts, out if arrived is None else arrived, x.stride(0), out.stride(0), tokens, outputs, inputs, chunk),
+        *(parts, arrived, x.stride(0), out.stride(0), tokens, outputs, inputs, chunk),
         HAS_BIAS="bias" in state,
         HAS_ADDEND=add is not None,
         IS_GATED=gated,
@@ -139,7 +149,7 @@ def multiplied(
 
 class CublasLinear(InvariantLinear):
     """The weight as the checkpoint has it, multiplied by cuBLAS, with few rows by the kernel that reads it fastest. A
-    gated product is activated in one launch."""
+    gated product is activated in one launch. On several ranks the order of sums is that of the share."""
 
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
         super().__init__(shape, state, runtime)
@@ -153,6 +163,10 @@ class CublasLinear(InvariantLinear):
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         return PlainLinear.by_head(self, x, outputs)
+
+    def _chunks(self) -> Chunks | None:
+        shape = self.shape
+        return None if shape.is_gated else Chunks(*chunks_of(shape.outputs, shape.inputs), self._arrived)
 
     def _activated(self, product: Tensor) -> Tensor:
         return self._silu_and_mul(product)
