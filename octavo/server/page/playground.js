@@ -158,7 +158,8 @@ export function startPlayground(settings, modelOf) {
     render();
     const draw = onceAFrame(renderRunning);
     try {
-      for await (const chunk of events(request.path, { body: request.body, signal: own.abort.signal })) {
+      const body = { ...request.body, return_timings: true };
+      for await (const chunk of events(request.path, { body, signal: own.abort.signal })) {
         applyChunk(versions, chunk);
         if (chunk.usage) first.usage = chunk.usage;
         if (chunk.choices?.length) first.firstAt ??= performance.now();

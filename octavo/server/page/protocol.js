@@ -168,7 +168,8 @@ export function duration(seconds) {
   return seconds < 100 ? `${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
 }
 
-/** Return what is under a finished answer: tokens, speed, time to the first token, tokens from the cache. */
+/** Return what is under a finished answer: tokens, speed, time to the first token, tokens from the cache. The speed is the
+ * engine's: chunks of a stream come together when the browser or the network is slower. */
 export function summaryOf({ error, finish, usage, startedAt, firstAt, endedAt }) {
   if (endedAt == null) return "";
   const parts = [];
@@ -176,6 +177,7 @@ export function summaryOf({ error, finish, usage, startedAt, firstAt, endedAt })
   if (usage) parts.push(`${usage.prompt_tokens} + ${count} tokens`);
   if (usage?.prompt_tokens_details?.cached_tokens) parts.push(`${usage.prompt_tokens_details.cached_tokens} from the cache`);
   if (firstAt != null) parts.push(`first after ${duration((firstAt - startedAt) / 1000)}`);
-  if (count > 1 && endedAt > firstAt) parts.push(`${(((count - 1) * 1000) / (endedAt - firstAt)).toFixed(1)} tokens/s`);
+  const speed = usage?.timings?.[0]?.predicted_per_second;
+  if (speed) parts.push(`${speed.toFixed(1)} tokens/s`);
   return [...parts, finish ? `ended by ${finish}` : error ? "failed" : "stopped"].join(" · ");
 }

@@ -103,8 +103,9 @@ test("values are read by kind, and what is wrong is said", () => {
 test("numbers are readable", () => {
   assert.deepEqual([surprise(0), surprise(-1e9), surprise(null)], [0, 1, 0]);
   assert.deepEqual([percent(0), percent(Math.log(0.5)), percent(-20)], ["100%", "50.0%", "<0.1%"]);
-  const usage = { prompt_tokens: 4, completion_tokens: 11, prompt_tokens_details: { cached_tokens: 2 } };
-  const version = { finish: "stop", usage, startedAt: 0, firstAt: 500, endedAt: 1500 };
+  const timings = [{ predicted_per_second: 10 }];
+  const usage = { prompt_tokens: 4, completion_tokens: 11, prompt_tokens_details: { cached_tokens: 2 }, timings };
+  const version = { finish: "stop", usage, startedAt: 0, firstAt: 500, endedAt: 501 };
   assert.equal(summaryOf(version), "4 + 11 tokens · 2 from the cache · first after 500 ms · 10.0 tokens/s · ended by stop");
   assert.equal(summaryOf({ startedAt: 0 }), "");
 });

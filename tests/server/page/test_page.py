@@ -154,13 +154,20 @@ def test_what_the_server_refuses_is_shown_at_its_field(page: Browser) -> None:
 def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
     send(page, "hello")
     page.wait(SUMMARY)
+    page.run("location.hash = '#completion'")
+    page.click("#prompt")
+    page.write("hello")
+    page.click("#send")
+    page.wait(SUMMARY)
+    page.click(".assistant button", "Regenerate")
+    page.wait(f"{LAST}?.querySelector('.count')?.textContent === '2/2' && {SUMMARY}")
     for width in (320, 375, 768, 1280, 1920):
         page.size(width, 800, phone=width < 400)
         for view in ("chat", "completion", "engine"):
             page.run(f"location.hash = '#{view}'")
             assert page.run("document.documentElement.scrollWidth") <= width
             cut = page.run(
-                "[...document.querySelectorAll('header *, #composer button')].filter((each) => each.checkVisibility()"
+                "[...document.querySelectorAll('header *, #log button, #composer button')].filter((each) => each.checkVisibility()"
                 " && !each.closest('.hidden, .skip, select') && (each.getBoundingClientRect().right > innerWidth ||"
                 " each.getBoundingClientRect().left < 0)).map((each) => each.outerHTML)"
             )
