@@ -81,7 +81,7 @@ class _Grammar:
         calls, name = self._calls, tool.function.name
         schema = dict(tool.function.parameters or _NOTHING)
         if schema.setdefault("type", "object") != "object":
-            field = f"tools[{number}].function.parameters"
+            field = f"tools[{(self._asked.tools or []).index(tool)}].function.parameters"
             raise InvalidRequest(f"{field}.type is {schema['type']!r:.60}, must be 'object'", field=field)
         is_loose = not (self._asked.must_call or tool.function.strict)
         if calls.content == "pythonic":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -103,9 +104,7 @@ class ModelFormat:
         try:
             check_grammar(form)
         except InvalidRequest as error:
-            raise InvalidRequest(
-                f"the schemas of tools cannot be used: {error}", field="tools", code=error.code
-            ) from error
+            raise _unusable(asked, error) from error
 
     def form(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
         """Return the form of a response, None for any text: the one that the request gives, or that of the calls that
@@ -266,3 +265,18 @@ class _Choice:
             others.insert(0, ReasoningDelta("".join(self._held)))
             self._held = []
         return others
+
+
+def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
+    """Return the error of calls whose grammar cannot be used: that of the first tool whose schema is to blame."""
+    from octavo.structured_output.grammars import check_grammar
+
+    for index, tool in enumerate(asked.tools or []):
+        function, field = tool.function, f"tools[{index}].function.parameters"
+        if function.parameters and tool in asked.callable_tools and (asked.must_call or function.strict):
+            try:
+                check_grammar(StructuredOutputsParams(json=json.dumps(function.parameters)))
+            except InvalidRequest as own:
+                remedy = "change it, or let tool_choice be auto and leave strict out"
+                return InvalidRequest(f"{field}: {own}; {remedy}", field=field, code=own.code)
+    return InvalidRequest(f"the schemas of tools cannot be used: {error}", field="tools", code=error.code)

@@ -167,8 +167,8 @@ def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
             page.run(f"location.hash = '#{view}'")
             assert page.run("document.documentElement.scrollWidth") <= width
             cut = page.run(
-                "[...document.querySelectorAll('header *, #log button, #composer button')].filter((each) => each.checkVisibility()"
-                " && !each.closest('.hidden, .skip, select') && (each.getBoundingClientRect().right > innerWidth ||"
+                "[...document.querySelectorAll('header *, #log button, #composer button')].filter((each) =>"
+                " each.checkVisibility() && !each.closest('.hidden, .skip, select') && (each.getBoundingClientRect().right > innerWidth ||"
                 " each.getBoundingClientRect().left < 0)).map((each) => each.outerHTML)"
             )
             assert cut == [], (width, view)

@@ -210,16 +210,25 @@ def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(
             {
                 "tool_choice": "required",
                 "tools": [
+                    *TOOLS,
                     {
                         "function": {
-                            "name": "f",
+                            "name": "h",
                             "parameters": {"properties": {"a": {"uniqueItems": True, "type": "array"}}},
                         }
-                    }
+                    },
                 ],
             },
-            "tools",
+            "tools[2].function.parameters",
             "invalid_grammar",
+        ),
+        (
+            {
+                "tool_choice": {"type": "function", "function": {"name": "h"}},
+                "tools": [*TOOLS, {"function": {"name": "h", "parameters": {"type": "array"}}}],
+            },
+            "tools[2].function.parameters",
+            "invalid_value",
         ),
         (
             {"tools": [{"function": {"name": "f", "strict": True, "parameters": {"type": "array"}}}]},
