@@ -167,9 +167,10 @@ def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
             page.run(f"location.hash = '#{view}'")
             assert page.run("document.documentElement.scrollWidth") <= width
             cut = page.run(
-                "[...document.querySelectorAll('header *, #log button, #composer button')].filter((each) =>"
-                " each.checkVisibility() && !each.closest('.hidden, .skip, select') && (each.getBoundingClientRect().right > innerWidth ||"
-                " each.getBoundingClientRect().left < 0)).map((each) => each.outerHTML)"
+                "[...document.querySelectorAll('header *, #log button, #composer button')]"
+                ".filter((each) => each.checkVisibility() && !each.closest('.hidden, .skip, select'))"
+                ".map((each) => [each.outerHTML, each.getBoundingClientRect()])"
+                ".filter(([_, place]) => place.right > innerWidth || place.left < 0).map(([html]) => html)"
             )
             assert cut == [], (width, view)
             heights = page.run(
