@@ -350,12 +350,17 @@ class _DirectStream:
 
 @contextmanager
 def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Give an InvalidRequest from inside the name that the client has for the field."""
+    """Give an InvalidRequest from inside the name that the client has for the field, in its message too."""
     try:
         yield
     except InvalidRequest as error:
         error.field = field_names.get(error.field or "", error.field)
+        error.args = (_NAME.sub(lambda found: field_names.get(found[0], found[0]), str(error)),)
         raise
+
+
+_NAME: Final = re.compile("[a-z]+(?:_[a-z]+)+")
+"""A name of a field that is no ordinary word."""
 
 
 @contextmanager

@@ -171,6 +171,7 @@ def test_requests_of_one_id_do_not_collide_in_the_engine(server: Served) -> None
 def test_refusal_names_the_field(server: Served, fields: Any, param: str, code: str) -> None:
     answer = complete(server, **fields)
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
+    assert "prompt_token_ids" not in answer.error["message"]
 
 
 def test_one_refused_prompt_refuses_the_request_and_ends_the_others(server: Served) -> None:

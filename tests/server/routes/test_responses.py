@@ -243,6 +243,11 @@ def test_errors_name_the_field_of_this_api(server: Served, fields: Any, param: s
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
+def test_messages_of_errors_name_the_field_of_this_api(server: Served) -> None:
+    answer = ask(server.url, "/v1/responses", {"input": "a", "max_output_tokens": 0})
+    assert answer.error["message"] == "max_output_tokens is 0, must be at least 1"
+
+
 def test_nothing_is_stored(client: openai.OpenAI, server: Served) -> None:
     assert client.responses.create(model="letters", input="hi", store=True).model_extra["store"] is False  # type: ignore[index]
     with pytest.raises(openai.NotFoundError, match="not stored"):
