@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from octavo.core import frames, processes
+from octavo.core.launched import LaunchedStep
 from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import Process, ProcessState
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -164,7 +165,7 @@ class MultiprocessExecutor:
             self._send(rank, frame)
         own = self._opened.submit(step)
         if not own.done():
-            return _Launched(self, own)
+            return LaunchedStep(own.result, self.cause)  # rank 0 alone returns it
         error = own.exception()
         if error is None:
             return own if result is None else result
@@ -358,22 +359,6 @@ class MultiprocessExecutor:
         if not self._is_closing and self._on_death is not None:
             self._on_death(str(failure))
         return failure
-
-
-class _Launched(Future[ModelRunnerOutput]):
-    """The result of a step that runs beside the host of rank 0, which alone returns it."""
-
-    def __init__(self, executor: MultiprocessExecutor, own: Future[ModelRunnerOutput]) -> None:
-        super().__init__()
-        self._executor, self._own = executor, own
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        if not self.done():
-            try:
-                self.set_result(self._own.result())
-            except Exception as error:
-                self.set_exception(self._executor.cause(error))
-        return super().result(timeout)
 
 
 class _Awaited(Future[ModelRunnerOutput]):

@@ -49,19 +49,6 @@ class LaunchedDraws(NamedTuple):
     wait: Callable[[], list[RowSamples]]
 
 
-@runtime_checkable
-class LaunchingSampler(Protocol):
-    """Draws without waiting for the device, where nothing decides that the host gets to know later."""
-
-    def may_launch(self, params: SamplingParams) -> bool:
-        """Return whether `launch` can draw for a request with these parameters."""
-        ...
-
-    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        """Draw one token for each of `rows` as `Sampler.sample` does; its device gets nothing from the host later."""
-        ...
-
-
 class DrawnTokens(NamedTuple):
     """Tokens of rows, whatever they are where `errors` has a row's place."""
 
@@ -78,8 +65,17 @@ class DrawPlan(NamedTuple):
 
 
 @runtime_checkable
-class RepeatableSampler(LaunchingSampler, Protocol):
-    """Draws by launches that can be captured, and made again with other numbers."""
+class RepeatableSampler(Protocol):
+    """Draws without waiting for the device, where nothing decides that the host gets to know later; by launches that
+    can be captured, and made again with other numbers."""
+
+    def may_launch(self, params: SamplingParams) -> bool:
+        """Return whether `launch` can draw for a request with these parameters."""
+        ...
+
+    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
+        """Draw one token for each of `rows` as `Sampler.sample` does; its device gets nothing from the host later."""
+        ...
 
     def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
         """Return how to draw token number `positions[i]` of sequence i; None where that takes more than logits."""

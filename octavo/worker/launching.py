@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.core.pooling import PooledPrompt
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import DrawingModel, LanguageModel
 from octavo.devices.token_store import DeviceTokenStore
@@ -25,33 +27,8 @@ from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_o
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.sequence_state import SequenceState
-from octavo.worker.shared_sampler import SharedLaunches
+from octavo.worker.shared_sampler import logits_of_all
 from octavo.worker.whole_steps import WholeSteps, is_decode
-
-
-class LaunchedStep(Future[ModelRunnerOutput]):
-    """A step on the device. `result` waits for it."""
-
-    def __init__(self, collect: Callable[[], ModelRunnerOutput], fail: Callable[[Exception], None]) -> None:
-        super().__init__()
-        self._collect = collect
-        self._fail = fail
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        if not self.done():
-            try:
-                self.set_result(self._collect())
-            except Exception as error:
-                self._fail(error)
-                self.set_exception(error)
-        return super().result(timeout)
-
-
-class _Launched(NamedTuple):
-    step_id: int
-    collect: Callable[[], list[RowOutput]]
-    """Waits for the results."""
-    swap_s: float
 
 
 class LaunchingRunner(ModelRunner):
@@ -59,19 +36,27 @@ class LaunchingRunner(ModelRunner):
 
     Their tokens go to the store there, where the next step reads them; the host gets to know them when the step is
     collected, in the order of the steps. Any other step is begun when all before it are collected: what the host does
-    for it reads what was drawn.
+    for it reads what was drawn. Of several tensor ranks each draws the same tokens, from the logits of all: for those
+    of another host it would wait.
     """
 
     def __init__(
-        self, *arguments: Any, launches: RepeatableSampler, tokens: DeviceTokenStore, vocab_size: int, **options: Any
+        self,
+        *arguments: Any,
+        launches: RepeatableSampler,
+        mesh: Mesh,
+        tokens: DeviceTokenStore,
+        vocab_size: int,
+        **options: Any,
     ) -> None:
         """launches: the sampler. The others are those of `ModelRunner`."""
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
-        self._launches, self._store, self._vocab_size = launches, tokens, vocab_size
-        self._whole_steps = WholeSteps(launches, tokens, self.sequences, vocab_size)
+        self._launches, self._mesh, self._store, self._vocab_size = launches, mesh, tokens, vocab_size
+        self._whole_steps = WholeSteps(launches, mesh, tokens, self.sequences, vocab_size)
         self._known_model: LanguageModel | None = None
         self._known_drawing: DrawingModel | None = None
-        self._launched: deque[tuple[_Launched, Future[ModelRunnerOutput]]] = deque()
+        self._launched: deque[tuple[Future[ModelRunnerOutput], Callable[[], ModelRunnerOutput]]] = deque()
+        """What waits for the results of each step that nobody has asked for yet."""
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self.launch(step)()
@@ -86,17 +71,18 @@ class LaunchingRunner(ModelRunner):
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        model, collect = self._drawing_model() if is_decode(rows) else None, None
+        model, wait = self._drawing_model() if is_decode(rows) else None, None
         num_copies = self._num_copies(rows)
         batch = self._builder.build(rows, num_copies=num_copies)
         if model is not None:
-            collect = self._whole_steps.launch(model, batch, rows, num_copies)
-        if collect is None:
+            wait = self._whole_steps.launch(model, batch, rows, num_copies)
+        if wait is None:
             hidden = self.model(batch)
             assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
-            collect = self._draw(hidden, rows)
+            wait = self._draw(hidden, rows)
         future: Future[ModelRunnerOutput] = Future()
-        self._launched.append((_Launched(step.step_id, collect, swap_s), future))
+        step_id, outputs = step.step_id, wait
+        self._launched.append((future, lambda: ModelRunnerOutput(step_id=step_id, rows=outputs(), swap_s=swap_s)))
         return lambda: self._collect(future)
 
     def finish(self, timeout_s: float) -> None:
@@ -119,8 +105,7 @@ class LaunchingRunner(ModelRunner):
             if row.num_samples > 1 or row.num_candidates or row.num_prompt_logprobs or row.drafts:
                 return False
             if row.seq_id in params:
-                asked, pooled = params[row.seq_id]
-                may_launch = pooled is None and self._launches.may_launch(asked)
+                may_launch = self._may_launch_for(*params[row.seq_id])
             else:
                 may_launch = self._may_launch_next(self.sequences[row.seq_id])
             if not may_launch:
@@ -130,8 +115,12 @@ class LaunchingRunner(ModelRunner):
 
     def _may_launch_next(self, state: SequenceState) -> bool:
         if state.may_launch is None:
-            state.may_launch = state.pooled is None and self._launches.may_launch(state.params)
+            state.may_launch = self._may_launch_for(state.params, state.pooled)
         return state.may_launch
+
+    def _may_launch_for(self, params: SamplingParams, pooled: PooledPrompt | None) -> bool:
+        # of several ranks the first one alone has grammars: the samplers of the others would launch
+        return pooled is None and params.structured_outputs is None and self._launches.may_launch(params)
 
     def _drawing_model(self) -> DrawingModel | None:
         if self.model is not self._known_model:  # asking takes longer than a row's numbers do
@@ -149,8 +138,8 @@ class LaunchingRunner(ModelRunner):
             hidden = hidden[indices.to(hidden.device, non_blocking=True)]
         draws = []
         for start, stop in chunks(len(wanted), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            part = [each.row for each in wanted[start:stop]]
-            draws.append(self._launches.launch(self.model.compute_logits(hidden[start:stop]), part))
+            logits = logits_of_all(self.model.compute_logits(hidden[start:stop]), self._mesh, self._vocab_size)
+            draws.append(self._launches.launch(logits, [each.row for each in wanted[start:stop]]))
         states = [rows[each.place].state for each in wanted]
         lines, positions = [state.line for state in states], [each.row.position for each in wanted]
         self._store.append_drawn(lines, positions, torch.cat([each.token_ids for each in draws]))
@@ -174,10 +163,9 @@ class LaunchingRunner(ModelRunner):
     def _collect(self, until: Future[ModelRunnerOutput] | None) -> Any:
         """Wait for the launched steps up to and with that of a future, all of them for None; return its result."""
         while self._launched and (until is None or not until.done()):
-            launched, future = self._launched.popleft()
+            future, collect = self._launched.popleft()
             try:
-                rows = launched.collect()
-                future.set_result(ModelRunnerOutput(step_id=launched.step_id, rows=rows, swap_s=launched.swap_s))
+                future.set_result(collect())
             except Exception as error:  # whoever waits for this step, now or later, gets it
                 future.set_exception(error)
             if until is None:
@@ -185,9 +173,8 @@ class LaunchingRunner(ModelRunner):
         return None if until is None else until.result()
 
 
-def runner_for(sampler: Sampler | None, mesh: Mesh, vocab_size: int) -> Callable[..., ModelRunner]:
+def runner_for(sampler: Sampler | None, mesh: Mesh) -> Callable[..., ModelRunner]:
     """Return what makes the runner for the sampler of a device; None where tokens come from another pipeline stage."""
     if not isinstance(sampler, RepeatableSampler):
         return ModelRunner
-    launches = sampler if mesh.tensor.size == 1 else SharedLaunches(sampler, mesh, vocab_size)
-    return partial(LaunchingRunner, launches=launches)
+    return partial(LaunchingRunner, launches=sampler, mesh=mesh)

@@ -111,7 +111,7 @@ class LoadedRank:
             model_of_rank = Stage(model_of_rank, mesh, received)
         own, sampler, grammars = open_samplers(model, device, has_forms=loaded.is_last and mesh.tensor.rank == 0)
         shape = opened.shape
-        runner = runner_for(own if mesh.pipeline.size == 1 else None, mesh, shape.vocab_size)(
+        runner = runner_for(own if mesh.pipeline.size == 1 else None, mesh)(
             model_of_rank,
             cache,
             vocab_size=shape.vocab_size,

@@ -1,10 +1,9 @@
-"""Sampling where each rank has the logits of a share of the vocabulary: rank 0 draws and sends what it drew, or each
-draws from the logits of all."""
+"""Sampling where each rank has the logits of a share of the vocabulary."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -20,7 +19,7 @@ from octavo.layers.embedding import VocabularyShare
 from octavo.sampling.chunks import chunks
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import default_processors
-from octavo.sampling.sampler import DrawnTokens, DrawPlan, LaunchedDraws, RepeatableSampler, Sampler
+from octavo.sampling.sampler import Sampler
 
 _MOST_CANDIDATES: Final = 128
 """Rows that can be drawn from no more tokens are sampled from each rank's likeliest tokens."""
@@ -49,6 +48,11 @@ def shared_sampling_bytes(num_rows: int, vocab_size: int, mesh: Mesh) -> int:
 def shared(sampler: Sampler, mesh: Mesh, vocab_size: int) -> Sampler:
     """Return the sampler for a rank's share of the logits: `sampler` itself where there are no other tensor ranks."""
     return sampler if mesh.tensor.size == 1 else SharedSampler(sampler, mesh, vocab_size)
+
+
+def logits_of_all(share: Tensor, mesh: Mesh, vocab_size: int) -> Tensor:
+    """Return the logits of all tensor ranks, [rows, vocab], on each of them. share: those of this one, [rows, room]."""
+    return mesh.gather(share)[:, :vocab_size].contiguous()
 
 
 class SharedSampler:
@@ -163,7 +167,7 @@ class SharedSampler:
     def _gather(self, logits: Tensor, places: Sequence[int]) -> Tensor:
         """Return the logits of these rows over the whole vocabulary, on every rank."""
         own = logits if len(places) == len(logits) else logits[list(places)]
-        return self._mesh.gather(own)[:, : self._share.total].contiguous()
+        return logits_of_all(own, self._mesh, self._share.total)
 
     def _candidates(self, logits: Tensor, places: list[int], counts: list[int]) -> _Candidates:
         """Return what the rows at these places can be drawn from.
@@ -221,38 +225,6 @@ class SharedSampler:
         self._mesh.broadcast(tensor)
         received: list[int] = tensor.tolist()
         return received
-
-
-class SharedLaunches:
-    """A `RepeatableSampler` of one tensor rank on a device beside the host, where a token that comes from another host
-    would be waited for: logits are gathered there, and each rank draws the same tokens from them."""
-
-    def __init__(self, sampler: RepeatableSampler, mesh: Mesh, vocab_size: int) -> None:
-        self._sampler, self._mesh, self._vocab_size = sampler, mesh, vocab_size
-
-    def may_launch(self, params: SamplingParams) -> bool:
-        # rank 0 alone has grammars: the samplers of the others would launch
-        return params.structured_outputs is None and self._sampler.may_launch(params)
-
-    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        return self._sampler.launch(self._gathered(logits), rows)
-
-    def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
-        return self._sampler.plan(sequences, positions)
-
-    def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
-        return self._sampler.draw(self._gathered(logits), kind, asked)
-
-    def read(
-        self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
-    ) -> Callable[[], DrawnTokens]:
-        read = self._sampler.read(told, sequences, positions)
-        self._mesh.watch()  # a graph has launched the gather, which its group knows nothing of
-        return read
-
-    def _gathered(self, logits: Tensor) -> Tensor:
-        """Return the logits of all ranks, [rows, vocab]."""
-        return self._mesh.gather(logits)[:, : self._vocab_size].contiguous()
 
 
 class _Candidates(NamedTuple):

@@ -12,22 +12,29 @@ from octavo.attention.metadata import ModelInput
 from octavo.core.step import RowOutput, TokenLogprobs
 from octavo.devices.device import DrawingModel
 from octavo.devices.token_store import DeviceTokenStore
+from octavo.distributed.mesh import Mesh
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.sampling.metadata import RowSamples
 from octavo.sampling.sampler import DrawnTokens, RepeatableSampler
 from octavo.worker.drawing import LOGITS_BYTES, output_of
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.sequence_state import Sequences, SequenceState
+from octavo.worker.shared_sampler import logits_of_all
 
 
 class WholeSteps:
     """Launches decode steps whole. Only a few numbers of a row change from one such step to the next."""
 
     def __init__(
-        self, sampler: RepeatableSampler, store: DeviceTokenStore, sequences: Sequences, vocab_size: int
+        self,
+        sampler: RepeatableSampler,
+        mesh: Mesh,
+        store: DeviceTokenStore,
+        sequences: Sequences,
+        vocab_size: int,
     ) -> None:
-        self._sampler, self._store, self._sequences = sampler, store, sequences
-        self._max_rows = rows_per_chunk(vocab_size, LOGITS_BYTES)
+        self._sampler, self._mesh, self._store, self._sequences = sampler, mesh, store, sequences
+        self._vocab_size, self._max_rows = vocab_size, rows_per_chunk(vocab_size, LOGITS_BYTES)
 
     def launch(
         self, model: DrawingModel, batch: ModelInput, rows: Sequence[BatchRow], num_copies: int
@@ -54,7 +61,8 @@ class WholeSteps:
         tokens = self._store.on_device()
 
         def draw(logits: Tensor, asked: Tensor) -> Tensor:
-            token_ids, told = self._sampler.draw(logits, plan.kind, asked)
+            whole = logits_of_all(logits, self._mesh, self._vocab_size)
+            token_ids, told = self._sampler.draw(whole, plan.kind, asked)
             tokens.view(-1).index_copy_(0, asked[:, -1].long(), token_ids.int())
             return told
 
@@ -66,6 +74,7 @@ class WholeSteps:
             state.num_tokens += 1
         del lines[len(rows) :], positions[len(rows) :]
         read = self._sampler.read(told[: len(rows)], states, positions)
+        self._mesh.watch()  # a graph has launched the gather, which its group knows nothing of
         return lambda: self._results(rows, states, lines, positions, read())
 
     def _results(

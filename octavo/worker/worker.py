@@ -17,6 +17,7 @@ from octavo.attention.backend import cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
 from octavo.core.cache_limits import CacheLimits
+from octavo.core.launched import LaunchedStep
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -31,7 +32,7 @@ from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
 from octavo.worker.identity import Identity
-from octavo.worker.launching import LaunchedStep, LaunchingRunner
+from octavo.worker.launching import LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
 from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
@@ -168,8 +169,7 @@ class Worker:
                     output = self._run(step)
                 future.set_result(output)
         except Exception as error:
-            self._note_failure(error)
-            future.set_exception(error)
+            future.set_exception(self._note_failure(error))
         return future
 
     def _launched(self, runner: LaunchingRunner, step: SchedulerOutput) -> LaunchedStep:
@@ -182,8 +182,9 @@ class Worker:
 
         return LaunchedStep(checked, self._note_failure)
 
-    def _note_failure(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> Exception:
         self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"
+        return error
 
     def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
         if self._watch is not None:
@@ -367,15 +368,20 @@ class Worker:
         """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
         self._mesh.poison(reason)
 
+    def _finish_steps(self) -> None:
+        """Wait for what is launched: other ranks have launched it too, and would wait for calls that the end of the
+        group ends here alone."""
+        runner = vars(self).get("_runner")
+        if isinstance(runner, LaunchingRunner):
+            runner.finish(SHUTDOWN_TIMEOUT_S)
+
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""
         if self._failure == _SHUT_DOWN:
             return
         if self._ahead.packed is not None:
             self._ahead.packed.close()
-        if isinstance(runner := vars(self).get("_runner"), LaunchingRunner):
-            # other ranks have launched it too, and would wait for calls that the end of the group ends here alone
-            runner.finish(SHUTDOWN_TIMEOUT_S)
+        self._finish_steps()
         if "_transfer" in vars(self):
             self._transfer.close()
         if self._adapters is not None:

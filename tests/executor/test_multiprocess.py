@@ -18,6 +18,7 @@ import pytest
 
 from octavo.config.schema import EngineConfig
 from octavo.core import frames, processes
+from octavo.core.launched import LaunchedStep
 from octavo.core.messages import CoreFailed
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -25,7 +26,6 @@ from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import Start, StepResult, Value
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.worker.identity import Identity
-from octavo.worker.launching import LaunchedStep
 from tests.executor.test_conformance import numbered
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank import FakeRank
@@ -172,13 +172,17 @@ def test_a_step_that_rank_0_has_launched_is_waited_for_in_its_result_and_fails_w
 ) -> None:
     class LaunchedSteps(FakeRank):
         def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-            return LaunchedStep(lambda: result_of(step.step_id), failures.append)
+            return LaunchedStep(lambda: result_of(step.step_id), noted)
 
     def result_of(step_id: int) -> ModelRunnerOutput:
         if step_id == 1:
             return ModelRunnerOutput(step_id=step_id, rows=[])
         end.sendall(frames.pack(CoreFailed(message="CUDA error: out of memory")))
         raise EngineDeadError("a call did not end")
+
+    def noted(error: Exception) -> Exception:
+        failures.append(error)
+        return error
 
     failures: list[Exception] = []
     ranks, (end,) = connected(resources, 1)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.devices.cpu.sampler import NativeSampler
-from octavo.distributed.collectives import Alone
 from octavo.distributed.mesh import Mesh
 from octavo.layers.embedding import VocabularyShare
 from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.sampler import Sampler
-from octavo.worker.shared_sampler import SharedLaunches, shared
+from octavo.worker.shared_sampler import shared
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import ThreadCollectives, run_on, run_ranks, thread_meshes
 from tests.sampling.sequences import sampling_row
@@ -162,35 +159,3 @@ def test_descriptions_and_ranks_are_those_of_one_rank() -> None:
 def test_one_rank_samples_itself() -> None:
     sampler = native()
     assert shared(sampler, Mesh.single(), 300) is sampler
-
-
-class LaunchingSampler:
-    """Launches whatever it is asked for."""
-
-    def may_launch(self, params: SamplingParams) -> bool:
-        return True
-
-    def read(self, told: Tensor, sequences: Any, positions: Any) -> Any:
-        return told.tolist
-
-
-class Watching(Alone):
-    """Counts how often it is told to watch."""
-
-    num_watches = 0
-
-    def watch(self) -> None:
-        self.num_watches += 1
-
-
-def test_no_rank_launches_rows_with_forms_whose_grammars_rank_0_alone_has() -> None:
-    launches = SharedLaunches(cast("Any", LaunchingSampler()), Mesh.single(), 301)
-    assert launches.may_launch(SamplingParams(temperature=0.5))
-    assert not launches.may_launch(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+")))
-
-
-def test_a_gather_that_a_graph_has_launched_has_a_deadline_once_its_result_is_to_be_read() -> None:
-    group = Watching()
-    launches = SharedLaunches(cast("Any", LaunchingSampler()), Mesh(tensor_group=group), 301)
-    assert launches.read(torch.ones(1, 2), [], [])() == [[1.0, 1.0]]
-    assert group.num_watches == 1

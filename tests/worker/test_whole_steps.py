@@ -12,6 +12,8 @@ from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ScheduledSequence
 from octavo.devices.cuda.token_store import CudaTokenStore
+from octavo.distributed.collectives import Alone
+from octavo.distributed.mesh import Mesh
 from octavo.sampling.sampler import DrawnTokens, DrawPlan
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.sequence_state import Sequences
@@ -33,7 +35,8 @@ class FakeSampler:
         self.plans.append(list(positions))
         return DrawPlan(0, np.zeros((len(positions), 8)))
 
-    def draw(self, logits: Any, kind: int, asked: Any) -> Any:
+    def draw(self, logits: torch.Tensor, kind: int, asked: Any) -> Any:
+        assert logits.shape == (len(asked), 32), "the shares of both ranks"
         tokens = torch.tensor(DRAWN + DRAWN)[: len(asked)]
         return tokens, tokens
 
@@ -43,7 +46,19 @@ class FakeSampler:
 
 class FakeModel:
     def draw(self, batch: Any, asked: Any, key: Any, draw: Any) -> Any:
-        return draw(None, torch.from_numpy(asked))
+        return draw(torch.zeros(len(asked), 16), torch.from_numpy(asked))
+
+
+class OfTwo(Alone):
+    """A group with another rank that has the same logits. Counts how often it is told to watch."""
+
+    num_watches = 0
+
+    def gather(self, share: torch.Tensor) -> torch.Tensor:
+        return torch.cat((share, share), dim=1)
+
+    def watch(self) -> None:
+        self.num_watches += 1
 
 
 class UncapturedModel:
@@ -53,7 +68,7 @@ class UncapturedModel:
         self.computed: list[int] = []
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        return torch.zeros(len(batch.lengths), 4)
+        return torch.zeros(len(batch.lengths), 16)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.computed.append(len(hidden))
@@ -70,13 +85,14 @@ class FakeBatch:
 
 
 def launched(
-    errors: dict[int, RequestError], model: Any = None, num_copies: int = 0
+    errors: dict[int, RequestError], model: Any = None, num_copies: int = 0, group: Alone | None = None
 ) -> tuple[Sequences, list[BatchRow], Callable[[], list[Any]]]:
     sequences = Sequences(CudaTokenStore(torch.device("cpu")))
     for seq_id in range(3):
         sequences.add(new_sequence(seq_id, [1, 2 + seq_id], [0], params=PARAMS))
     rows = [BatchRow(ScheduledSequence(seq_id, 0, 1, 1, 1), sequences[seq_id]) for seq_id in range(3)]
-    steps = WholeSteps(cast("Any", FakeSampler(errors)), cast("Any", sequences.tokens), sequences, 32)
+    mesh = Mesh(tensor_group=group or OfTwo())
+    steps = WholeSteps(cast("Any", FakeSampler(errors)), mesh, cast("Any", sequences.tokens), sequences, 32)
     batch = cast("Any", FakeBatch([2] * (3 + num_copies)))
     collect = steps.launch(model or cast("Any", FakeModel()), batch, rows, num_copies)
     assert collect is not None
@@ -91,6 +107,12 @@ def test_what_is_drawn_is_stored_there_at_once_and_here_when_it_is_collected() -
     assert [int(state.first_tokens(3)[2]) for _, state in rows] == [0, 0, 0]
     assert [each.tokens[0].token_id for each in collect()] == DRAWN
     assert [int(state.first_tokens(3)[2]) for _, state in rows] == DRAWN
+
+
+def test_a_gather_that_a_graph_has_launched_has_a_deadline_once_its_result_is_to_be_read() -> None:
+    group = OfTwo()
+    launched({}, group=group)
+    assert group.num_watches == 1
 
 
 def test_a_line_that_is_another_sequence_s_by_now_keeps_what_that_has() -> None:

@@ -18,7 +18,7 @@ from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.distributed.mesh import Mesh
 from octavo.engine.engine_core import EngineCore
-from octavo.worker.launching import LaunchedStep, LaunchingRunner, _Launched
+from octavo.worker.launching import LaunchingRunner
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -163,25 +163,13 @@ def test_log_probabilities_are_the_same_bits_in_steps_that_wait(path: Path) -> N
     assert [len(each) for each in alone] == [5, 5]
 
 
-def test_an_error_of_a_step_is_that_of_its_result() -> None:
-    def broken() -> Any:
-        raise RuntimeError("the GPU is lost")
-
-    seen: list[Exception] = []
-    step = LaunchedStep(broken, seen.append)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="the GPU is lost"):
-            step.result()
-    assert len(seen) == 1
-
-
 def test_a_step_that_fails_while_another_is_begun_leaves_nobody_waiting() -> None:
     def fail() -> Any:
         raise RuntimeError("the GPU is lost")
 
     runner = object.__new__(LaunchingRunner)
-    runner._launched = deque((_Launched(step_id, fail, 0.0), Future()) for step_id in range(2))
-    first, second = (future for _, future in runner._launched)
+    runner._launched = deque((Future(), fail) for _ in range(2))
+    first, second = (future for future, _ in runner._launched)
     with pytest.raises(RuntimeError, match="the GPU is lost"):
         runner._collect(None)
     for future in (first, second):
