@@ -141,7 +141,7 @@ class AsyncLLM:
         when the request is refused, EngineDeadError when the core dies.
         """
         request_ids = None if request_id is None else [request_id]
-        outputs = self.generate_together([prompt], sampling_params, request_ids, RequestOptions(**options))
+        outputs = self.generate_together([prompt], sampling_params, request_ids, RequestOptions.of_keywords(options))
         async with aclosing(outputs):
             async for _, output in outputs:
                 yield output

@@ -6,14 +6,16 @@ A new option is a field of `RequestOptions` and of the two sets of keywords; it 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 import msgspec
 
+from octavo.core.absent import remark
 from octavo.core.adapter import LoRARequest
 from octavo.core.prompt import checked_cache_salt, checked_text
 from octavo.core.request_limits import check_field
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
 
 MAX_PRIORITY: Final = 2**63 - 1
@@ -52,6 +54,16 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             )
 
     @classmethod
+    def of_keywords(cls, given: Mapping[str, Any]) -> RequestOptions:
+        """Return the options that a caller gives by name. Raises TypeError for another name, with what it may mean."""
+        for name in given:
+            if name not in cls.__struct_fields__:
+                is_sampling = name in SamplingParams.__struct_fields__
+                said = f": give SamplingParams({name}=…)" if is_sampling else remark(name, cls.__struct_fields__)
+                raise TypeError(f"{name} is not an argument of this call{said}")
+        return cls(**given)
+
+    @classmethod
     def of_fields(cls, source: object, **others: Any) -> RequestOptions:
         """Return the options that `source` has as attributes other than None, with `others` in their place."""
         given = {name: getattr(source, name, None) for name in cls.__struct_fields__} | others
@@ -81,7 +93,10 @@ class BatchKeywords(TypedDict, total=False):
 def options_of_each(num_prompts: int, given: BatchKeywords) -> list[RequestOptions]:
     """Return the options of each prompt. Raises InvalidRequest for a wrong value and for a list of another length."""
     each = {name: one_for_each(num_prompts, name, value) for name, value in given.items() if value is not None}
-    return [RequestOptions(**{name: values[index] for name, values in each.items()}) for index in range(num_prompts)]
+    return [
+        RequestOptions.of_keywords({name: values[index] for name, values in each.items()})
+        for index in range(num_prompts)
+    ]
 
 
 def one_for_each(num_prompts: int, name: str, value: Any) -> Sequence[Any]:

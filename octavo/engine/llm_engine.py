@@ -125,7 +125,7 @@ class LLMEngine:
         params = self.default_sampling_params() if params is None else params
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             check_grammar(params.structured_outputs)
-        request = self.input.process(request_id, prompt, params, RequestOptions(**options))
+        request = self.input.process(request_id, prompt, params, RequestOptions.of_keywords(options))
         self._output.add(request, prompt.text)
         self.core.add_requests([request])
 

@@ -27,6 +27,21 @@ def test_a_value_is_for_all_or_one_for_each() -> None:
         options_of_each(2, {"tenant": ["a"]})
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("temperature", r"temperature is not an argument of this call: give SamplingParams\(temperature=…\)"),
+        ("priorty", "did you mean priority"),
+        ("chat_template_content_format", ": templates get text"),
+    ],
+)
+def test_a_name_that_is_no_option_is_told_where_it_belongs(name: str, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        RequestOptions.of_keywords({name: 1})
+    with pytest.raises(TypeError, match=said):
+        options_of_each(1, {name: 1})  # type: ignore[misc]
+
+
 def test_a_request_carries_its_options_to_the_core() -> None:
     options = RequestOptions(priority=1, first_token_deadline_s=2.0, tenant="t", cache_salt="s")
     request = EngineCoreRequest(
