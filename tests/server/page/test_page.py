@@ -180,6 +180,16 @@ def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
     page.errors.clear()  # the engine of this server makes no reports
 
 
+def test_a_message_of_any_length_moves_no_button(page: Browser) -> None:
+    page.size(900, 700)
+    place = "document.getElementById('send').getBoundingClientRect().right"
+    before = page.run(place)
+    for count in range(1, 6):
+        page.run(f"document.getElementById('status').textContent = 'a message of some length '.repeat({count})")
+        assert page.run(place) == before
+    page.size(1280, 800)
+
+
 def test_a_key_is_asked_for_and_kept_out_of_addresses(browser: Browser, start: Callable[..., ServedEngine]) -> None:
     server = start(entries("a, rights: [observe]", "b"))
     browser.open(f"{server.url}/")
