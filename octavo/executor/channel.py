@@ -11,6 +11,7 @@ from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.identity import Identity
 
+SEEN_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 ORPHANED: Final = 3
 """Exit code of a rank whose executor has gone without Shutdown."""
 
@@ -20,6 +21,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     sends_results: whether the results of steps come from this rank.
     config: the EngineConfig. rendezvous: where the ranks meet; ranks of another machine have other memory.
+    gpus: for each rank the only one that its process is to see, as CUDA_VISIBLE_DEVICES of its machine names it; empty
+    where all see what their processes have been given.
     """
 
     identity: Identity
@@ -27,6 +30,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: Rendezvous
     rank: int = 0
     sends_results: bool = False
+    gpus: list[str] = []
 
 
 class Here(msgspec.Struct, frozen=True):

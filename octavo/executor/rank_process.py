@@ -27,7 +27,19 @@ from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import end_with, report_failure, run_reporting
 from octavo.core.step import ModelRunnerOutput
 from octavo.errors import ConfigError
-from octavo.executor.channel import ORPHANED, FromRank, Here, Note, RankCall, Start, Step, StepResult, ToRank, Value
+from octavo.executor.channel import (
+    ORPHANED,
+    SEEN_GPUS,
+    FromRank,
+    Here,
+    Note,
+    RankCall,
+    Start,
+    Step,
+    StepResult,
+    ToRank,
+    Value,
+)
 from octavo.executor.executor import OpenWorker, import_ahead, open_rank
 from octavo.logging import set_up
 from octavo.worker.identity import Identity
@@ -47,6 +59,8 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
         rendezvous = msgspec.structs.replace(rendezvous, memory=here.memory, shared_ranks=here.shared_ranks)
     core = f"{config.replicas.name} " if config.num_engines > 1 else ""
     set_up(config.observability.log_level, role=f"{core}rank {start.rank}")
+    if start.gpus:
+        os.environ[SEEN_GPUS] = start.gpus[start.rank]
     lock = threading.Lock()
 
     def send(message: FromRank) -> None:

@@ -51,11 +51,13 @@ def start_ranks(
     open_worker: OpenWorker = open_rank,
     gather: Callable[[EngineConfig], list[Rank]] = gather_ranks,
     resources: ExitStack | None = None,
+    gpus: Sequence[str] = (),
 ) -> MultiprocessExecutor:
     """Return the executor of all ranks, their models opened but not loaded.
 
     on_death, on_note: as in `make_executor`. module: what runs in the processes of this machine; open_worker: what
     opens the worker of rank 0. gather: returns the ranks of other machines. resources: what is released at the end.
+    gpus: as in `Start`; that of this process is its caller's matter.
     Raises ConfigError or CheckpointError, and EngineDeadError for ranks of other machines that do not come.
     """
     from octavo.worker.identity import Identity
@@ -92,7 +94,7 @@ def start_ranks(
     try:
         os.sched_setaffinity(0, shares[0])  # of this thread, and of those that it starts
         encoded = msgspec.Raw(frames.encode(config))
-        start = Start(identity=Identity.of(config), config=encoded, rendezvous=rendezvous)
+        start = Start(identity=Identity.of(config), config=encoded, rendezvous=rendezvous, gpus=list(gpus))
         notify = None if on_note is None else partial(on_note, 0)
         executor.start(start, lambda: open_worker(config, 0, rendezvous, notify, executor.meet))
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.channel import SEEN_GPUS
 from octavo.executor.cluster import Gathering
 from octavo.executor.executor import OnNote, OpenWorker, open_rank
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
@@ -46,17 +48,31 @@ def start_ray_ranks(
     timeout_s = device.distributed_timeout_seconds
     resources = ExitStack()
     try:
-        group, nodes, most = _place(device.num_ranks, timeout_s, resources)
+        group, nodes, most = _place(device.num_ranks, timeout_s, resources, has_gpus=device.has_gpus)
         address, port = ray.util.get_node_ip_address(), _free_ports()
+
+        def actor_in(bundle: int) -> Any:
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, bundle)
+            kind = ray.remote(num_cpus=1, num_gpus=int(device.has_gpus), scheduling_strategy=strategy)(_Place)
+            actor = kind.remote()
+            resources.callback(ray.kill, actor)
+            return actor
+
+        # Ray gives a GPU to an actor alone: where there are GPUs, each rank has one, if only to hold its own
+        actors = {bundle: actor_in(bundle) for node in nodes for bundle in node} if device.has_gpus else {}
+        try:
+            gpus: list[str] = ray.get([actor.gpu.remote() for actor in actors.values()], timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            raise EngineDeadError(f"Ray's actors have not said which GPUs they have: {error}") from error
+        if gpus:
+            _see(gpus[0], resources)
 
         def gather(_: EngineConfig) -> list[Rank]:
             secret = secrets.token_bytes(32)
             gathering = Gathering(address, port, secret, len(nodes[0]), range(1, len(nodes)))
             ends = []
             for node, bundles in enumerate(nodes[1:], start=1):
-                strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, bundles[0])
-                actor = ray.remote(num_cpus=1, scheduling_strategy=strategy)(_Node).remote()
-                resources.callback(ray.kill, actor)
+                actor = actors.get(bundles[0]) or actor_in(bundles[0])
                 ends.append(actor.serve.remote(address, port, secret, node, timeout_s, module))
             ranks = gathering.wait(timeout_s)
             threading.Thread(target=_watch, args=[ends, ranks], name="octavo-ray", daemon=True).start()
@@ -71,23 +87,47 @@ def start_ray_ranks(
             open_worker=open_worker,
             gather=gather,
             resources=resources,
+            gpus=gpus,
         )
     except BaseException:
         resources.close()
         raise
 
 
-class _Node:
-    """The actor of a machine, whose end is that of its ranks."""
+class _Place:
+    """An actor: of a machine, whose end is that of its ranks, or of a rank, to hold a GPU for it."""
+
+    def gpu(self) -> str:
+        """Return the GPU that Ray has given to this actor, as CUDA_VISIBLE_DEVICES of its machine names it."""
+        import ray
+
+        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return str(gpu)
 
     def serve(self, address: str, port: int, secret: bytes, node: int, timeout_s: float, module: str) -> None:
         """Run the ranks of this machine until they end."""
         serve_node(address, port, secret, node=node, timeout_s=timeout_s, module=module)
 
 
-def _place(num_ranks: int, timeout_s: float, resources: ExitStack) -> tuple[Any, list[list[int]], int]:
-    """Return a placement group with a CPU for each rank, its bundles by machine, this machine's first, and how many
-    ranks a machine has at most.
+def _see(gpu: str, resources: ExitStack) -> None:
+    """Let this process see that GPU alone until the end. Raises ConfigError where it uses CUDA already."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            "executor is ray, and Ray chooses the GPU of rank 0, which is in this process, but CUDA is in use here "
+            "already; start the engine before, or in a process of its own"
+        )
+    before = os.environ.get(SEEN_GPUS)
+    resources.callback(lambda: os.environ.pop(SEEN_GPUS) if before is None else os.environ.update({SEEN_GPUS: before}))
+    os.environ[SEEN_GPUS] = gpu
+
+
+def _place(
+    num_ranks: int, timeout_s: float, resources: ExitStack, *, has_gpus: bool = False
+) -> tuple[Any, list[list[int]], int]:
+    """Return a placement group with a CPU, and perhaps a GPU, for each rank, its bundles by machine, this machine's
+    first, and how many ranks a machine has at most.
 
     Where machines have different numbers of ranks, each rank counts as a machine.
     """
@@ -95,14 +135,16 @@ def _place(num_ranks: int, timeout_s: float, resources: ExitStack) -> tuple[Any,
     import ray.util
 
     this_machine = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-    group = ray.util.placement_group([{"CPU": 1, **this_machine}, *({"CPU": 1} for _ in range(num_ranks - 1))])
+    each = {"CPU": 1, "GPU": 1} if has_gpus else {"CPU": 1}
+    group = ray.util.placement_group([{**each, **this_machine}, *(each for _ in range(num_ranks - 1))])
     resources.callback(ray.util.remove_placement_group, group)
     if not group.wait(timeout_s):
         alive = sum(node["Alive"] for node in ray.nodes())
-        free = ray.available_resources().get("CPU", 0)
+        found = ray.available_resources()
+        free = " and ".join(f"{found.get(kind, 0):g} {kind}s" for kind in each)
         raise EngineDeadError(
-            f"Ray has had no room for {num_ranks} ranks of one CPU each, the first of them on this machine, for "
-            f"{timeout_s:g} s: {free:g} CPUs are free on {alive} machines; add machines or use fewer ranks"
+            f"Ray has had no room for {num_ranks} ranks of one {' and one '.join(each)} each, the first of them on "
+            f"this machine, for {timeout_s:g} s: {free} are free on {alive} machines; add machines or use fewer ranks"
         )
     node_of = ray.util.placement_group_table(group)["bundles_to_node_id"]
     nodes: dict[str, list[int]] = {}

@@ -48,11 +48,12 @@ def two_ranks(config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(config, device=replace(config.device, tensor_parallel_size=2))
 
 
-def test_ranks_have_processors_and_threads_of_their_own_and_rank_0_gives_its_back(
+def test_ranks_have_processors_threads_and_gpus_of_their_own_and_rank_0_gives_its_back(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processors = os.sched_getaffinity(0)
-    executor = start_ranks(config, module="tests.fakes.rank", open_worker=FakeRank)
+    executor = start_ranks(config, module="tests.fakes.rank", open_worker=FakeRank, gpus=["3", "GPU-4"])
+    assert executor.call("identity")[1] == {"seen GPUs": "GPU-4"}
     pids = [int(value[0][2]) for value in executor.call("op_choices")]
     shares = [os.sched_getaffinity(pid) for pid in pids]
     assert set.union(*shares) == processors

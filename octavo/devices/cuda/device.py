@@ -68,9 +68,7 @@ class CudaDevice(ReferenceDevice):
     """`Device` on a GPU. What it has no kernel for is computed by torch's operators, as the reference does it."""
 
     name = "cuda"
-    lacks: Mapping[str, str] = {
-        "ray": "Ray gives GPUs to actors, and rank 0 is none",
-    }
+    lacks: Mapping[str, str] = {}
     ranks_over = "nccl"
     launches_beside_host = True
     keeps_float8 = True
@@ -132,6 +130,8 @@ class CudaDevice(ReferenceDevice):
 
         Numbers are those of the GPUs that the process sees: CUDA_VISIBLE_DEVICES chooses them.
         """
+        if self._config.executor == "ray" and self._config.num_ranks > 1:
+            return self._current(0)  # the process sees that of its rank alone
         ranks_here = self._config.ranks_per_machine
         needed, found = (place // ranks_here + 1) * ranks_here, self._num_gpus()
         if needed > found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,26 @@ def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
             answers(llm)
 
 
+@pytest.mark.filterwarnings("default")
+def test_ranks_that_ray_places_give_the_bits_of_one(
+    path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+    from octavo.executor.ray import start_ray_ranks
+
+    monkeypatch.setattr(
+        "octavo.executor.ray.start_ray_ranks", partial(start_ray_ranks, module="tests.devices.cuda.interpreted_rank")
+    )
+    monkeypatch.setattr(InterpretedCuda, "num_gpus", 1)  # that of a rank is the only one that its process sees
+    options: Any = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
+    ray.init(num_cpus=2, num_gpus=2, object_store_memory=80 << 20, **options)
+    try:
+        with LLM(str(path), **EXACT, tensor_parallel_size=2, executor="ray") as llm:
+            assert answers(llm) == expected
+    finally:
+        ray.shutdown()
+
+
 def test_fewer_gpus_than_ranks_are_refused_by_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpretedCuda, "num_gpus", 1)
     with pytest.raises(ConfigError, match="needs 2 GPUs on this machine, one for each rank, and 1 can be seen"):
@@ -136,6 +157,9 @@ def test_each_rank_of_each_engine_has_a_gpu_of_its_own(monkeypatch: pytest.Monke
     assert chosen == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="needs 6 GPUs"):
         InterpretedCuda(config, Platform.detect(), "asked for", 4)
+    del chosen[:]
+    InterpretedCuda(replace(config, executor="ray"), Platform.detect(), "asked for", 5)
+    assert chosen == [0], "a process that Ray's GPU was given to sees no other"
 
 
 def test_ranks_divide_the_memory_of_the_host_and_not_that_of_their_gpus() -> None:
