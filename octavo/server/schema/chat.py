@@ -163,7 +163,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if self.content is None:
             if self.refusal is not None:
                 return self.refusal
-            if self.tool_calls:
+            # other servers return no content where the output ends within the reasoning
+            if self.tool_calls or self.reasoning_content or self.reasoning:
                 return ""
             raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
         for index, part in enumerate(self.content):

@@ -176,6 +176,12 @@ def test_messages_reach_the_template_as_text(client: openai.OpenAI, server: Serv
     assert not prompt.add_special_tokens
 
 
+def test_a_turn_that_ended_within_its_reasoning_needs_no_content(client: openai.OpenAI, server: Served) -> None:
+    turn: Any = {"role": "assistant", "content": None, "reasoning": "hm"}
+    client.chat.completions.create(model="letters", messages=[*MESSAGES, turn, *MESSAGES], max_tokens=1)
+    assert "\nassistant: \n" in server.llm.requests[0][1].text
+
+
 def test_a_predicted_output_goes_with_the_prompt(client: openai.OpenAI, server: Served) -> None:
     parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     for content in ("ab", parts):
