@@ -66,6 +66,9 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+_MAX_TOKENS: Final = "Most tokens of each output; by default 16 for a completion, for a chat the rest of the context."
+
+
 class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat have in common: the sampling parameters, and the fields below."""
 
@@ -76,7 +79,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
         truncate_prompt_tokens: int | None
 
     model: str | None = None
-    max_tokens: Int | None = None
+    max_tokens: Annotated[Int, Meta(description=_MAX_TOKENS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None

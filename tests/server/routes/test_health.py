@@ -76,6 +76,14 @@ def test_openapi_document_refers_only_to_what_it_defines(server: Served) -> None
     assert set(answer.json["paths"]) == {endpoint.path for endpoint in ENDPOINTS}
 
 
+def test_the_limit_of_tokens_is_described_with_its_default(server: Served) -> None:
+    schemas = ask(server.url, "/openapi.json").json["components"]["schemas"]
+    for name in ("ChatCompletionRequest", "CompletionRequest"):
+        number, nothing = schemas[name]["properties"]["max_tokens"]["anyOf"]
+        assert "by default 16 for a completion" in number["description"]
+        assert nothing == {"type": "null"}
+
+
 def test_openapi_document_leaves_out_what_is_refused(server: Served) -> None:
     schema = ask(server.url, "/openapi.json").json["components"]["schemas"]["ChatCompletionRequest"]
     assert "temperature" in schema["properties"]
