@@ -95,6 +95,7 @@ export function makeSettings(panel, schemas) {
   const parameters = parametersOf(schemas.ChatCompletionRequest).map(parameterField);
   const [form, tools] = [formPanel(), toolPanel()];
   const fields = [...parameters, form.field, tools.field];
+  const chatOnly = [tools.field, ...parameters.filter((field) => !(field.name in schemas.CompletionRequest.properties))];
   const nodesOf = (some) => some.map((field) => field.node);
   const fold = (title, nodes, properties = {}) => el("details", properties, el("summary", {}, title), el("div", { class: "fields" }, nodes));
   const forChat = [fold("System prompt", [system], { open: true }), fold("Tools", tools.nodes)];
@@ -118,14 +119,14 @@ export function makeSettings(panel, schemas) {
     },
     setMode(mode) {
       isChat = mode === "chat";
-      for (const node of forChat) node.hidden = !isChat;
+      for (const node of [...forChat, ...nodesOf(chatOnly)]) node.hidden = !isChat;
     },
     read() {
       const values = {};
       for (const field of fields) {
         field.fail("");
         try {
-          Object.assign(values, field === tools.field && !isChat ? {} : field.read());
+          Object.assign(values, !isChat && chatOnly.includes(field) ? {} : field.read());
         } catch (error) {
           showError(field, error.message);
           return null;

@@ -151,6 +151,18 @@ def test_what_the_server_refuses_is_shown_at_its_field(page: Browser) -> None:
     page.errors.clear()  # the browser notes the status 400
 
 
+def test_a_completion_is_sent_without_parameters_of_chats(page: Browser) -> None:
+    page.run("document.getElementById('field-reasoning_effort').value = 'low'")
+    page.run("location.hash = '#completion'")
+    page.click("#prompt")
+    page.write("hello")
+    page.click("#send")
+    assert "ended by" in page.wait(SUMMARY)
+    assert page.run("document.getElementById('field-reasoning_effort').closest('.field').hidden")
+    page.run("location.hash = '#chat'")
+    assert page.wait("!document.getElementById('field-reasoning_effort').closest('.field').hidden")
+
+
 def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
     send(page, "hello")
     page.wait(SUMMARY)
