@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.config.schema import DeviceConfig
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.devices import DEVICES
@@ -31,6 +31,7 @@ from octavo.worker.worker import Worker
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
 
 SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 6}
 EXACT: Any = SIZES | {"device": "cuda", "batch_invariant": True}
@@ -120,6 +121,43 @@ def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
         os.kill(rank.process.pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="rank 1 was killed"):
             answers(llm)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        # a slot, so that one adapter takes the place of another while a request without one has steps in flight
+        ("llama", {"enable_lora": True, "max_loras": 1}),
+        *(pytest.param(each, {}, marks=pytest.mark.long) for each in ("deepseek_v3", "gpt_oss", "qwen3_moe")),
+        *(pytest.param(each, {}, marks=pytest.mark.long) for each in ("falcon_h1", "lfm2", "nemotron_h", "qwen3_5")),
+        *(pytest.param("qwen3", {"quantization": each}, marks=pytest.mark.long) for each in ("int8", "int4")),
+        pytest.param(
+            "qwen3",
+            {"num_gpu_blocks_override": 4, "preemption_mode": "swap", "swap_space": 1 << 20, "max_model_len": 32},
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=str,
+)
+def test_two_ranks_give_the_bits_of_one_with_any_model(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1} if family == "llama" else {}
+    path = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300, **sizes))
+    adapters: list[LoRARequest | None] = [None] * 3
+    if "enable_lora" in options:
+        for number in (1, 2):
+            folder = make_adapter(path, tmp_path / str(number), LINEAR[:1], rank=number, seed=number)
+            adapters[number] = LoRARequest(str(number), number, str(folder))
+    asked = [
+        SamplingParams(temperature=min(1, number), seed=number, max_tokens=count, ignore_eos=True)
+        for number, count in enumerate((6, 2, 2))
+    ]
+    found = []
+    for ranks in ({}, {"tensor_parallel_size": 2, "max_steps_in_flight": 3}):
+        with LLM(str(path), **{**EXACT, **options, **ranks}) as llm:
+            outputs = llm.generate(PROMPTS[:3], asked, use_tqdm=False, lora_request=adapters)
+        assert not any(each.error for each in outputs), outputs
+        found.append([each.outputs for each in outputs])
+    assert found[0] == found[1]
 
 
 @pytest.mark.filterwarnings("default")
