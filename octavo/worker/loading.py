@@ -15,6 +15,7 @@ from octavo.devices.device import Device, DrawingModel
 from octavo.distributed.mesh import Mesh
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
+from octavo.sampling.processors.speech import speech_rules
 from octavo.worker.ahead import Ahead
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.launching import runner_for
@@ -117,7 +118,7 @@ class LoadedRank:
             vocab_size=shape.vocab_size,
             block_size=block_size,
             max_num_tokens=num_tokens,
-            sampler=shared(sampler, mesh, shape.vocab_size) if loaded.is_last else None,
+            sampler=shared(sampler, mesh, shape.vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,
             tokens=device.token_store(),
             encodings=encodings_of(loaded, shape.cache_groups, device, num_tokens),
         )

@@ -18,7 +18,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.embedding import VocabularyShare
 from octavo.sampling.chunks import chunks
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
-from octavo.sampling.processors import default_processors
+from octavo.sampling.processors import LogitsProcessor, default_processors
 from octavo.sampling.sampler import Sampler
 
 _MOST_CANDIDATES: Final = 128
@@ -45,9 +45,12 @@ def shared_sampling_bytes(num_rows: int, vocab_size: int, mesh: Mesh) -> int:
     return 4 * (copies * room * num_rows + vocab_size * _ROWS_AT_ONCE)
 
 
-def shared(sampler: Sampler, mesh: Mesh, vocab_size: int) -> Sampler:
-    """Return the sampler for a rank's share of the logits: `sampler` itself where there are no other tensor ranks."""
-    return sampler if mesh.tensor.size == 1 else SharedSampler(sampler, mesh, vocab_size)
+def shared(sampler: Sampler, mesh: Mesh, vocab_size: int, processors: Sequence[LogitsProcessor | None] = ()) -> Sampler:
+    """Return the sampler for a rank's share of the logits: `sampler` itself where there are no other tensor ranks.
+
+    processors: those that it has beside the default ones and grammars.
+    """
+    return sampler if mesh.tensor.size == 1 else SharedSampler(sampler, mesh, vocab_size, processors)
 
 
 def logits_of_all(share: Tensor, mesh: Mesh, vocab_size: int) -> Tensor:
@@ -65,11 +68,13 @@ class SharedSampler:
     have the drawn tokens without their log-probabilities.
     """
 
-    def __init__(self, sampler: Sampler, mesh: Mesh, vocab_size: int) -> None:
+    def __init__(
+        self, sampler: Sampler, mesh: Mesh, vocab_size: int, processors: Sequence[LogitsProcessor | None]
+    ) -> None:
         self._sampler = sampler
         self._mesh = mesh
         self._share = VocabularyShare.of(vocab_size, mesh)
-        self._processors = default_processors()
+        self._processors = [*filter(None, processors), *default_processors()]
         self._counts: WeakKeyDictionary[SampledSequence, int] = WeakKeyDictionary()
         self._others: Tensor | None = None
 

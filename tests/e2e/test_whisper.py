@@ -19,6 +19,7 @@ from octavo.multimodal.log_mel import LogMel
 from octavo.server.transcription import Transcriber
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_sliding_window import core_of, spoil_free_blocks
+from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.whisper import EN, END, FIRST_STAMP, PROMPT, RATE, START, TRANSCRIBE, make_whisper, tone
 
 HARSH: dict[str, dict[str, Any]] = {
@@ -80,6 +81,18 @@ def test_any_schedule_gives_the_bits_of_a_lonely_run(path: Path) -> None:
             num_preemptions += core_of(llm).stats().num_preemptions
             assert core_of(llm).stats().num_cached_tokens > 0, way
     assert num_preemptions > 0
+
+
+@pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
+def test_two_ranks_give_the_bits_of_one(path: Path) -> None:
+    """The rules of speech bar tokens of the whole vocabulary, so that a rank's share of it decides nothing."""
+    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 1, "top_k": 5}, {"seed": 2, "logprobs": 1}]
+    asked = [SamplingParams(max_tokens=20, ignore_eos=True, **way) for way in ways]
+    prompts: Any = [heard(pitch) for pitch in (440.0, 300.0, 520.0)]
+    with LLM(str(path), dtype="bfloat16") as llm:
+        expected = [each.outputs for each in llm.generate(prompts, asked, use_tqdm=False)]
+    with llm_of_ranks(path, 2, dtype="bfloat16") as llm:
+        assert [each.outputs for each in llm.generate(prompts, asked, use_tqdm=False)] == expected
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
