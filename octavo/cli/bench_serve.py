@@ -17,7 +17,7 @@ import msgspec
 from octavo.cli.bench_figures import METRICS, Answer, figures, limits_of, percentiles_of, table
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import Given, Options, with_options
-from octavo.cli.report import report, rounded, write_file
+from octavo.cli.report import check_file, report, rounded, write_file
 from octavo.cli.terminal import progress
 from octavo.config.fields import Arg
 from octavo.errors import ConfigError, OctavoError, RequestFailed
@@ -124,6 +124,8 @@ def serve(*, given: Given) -> int:
     shown = options.percentile_metrics.split(",")
     if wrong := set(shown) - set(METRICS):
         raise ConfigError(f"percentile_metrics has {min(wrong)!r}, expected some of {', '.join(METRICS)}")
+    if options.save_result:
+        check_file("result_filename", str(Path(options.result_dir) / (options.result_filename or "result.json")))
     load = make_load(options)
     with asyncio.Runner() as runner:
         run = runner.run(Client(options).measure(load))

@@ -25,7 +25,7 @@ from octavo.cli.bench import load_as_served
 from octavo.cli.block_moves import measure_block_moves
 from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, whole_numbers, with_options
-from octavo.cli.report import report, write_file
+from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arg
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -83,6 +83,8 @@ class Grid(NamedTuple):
 def calibrate(*, given: Given) -> int:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
     options = given.own(CalibrateOptions)
+    check_file("output", options.output)
+    check_file("engine_config", options.engine_config)
     grid = options.grid()
     speculative = dict(given.arguments(EngineArgs).speculative_config)
     # guesses would change what the steps compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,19 @@ def report(name: str, workload: dict[str, Any], result: dict[str, Any], text: st
             print(f"  {key:22} {value:,.4g}", file=sys.stderr)
     line = {"benchmark": name, "version": __version__, "commit": commit, "cpu": platform.cpu_model}
     print(msgspec.json.encode(line | {"cores": platform.cores} | workload | rounded(result)).decode())
+
+
+def check_file(name: str, path: str | None) -> None:
+    """Raise ConfigError where the file that the option `name` gives could not be written: before the work for it."""
+    if path is None:
+        return
+    place = Path(path).expanduser()
+    is_there = place.exists()
+    must_be = place if is_there else place.parent
+    if must_be.is_dir() == is_there or not os.access(must_be, os.W_OK):
+        raise ConfigError(
+            f"{name} is {path!r}, which cannot be written; name a file in a folder of yours that is there"
+        )
 
 
 def write_file(name: str, path: str, body: bytes) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
+from octavo.cli.report import check_file
 from octavo.cli.start import log_quietly
 from octavo.cli.terminal import say
 from octavo.config.args import EngineArgs
@@ -72,8 +73,7 @@ async def _run(args: EngineArgs, source: Path, target: Path) -> None:
 
     if not source.is_file():
         raise ConfigError(f"input_file {source} is no file; give one with a request in each line")
-    if target.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"output_file {target} cannot be written; name a file in a folder of yours that is there")
+    check_file("output_file", str(target))
     async with app_in_process(args) as app:
         await write_results(app, source, target)
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 
 from octavo.cli.options import Given, Options, with_options
-from octavo.cli.report import write_file
+from octavo.cli.report import check_file, write_file
 from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
@@ -123,6 +123,8 @@ _NOT_SIMULATED: Final = [
 def simulate(*, given: Given) -> int:
     """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""
     options = given.own(SimulationOptions)
+    check_file("output", options.output)
+    check_file("save_trace", options.save_trace)
     _refuse_contradictions(options, given)
     recorded = _recorded(options.recording)
     args = _engine_args(recorded, given)

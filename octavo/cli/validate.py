@@ -17,7 +17,7 @@ from octavo.cli.bench import load_as_served
 from octavo.cli.calibrate import CalibrateOptions, fitted
 from octavo.cli.live import Load, compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, with_options
-from octavo.cli.report import report, write_file
+from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arg
 from octavo.errors import ConfigError
@@ -54,6 +54,7 @@ class ValidateOptions(Options):
 def validate(*, given: Given) -> int:
     """Compare the engine on this machine with its simulation, under several loads."""
     options = given.own(ValidateOptions)
+    check_file("output", options.output)
     traced = _alike(read_trace(options.trace)) if options.trace is not None else None
     llm = load_as_served(given)
     if options.processor_clock and llm.config.device.threads != 1:

@@ -197,8 +197,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
         (["run", "Once upon", "a time"], "'Once upon' before the prompt names no model"),
         (["run", "octavo-tiny", "x", "--model", "y/z"], "there are two models, octavo-tiny and --model y/z"),
         (["bench", "latency", "--batch-size", "0"], "batch_size is 0, must be at least 1"),
-        (["run-batch", "-i", __file__, "-o", "/nowhere/out"], "output_file /nowhere/out cannot be written"),
-        (["run-batch", "-i", __file__, "-o", "/"], "output_file / cannot be written"),
+        (["run-batch", "-i", __file__, "-o", "/nowhere/out"], "output_file is '/nowhere/out', which cannot be written"),
+        (["run-batch", "-i", __file__, "-o", "/"], "output_file is '/', which cannot be written"),
     ],
 )
 def test_an_error_is_one_line_and_a_non_zero_exit(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from octavo import __version__
-from octavo.cli.report import report, rounded
+from octavo.cli.main import main
+from octavo.cli.report import check_file, report, rounded
+from octavo.errors import ConfigError
 
 
 def test_figures_come_as_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +23,34 @@ def test_figures_come_as_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
     assert line["elapsed_s"] == 1.23457
     assert line["cores"] >= 1
     assert "elapsed_s" in written.err
+
+
+def test_a_file_that_could_not_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    for place in (None, str(tmp_path / "there"), str(tmp_path / "new"), "/dev/null"):
+        check_file("output", place)
+    for wrong in (tmp_path, tmp_path / "nowhere" / "new", tmp_path / "there" / "new"):
+        with pytest.raises(ConfigError, match="output is .*, which cannot be written"):
+            check_file("output", str(wrong))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench calibrate --output /nowhere/x",
+        "bench calibrate --engine-config /nowhere/x",
+        "bench validate --output /nowhere/x",
+        "simulate --save-trace /nowhere/x",
+        "bench serve --save-result --result-dir /nowhere",
+    ],
+)
+def test_a_measurement_whose_result_cannot_be_written_does_not_begin(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 1
+    captured = capsys.readouterr()
+    assert "which cannot be written; name a file" in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_numbers_have_six_digits_at_any_depth() -> None:
