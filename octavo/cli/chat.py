@@ -78,7 +78,7 @@ def chat(
     given: Given,
 ) -> int:
     """Talk to a model; each answer is written as it is generated."""
-    values = {name: value for name, value in given.values.items() if name in SamplingParams.__struct_fields__}
+    values = given.sampling_values
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
     images = [image_part(Path(name)) for name in image]
     model: ChatModel

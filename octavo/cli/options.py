@@ -23,7 +23,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvalidRequest
 
 Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
 Own = TypeVar("Own")
@@ -55,6 +55,8 @@ _GROUPS = (
 
 NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
+
+_A_FORM = '{"choice": ["yes", "no"]}'
 
 _OF_A_SERVER = (
     *("stream_interval", "served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts"),
@@ -109,8 +111,21 @@ class Given(msgspec.Struct, frozen=True):
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
         """Return sampling parameters: the flags over `defaults`. Raises InvalidRequest."""
-        mine = SamplingParams.__struct_fields__
-        return SamplingParams.over_defaults(defaults, {k: v for k, v in self.values.items() if k in mine})
+        return SamplingParams.over_defaults(defaults, self.sampling_values)
+
+    @property
+    def sampling_values(self) -> dict[str, Any]:
+        """The flags of sampling parameters. Raises InvalidRequest for a form that is no JSON."""
+        given = {name: value for name, value in self.values.items() if name in SamplingParams.__struct_fields__}
+        if (form := given.get("structured_outputs")) is not None:
+            try:
+                given["structured_outputs"] = msgspec.json.decode(form)
+            except msgspec.DecodeError as error:
+                name = "structured_outputs"
+                raise InvalidRequest(
+                    f"{name} is {form!r}, which is no JSON ({error}); give such as {_A_FORM}"
+                ) from error
+        return given
 
 
 def with_options(
@@ -187,7 +202,7 @@ def _sampling_flags() -> list[inspect.Parameter]:
         value = getattr(default, name)
         doc = param.doc if value in (None, (), False) or name == "max_tokens" else f"{param.doc} [default: {value}]"
         if kind is StructuredOutputsParams:
-            doc = f"{doc} As JSON, such as {_A_FORM}."
+            kind, doc = str, f"{doc} As JSON, such as {_A_FORM}."
         found.append(_flag(name, kind, doc, "Sampling"))
     return found
 
@@ -203,14 +218,8 @@ def _plain_kind(hint: Any) -> Any:
     return list[typing.get_args(hint)[0]] if origin is tuple else hint  # type: ignore[misc]
 
 
-_A_FORM = '{"choice": ["yes", "no"]}'
-
-
 def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> inspect.Parameter:
     is_list = typing.get_origin(kind) is list
-    converter = {int: _whole_numbers, list[int]: _whole_numbers, StructuredOutputsParams: _form}.get(kind)
-    if kind is StructuredOutputsParams:
-        kind = str
     parameter = Parameter(
         help=doc,
         group=heading(group),
@@ -219,7 +228,7 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
         negative=None if kind is bool else (),
         consume_multiple=False if is_list else None,
         allow_leading_hyphen=kind in (int, float),
-        converter=converter,
+        converter=_whole_numbers if kind in (int, list[int]) else None,
     )
     annotation = Annotated[kind | None, parameter]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -232,11 +241,3 @@ def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
     except ValueError as error:
         raise ValueError(f"{tokens[0].value!r} is not a whole number") from error
     return values if kind == list[int] else values[0]
-
-
-def _form(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Return the JSON that the flag of a form has; the sampling parameters check what it is."""
-    try:
-        return msgspec.json.decode(tokens[0].value)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{tokens[0].value!r} is no JSON ({error}); give such as {_A_FORM}") from error

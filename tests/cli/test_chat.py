@@ -230,6 +230,14 @@ def remote(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch, *lines: str) -> No
     assert main(["chat", "--url", f"127.0.0.1:{fake.port}", "--temperature", "0"]) == 0
 
 
+def test_a_form_of_the_answers_is_sent_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_openai(FakeOpenAI(lambda body: chat("yes"))) as fake:
+        type_lines(monkeypatch, "one")
+        form = ["--structured-outputs", '{"choice": ["yes", "no"]}']
+        assert main(["chat", "--url", f"127.0.0.1:{fake.port}", *form]) == 0
+    assert fake.requests[0]["structured_outputs"]["choice"] == ["yes", "no"]
+
+
 def test_a_conversation_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_openai(FakeOpenAI(lambda body: chat("he", "llo"))) as fake:
         remote(fake, monkeypatch, "one", "/set top_p 0.5", "two")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cyclopts import App, CycloptsError
+from cyclopts import App
 
 from octavo.cli.options import Given, with_options
 from octavo.config.args import EngineArgs
@@ -109,8 +109,8 @@ def test_a_form_is_given_as_json() -> None:
     form = '{"choice": ["yes", "no"], "disable_any_whitespace": true}'
     params = call(["--structured-outputs", form], SamplingParams).sampling({})
     assert params.structured_outputs == StructuredOutputsParams(choice=("yes", "no"), disable_any_whitespace=True)
-    with pytest.raises(CycloptsError, match=r"'\{choice' is no JSON .*; give such as"):
-        call(["--structured-outputs", "{choice"], SamplingParams)
+    with pytest.raises(InvalidRequest, match=r"structured_outputs is '\{choice', which is no JSON .*; give such as"):
+        call(["--structured-outputs", "{choice"], SamplingParams).sampling({})
     with pytest.raises(InvalidRequest, match="expected an object with one of"):
         call(["--structured-outputs", '"yes"'], SamplingParams).sampling({})
 
