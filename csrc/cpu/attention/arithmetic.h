@@ -12,7 +12,6 @@ namespace {
 
 struct Float32Products {
   static constexpr bool kUsesTiles = false;
-  struct Tiles {};  // what is held while an item is computed
   static constexpr int kPerUnit = 1;
   static constexpr int kExponentialDegree = 5;
   static Floats multiply_add(Floats sum, Floats a, Floats b) { return fma(a, b, sum); }
@@ -25,7 +24,6 @@ struct Float32Products {
 #if defined(__AVX512BF16__)
 struct Bfloat16Products {
   static constexpr bool kUsesTiles = false;
-  struct Tiles {};  // what is held while an item is computed
   static constexpr int kPerUnit = 2;
   static constexpr int kExponentialDegree = 4;  // rounded to 8 bits afterwards
   static Floats multiply_add(Floats sum, Floats a, Floats b) {
@@ -115,7 +113,7 @@ template <class Products, class Source, int Rows, int Vectors>
 template <class Products, class Source>
 [[gnu::noinline]] void score_rows(int rows, const float* q, const std::uint8_t* const* tiles,
                        const std::uint8_t* const* next_tiles, int low, int high, int units, float* scores) {
-  const std::uint8_t *keys[kChunkTiles * kVectorsPerTile], *ahead[kChunkTiles * kVectorsPerTile];
+  const std::uint8_t *keys[kChunkKeys / kLanes], *ahead[kChunkKeys / kLanes];
   for (int j = low * kVectorsPerTile; j < high * kVectorsPerTile; ++j) {
     const int offset = j % kVectorsPerTile * (Source::kBytes / kVectorsPerTile);
     keys[j] = tiles[j / kVectorsPerTile] + offset;

@@ -43,10 +43,14 @@ int first_split(const Attention& a, const AttentionItem& item) {
 
 int end_split(const AttentionItem& item) { return (item.key_end + kSplitKeys - 1) / kSplitKeys; }
 
+int most_queries_of(const Attention& a, const AttentionKernels& kernels) {
+  return std::max(1, kernels.item_rows / (a.heads / a.kv_heads));
+}
+
 // Head by head, for the keys of one are all that fits a cache; within a head those with the most keys first, so that the
 // last tasks of a region are short.
-std::vector<AttentionItem> plan_items(const Attention& a) {
-  const int most_queries = std::max(1, kItemRows / (a.heads / a.kv_heads));
+std::vector<AttentionItem> plan_items(const Attention& a, const AttentionKernels& kernels) {
+  const int most_queries = most_queries_of(a, kernels);
   std::vector<AttentionItem> items;
   for (int row = 0; row < a.rows; ++row) {
     const int first_token = a.query_starts[row], queries = a.query_starts[row + 1] - first_token;
@@ -82,7 +86,7 @@ AttentionPartial partial_at(const Attention& a, float* base, int rows) {
 
 // A task is an item with all its splits.
 void attend_items(Cpu& cpu, const Attention& a, const AttentionKernels& kernels, const std::vector<AttentionItem>& items) {
-  const int rows = partial_rows(a, std::max(1, kItemRows / (a.heads / a.kv_heads)));
+  const int rows = partial_rows(a, most_queries_of(a, kernels));
   const std::int64_t partial = partial_floats(a, rows), own_bytes = kernels.scratch_bytes(a);
   const std::int64_t thread_bytes = own_bytes + 2 * partial * static_cast<std::int64_t>(sizeof(float));
   auto* memory = static_cast<std::uint8_t*>(cpu.scratch(thread_bytes * cpu.pool.threads()));
@@ -150,7 +154,7 @@ void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
       kernels.write(a, i % a.kv_heads, first_token, std::min(first_token + most, a.tokens));
     }
   });
-  const std::vector<AttentionItem> items = plan_items(a);
+  const std::vector<AttentionItem> items = plan_items(a, kernels);
   if (items.empty()) return;
   const bool is_few = static_cast<int>(items.size()) < 4 * cpu.pool.threads();
   const bool is_long = end_split(items.front()) - first_split(a, items.front()) > 1;
@@ -191,11 +195,12 @@ void bind_attention(nb::class_<Cpu>& cpu) {
         Attention a{};
         a.heads = heads, a.kv_heads = kv_heads, a.dim = dim;
         a.layout = layout_of(kv_heads, dim, value_dim, kTileKeys, static_cast<Type>(cache_type));
-        const std::int64_t rows = partial_rows(a, std::max(1, kItemRows / (heads / kv_heads)));
+        const AttentionKernels& kernels = attention_kernels(cpu.level);
+        const std::int64_t rows = partial_rows(a, most_queries_of(a, kernels));
         const std::int64_t partial = partial_floats(a, static_cast<int>(rows)) * static_cast<std::int64_t>(sizeof(float));
         // either two sums for each thread, or one for each split of the few items that are cut
         const std::int64_t splits = (longest + kSplitKeys - 1) / kSplitKeys, threads = cpu.pool.threads();
-        return threads * attention_kernels(cpu.level).scratch_bytes(a) + std::max(2 * threads, 4 * threads * splits) * partial;
+        return threads * kernels.scratch_bytes(a) + std::max(2 * threads, 4 * threads * splits) * partial;
       },
       "Most bytes that `attention` works in, for sequences of up to `longest` tokens.");
   cpu.def(

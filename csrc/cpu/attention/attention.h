@@ -4,7 +4,7 @@
 //   split  1,024 keys  summed up from nothing; splits are merged in the order of their positions
 //   chunk     64 keys  between two updates of the running maximum inside a split
 //   tile      16 keys  what the cache is made of
-// An item is up to 64 rows of one sequence that share their keys: (query position) x (query head of one KV head).
+// An item is up to 64 rows, or 128, of one sequence that share their keys: (query position) x (query head of one KV head).
 #pragma once
 
 #include "../types.h"
@@ -16,6 +16,7 @@ constexpr int kChunkKeys = 64;
 constexpr int kChunkTiles = kChunkKeys / kTileKeys;
 constexpr int kSplitKeys = 1024;
 constexpr int kItemRows = 64;
+constexpr int kTileItemRows = 128;  // where tiles multiply: values are copied for each item
 constexpr int kMostDim = 1024;
 constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, for differences of it are taken
 
@@ -88,6 +89,7 @@ struct AttentionPartial {
 };
 
 struct AttentionKernels {
+  int item_rows;  // most rows of an item, but for a query with more heads to a KV head
   std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
   // Tokens [begin, end) of one KV head.
   void (*write)(const Attention&, int kv_head, int begin, int end);

@@ -5,7 +5,7 @@
 #include "softmax.h"
 #if defined(__AMX_TILE__) || defined(OCTAVO_EMULATE_TILES)
 #define OCTAVO_HAS_TILES
-#include "tile_products.h"
+#include "tile_attention.h"
 #endif
 
 namespace octavo {
@@ -14,9 +14,15 @@ namespace avx512 { extern const AttentionKernels attention_table; }
 
 namespace {
 
+#if defined(OCTAVO_HAS_TILES)
+constexpr int kRowsOfItem = kTileItemRows;
+#else
+constexpr int kRowsOfItem = kItemRows;
+#endif
+
 // Memory of one task; everything lies at multiples of 64 bytes.
 struct Scratch {
-  float* queries;    // [rows / 8][units][8], or [rows][units] for tiles
+  float* queries;    // [rows / 8][units][8]
   float* scores;     // [rows][chunk]
   float* weights;    // [rows][chunk / kPerUnit]
   float* lane_sums;  // [rows][lanes]
@@ -24,54 +30,87 @@ struct Scratch {
   ReaderScratch reader;
 };
 
+// Of the largest item, whatever the level that cut it.
 int padded_rows(const Attention& a) {
   const int group = a.heads / a.kv_heads;
-  return ((group > kItemRows ? group : kItemRows) + 15) / 16 * 16;
+  return ((group > kTileItemRows ? group : kTileItemRows) + 15) / 16 * 16;
 }
 
-// Returns the bytes; with a base also where everything lies.
-std::int64_t lay_out(const Attention& a, std::uint8_t* base, Scratch* scratch) {
-  const std::int64_t rows = padded_rows(a), dim = a.layout.padded_dim, value_dim = a.layout.padded_value_dim;
-  std::int64_t bytes = 0;
-  const auto take = [&](float*& place, std::int64_t count) {
-    place = base ? reinterpret_cast<float*>(base + bytes) : nullptr;
-    bytes += (count * static_cast<std::int64_t>(sizeof(float)) + 63) / 64 * 64;
-  };
-  take(scratch->queries, rows * dim);
-  take(scratch->scores, rows * kChunkKeys);
-  take(scratch->weights, rows * kChunkKeys);
-  take(scratch->reader.key_units, kChunkKeys * dim);
-  take(scratch->reader.value_units, kChunkKeys * value_dim);
-  take(scratch->reader.last_value, value_dim);
-  take(scratch->reader.key_factors, kChunkKeys);
-  take(scratch->reader.value_scales, kChunkKeys);
-  take(scratch->lane_sums, rows * kLanes);
-  take(scratch->factors, rows);
-  return bytes;
+// Says where parts of the memory from `base` on lie, or with none only how many bytes they take.
+class Layout {
+ public:
+  explicit Layout(std::uint8_t* base) : base_(base) {}
+
+  template <class T>
+  void take(T*& place, std::int64_t count) {
+    place = base_ ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
+    bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+  }
+  void take(ReaderScratch& reader, const CacheLayout& cache, int per_unit) {
+    reader.tile_units = kTileKeys / per_unit * ((cache.padded_dim + 31) / 32 * 32);
+    take(reader.key_units, kChunkTiles * reader.tile_units);
+    take(reader.value_units, kChunkKeys / per_unit * static_cast<std::int64_t>(cache.padded_value_dim));
+    take(reader.last_value, cache.padded_value_dim);
+    take(reader.key_factors, kChunkKeys);
+    take(reader.value_scales, kChunkKeys);
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::uint8_t* base_;
+  std::int64_t bytes_ = 0;
+};
+
+std::int64_t lay_out(const Attention& a, std::uint8_t* base, Scratch& scratch) {
+  const std::int64_t rows = padded_rows(a);
+  Layout layout(base);
+  layout.take(scratch.queries, rows * a.layout.padded_dim);
+  layout.take(scratch.scores, rows * kChunkKeys);
+  layout.take(scratch.weights, rows * kChunkKeys);
+  layout.take(scratch.reader, a.layout, 1);
+  layout.take(scratch.lane_sums, rows * kLanes);
+  layout.take(scratch.factors, rows);
+  return layout.bytes();
 }
+
+#if defined(OCTAVO_HAS_TILES)
+std::int64_t lay_out(const Attention& a, std::uint8_t* base, TileScratch& scratch) {
+  const std::int64_t rows = padded_rows(a);
+  Layout layout(base);
+  layout.take(scratch.queries, rows * ((a.layout.padded_dim + 31) / 32 * kTileDepth));
+  for (int i = 0; i < 2; ++i) {
+    layout.take(scratch.scores[i], kBlockRows * kChunkKeys);
+    layout.take(scratch.weights[i], kBlockRows * kChunkKeys / 2);
+    layout.take(scratch.factors[i], kBlockRows);
+  }
+  layout.take(scratch.lane_sums, rows * kLanes);
+  layout.take(scratch.positions, rows);
+  for (ReaderScratch& reader : scratch.readers) layout.take(reader, a.layout, 2);
+  return layout.bytes();
+}
+
+template <class R>
+void attend_by_tiles(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
+                     const AttentionPartial& partial, std::uint8_t* memory) {
+  TileScratch scratch;
+  lay_out(a, memory, scratch);
+  const auto [start, end] = keys_of(a, item, split);
+  TileAttention<R>(a, item, partial, scratch).attend(start, end, next);
+}
+#endif
 
 std::int64_t scratch_bytes(const Attention& a) {
   Scratch scratch;
-  return lay_out(a, nullptr, &scratch);
+  const std::int64_t bytes = lay_out(a, nullptr, scratch);
+#if defined(OCTAVO_HAS_TILES)
+  TileScratch tile_scratch;
+  const std::int64_t tile_bytes = lay_out(a, nullptr, tile_scratch);
+  return bytes > tile_bytes ? bytes : tile_bytes;
+#endif
+  return bytes;
 }
 
 constexpr float kOnes[kValueRows] = {1, 1, 1, 1, 1, 1, 1, 1};
-
-// Where a row of an item has its elements, or with latents those of the values, in q.
-std::int64_t first_of_query(const Attention& a, const AttentionItem& item, int row) {
-  const int group = a.heads / a.kv_heads;
-  return (item.first_token + row / group) * a.q_stride +
-         static_cast<std::int64_t>(item.kv_head * group + row % group) * a.value_dim;
-}
-
-void load_query(const Attention& a, const AttentionItem& item, int row, float* out) {
-  const int group = a.heads / a.kv_heads;
-  load_row(a.q, first_of_query(a, item, row), a.type, a.value_dim, out);
-  if (a.v) return;
-  const int rest = a.dim - a.value_dim;
-  load_row(a.tails.q, (item.first_token + row / group) * a.tails.q_stride + row % group * rest, a.type, rest,
-           out + a.value_dim);
-}
 
 template <class R>
 void attend_chunks(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
@@ -79,8 +118,9 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   using Products = typename R::Products;
   using Source = typename R::Source;
   Scratch scratch;
-  lay_out(a, memory, &scratch);
-  const int group = a.heads / a.kv_heads, rows = item.queries * group, all_rows = (rows + 15) / 16 * 16;
+  lay_out(a, memory, scratch);
+  const ItemRows item_rows{a, item};
+  const int rows = item_rows.count(), all_rows = (rows + 15) / 16 * 16;
   const int dim = a.layout.padded_dim, value_dim = a.layout.padded_value_dim, units = dim / Products::kPerUnit;
   constexpr int kWeightUnits = kChunkKeys / Products::kPerUnit;
   const float* value_scales = R::kHasScales ? scratch.reader.value_scales : nullptr;
@@ -88,31 +128,16 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
 
   alignas(64) float query[kMostDim + kLanes] = {}, query_units[kMostDim];
   for (int r = 0; r < rows; ++r) {
-    if constexpr (Products::kUsesTiles) {
-      float* const row = scratch.queries + r * units;
-      if (a.v && a.value_dim == dim) {  // they lie as operands already
-        const std::int64_t first = first_of_query(a, item, r);
-        std::memcpy(row, static_cast<const bf16*>(a.q) + first, dim * sizeof(bf16));
-        continue;
-      }
-      load_query(a, item, r, query);
-      Products::to_units(query, dim, row);
-    } else {
-      load_query(a, item, r, query);
-      float* block = scratch.queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
-      Products::to_units(query, dim, query_units);
-      for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
-    }
+    item_rows.load_query(r, query);
+    float* block = scratch.queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
+    Products::to_units(query, dim, query_units);
+    for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
   }
   for (int r = 0; r < all_rows; ++r) partial.maxima[r] = kNothing;
   std::memset(partial.sums, 0, sizeof(float) * rows * value_dim);
   std::memset(scratch.lane_sums, 0, sizeof(float) * rows * kLanes);
 
-  typename Products::Tiles tiles;
-  const int first = first_seen(a, item.first_position);
-  const int split_start = split * kSplitKeys;
-  const int start = first > split_start ? first / kChunkKeys * kChunkKeys : split_start;
-  const int end = at_most(item.key_end, split_start + kSplitKeys);
+  const auto [start, end] = keys_of(a, item, split);
   const float factor = a.soft_cap != 0.0f ? a.scale : a.scale * kLog2E;
   for (int first_key = start; first_key < end; first_key += kChunkKeys) {
     Chunk chunk = fetch_chunk<R>(a, item, next, first_key, factor, scratch.reader);
@@ -120,28 +145,22 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
     const auto for_blocks = [&](int most, const auto& f) {
       for (int r = 0; r < rows; r += most) {
         const int count = at_most(rows - r, most);
-        const int earliest = item.first_position + r / group, latest = item.first_position + (r + count - 1) / group;
-        const int low = at_least_zero(first_seen(a, earliest) - first_key) / kTileKeys;
-        const int last = end_seen(a, item.row, latest) - 1;
-        const int high = at_most(at_least_zero(last + kTileKeys - first_key) / kTileKeys, chunk.high);
+        const Seen seen = item_rows.seen(item_rows.position(r), item_rows.position(r + count - 1), first_key);
+        const int low = at_least_zero(seen.begin) / kTileKeys;
+        const int high = at_most((at_least_zero(seen.end) + kTileKeys - 1) / kTileKeys, chunk.high);
         if (low < high) f(r, count, low, high);
       }
     };
-    constexpr bool kUsesTiles = Products::kUsesTiles;
-    for_blocks(kUsesTiles ? 16 : kScoreRows, [&](int r, int count, int low, int high) {
-      if constexpr (kUsesTiles)
-        return score_rows(tiles, count, scratch.queries + r * units, chunk.keys + low,
-                          (r == 0 ? chunk.next_keys : chunk.keys) + low, high - low, units,
-                          scratch.scores + r * kChunkKeys + low * kTileKeys);
+    for_blocks(kScoreRows, [&](int r, int count, int low, int high) {
       score_rows<Products, Source>(count, scratch.queries + r * units, chunk.keys,
                                    r == 0 ? chunk.next_keys : chunk.keys, low, high, units,
                                    scratch.scores + r * kChunkKeys);
     });
     for (int r = 0; r < rows; ++r) {
-      const int position = item.first_position + r / group;
-      const int low = first_seen(a, position) - first_key, high = end_seen(a, item.row, position) - first_key;
+      const int position = item_rows.position(r);
+      const auto [low, high] = item_rows.seen(position, position, first_key);
       float* scores = scratch.scores + r * kChunkKeys;
-      const float slope = a.alibi ? a.alibi[item.kv_head * group + r % group] * kLog2E : 0.0f;
+      const float slope = a.alibi ? a.alibi[item_rows.head(r)] * kLog2E : 0.0f;
       const Bend bend{a.soft_cap, slope, static_cast<float>(first_key - position)};
       const float largest = is_bent ? weigh<true>(scores, scratch.reader.key_factors, low, high, bend)
                                     : weigh<false>(scores, scratch.reader.key_factors, low, high, bend);
@@ -156,12 +175,9 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
     for (int r = 0; r < rows; ++r)
       store_row_weights<Products>(scratch.scores + r * kChunkKeys, partial.maxima[r], value_scales, scratch.factors[r],
                                   scratch.lane_sums + r * kLanes, scratch.weights + r * kWeightUnits);
-    for_blocks(kUsesTiles ? 16 : kValueRows, [&](int r, int count, int low, int high) {
+    for_blocks(kValueRows, [&](int r, int count, int low, int high) {
       const float* weights = scratch.weights + r * kWeightUnits;
       float* sums = partial.sums + r * value_dim;
-      if constexpr (kUsesTiles)
-        return add_values(tiles, count, weights, scratch.reader.value_units, low, high, scratch.factors + r, sums,
-                          value_dim);
       add_values<Products, Source>(count, chunk.values + low, high - low, weights, scratch.factors + r,
                                    sums, value_dim);
       if (high == chunk.high && chunk.last_value.units > 0)
@@ -174,7 +190,11 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
 
 void attend(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
             const AttentionPartial& partial, std::uint8_t* scratch) {
+#if defined(OCTAVO_HAS_TILES)
+  const auto with = [&](auto reader) { attend_by_tiles<decltype(reader)>(a, item, split, next, partial, scratch); };
+#else
   const auto with = [&](auto reader) { attend_chunks<decltype(reader)>(a, item, split, next, partial, scratch); };
+#endif
 #if defined(__AVX512BF16__)
   if (a.type == Type::bfloat16 && a.cache_type != Type::float32) {
 #if defined(OCTAVO_HAS_TILES)
@@ -246,6 +266,6 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
 
 namespace OCTAVO_LEVEL {
 extern const AttentionKernels attention_table;
-const AttentionKernels attention_table = {scratch_bytes, write_tokens, attend, merge, finish};
+const AttentionKernels attention_table = {kRowsOfItem, scratch_bytes, write_tokens, attend, merge, finish};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

@@ -1,7 +1,7 @@
 // Keys of a chunk as operands: read where they lie, or widened to a scratch that all rows of an item share.
 #pragma once
 
-#include "cache.h"
+#include "item_rows.h"
 
 namespace octavo {
 namespace {
@@ -19,11 +19,12 @@ struct Reader {
 };
 
 struct ReaderScratch {
-  float* key_units;    // [tiles][units][16]
+  float* key_units;    // [tiles][units][16], tiles `tile_units` apart
   float* value_units;  // [tiles][units][dim]
   float* last_value;   // [dim]: the last key's values where it is the first of a pair
   float* key_factors;  // [chunk]: what the scores of each key are multiplied with
   float* value_scales;
+  int tile_units;
 };
 
 // Tiles [low, high) hold what the queries of an item see of a chunk; the last one may have fewer than 16 keys.
@@ -34,12 +35,6 @@ struct Chunk {
   Segment values[kChunkTiles];
   Segment last_value;  // no units unless the last key is the first of a pair
 };
-
-inline int at_least_zero(int x) { return x > 0 ? x : 0; }
-inline int at_most(int x, int limit) { return x < limit ? x : limit; }
-
-// First position that the query at `position` sees.
-inline int first_seen(const Attention& a, int position) { return position < a.window ? 0 : position - a.window + 1; }
 
 // Tile `t` of a chunk with `valid` keys. What lies behind those may be anything, NaN too: it is not read as a value, and
 // its scores are hidden.
@@ -61,11 +56,18 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
     }
   }
   if constexpr (R::kIsWidened) {
-    float* key_units = scratch.key_units + t * kTileKeys * key_dim;
+    float* key_units = scratch.key_units + t * scratch.tile_units;
     widen_tile<R::kStored>(tile, is_latent ? nullptr : values, next - tile, key_dim, valid, typename R::Products(),
                            key_units, value_units);
     chunk.keys[t] = chunk.next_keys[t] = reinterpret_cast<const std::uint8_t*>(key_units);
     values = next_values = reinterpret_cast<const std::uint8_t*>(value_units);
+  }
+  if (R::Products::kUsesTiles && key_dim % 32 != 0) {  // the last step of a product is as deep as the others
+    float* key_units = scratch.key_units + t * scratch.tile_units;
+    const int count = kTileKeys / kPerUnit * key_dim;
+    if (!R::kIsWidened) std::memcpy(key_units, tile, count * sizeof(float));
+    std::memset(key_units + count, 0, kTileKeys * 8 * sizeof(float));
+    chunk.keys[t] = chunk.next_keys[t] = reinterpret_cast<const std::uint8_t*>(key_units);
   }
   if (is_latent) {
     turn_tile(reinterpret_cast<const float*>(chunk.keys[t]), dim, typename R::Products(), value_units);
@@ -131,6 +133,9 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
     }
     fetch_tile<R>(a, tile, next, at_most(length - key, kTileKeys), factor, t, scratch, chunk);
   }
+  if constexpr (R::Products::kUsesTiles)
+    for (int t = 0; t < kChunkTiles; ++t)  // likewise
+      if (t < chunk.low || t >= chunk.high) chunk.keys[t] = chunk.next_keys[t] = chunk.keys[chunk.low];
   return chunk;
 }
 

@@ -107,5 +107,59 @@ inline void store_row_weights(const float* exponents, float maximum, const float
   store(sums, sum);
 }
 
+#if defined(__AVX512BF16__)
+// 2^x in fewer instructions, for x <= 0 or a little above: exactly 1 at 0, and 0 of -inf; NaN stays NaN. A minimax
+// polynomial of (2^f - 1) / f on [0, 1] with a relative error of 2.9e-6, for weights that are rounded to 8 bits.
+inline Floats weight_of(Floats x) {
+  const Floats f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x less the integer below it
+  Floats p = all(0.013425154424560829f);
+  p = fma(p, f, all(0.05224537403796165f));
+  p = fma(p, f, all(0.24127855610191123f));
+  p = fma(p, f, all(0.6930451545323058f));
+  return _mm512_scalef_ps(fma(p, f, all(1.0f)), x);
+}
+
+// Lane by lane the largest of a row's scores [first, last), of which those of keys outside of [begin, end) become -inf.
+inline Floats largest_seen(float* scores, int first, int last, int begin, int end) {
+  Floats largest = all(kNothing);
+  for (int j = first; j < last; j += kLanes) {
+    Floats x = load(scores + j);
+    if (begin > j || end < j + kLanes) store(scores + j, x = keep_lanes(x, begin - j, end - j));
+    largest = maximum(largest, x);
+  }
+  return largest;
+}
+
+// The largest lane of vector i in lane i.
+inline Floats largest_of_each(const Floats (&x)[16]) {
+  Floats halves[8], quarters[4], pairs[2];
+  for (int i = 0; i < 8; ++i)
+    halves[i] = maximum(_mm512_shuffle_f32x4(x[i], x[i + 8], 0x44), _mm512_shuffle_f32x4(x[i], x[i + 8], 0xee));
+  for (int i = 0; i < 4; ++i)
+    quarters[i] = maximum(_mm512_shuffle_f32x4(halves[i], halves[i + 4], 0x88),
+                          _mm512_shuffle_f32x4(halves[i], halves[i + 4], 0xdd));
+  for (int i = 0; i < 2; ++i)
+    pairs[i] = maximum(_mm512_unpacklo_ps(quarters[i], quarters[i + 2]), _mm512_unpackhi_ps(quarters[i], quarters[i + 2]));
+  const Floats mixed = maximum(_mm512_shuffle_ps(pairs[0], pairs[1], 0x44), _mm512_shuffle_ps(pairs[0], pairs[1], 0xee));
+  // lanes are of the vectors 0, 2, 1 and 3, then of those 8, 4 and 12 further on
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), mixed);
+}
+
+// Weights 2^(score * scale - maximum) of a row's keys [first, last), multiples of 32, times `value_scales` where they are
+// given, as operands of the second product; adds the unscaled ones to `sums` lane by lane after multiplying those by `factor`.
+inline void weigh_row(const float* scores, int first, int last, float scale, float maximum, const float* value_scales,
+                      float factor, float* sums, bf16* weights) {
+  Floats sum = mul(load(sums), all(factor));
+  for (int j = first; j < last; j += 2 * kLanes) {
+    Floats low = weight_of(fma(load(scores + j), all(scale), all(-maximum)));
+    Floats high = weight_of(fma(load(scores + j + kLanes), all(scale), all(-maximum)));
+    sum = add(add(sum, low), high);
+    if (value_scales) low = mul(low, load(value_scales + j)), high = mul(high, load(value_scales + j + kLanes));
+    _mm512_storeu_si512(weights + j, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+  }
+  store(sums, sum);
+}
+#endif
+
 }  // namespace
 }  // namespace octavo

@@ -1,127 +1,131 @@
-// The two products of attention on tiles of bfloat16: sixteen rows at a time, 32 dimensions or 32 keys deep.
+// The two products of attention on tiles of bfloat16, cut into steps that are done beside other work: 32 rows by two tiles
+// of columns, or 16 rows and fewer by four.
 #pragma once
 
 #include "../tiles.h"
-#include "arithmetic.h"
+#include "item_rows.h"
 
 namespace octavo {
 namespace {
 
 constexpr int kTileDepth = 16;  // units in a tile's rows: 32 dimensions, or the keys of two tiles of the cache
+constexpr int kBlockRows = 2 * kTileRows;
 
-// Tiles 0 to 3 are sums, 4 and 5 operands of the rows (whole, and half as deep), 6 and 7 those of the keys likewise.
+// Tiles 0 to 3 are sums, 4 and 5 operands of the rows, 6 and 7 those of the columns. Those of the second 16 rows are 2, 3
+// and 5; without such rows 2 and 3 are of other columns.
 class RowTiles {
  public:
-  RowTiles() : tiles_(shapes(kTileRows)), rows_(kTileRows) {}
+  RowTiles() : tiles_(TileShapes::full()) {}
 
-  // For up to 16 rows from here on.
+  // For `rows` rows from here on.
   void set_rows(int rows) {
     if (rows == rows_) return;
-    tiles_.configure(shapes(rows));
+    tiles_.configure(rows > kTileRows ? TileShapes::two_by_two(kTileRows, rows - kTileRows)
+                                      : TileShapes::two_by_two(rows, rows));
     rows_ = rows;
   }
 
-  // scores[r][key] for `Count` tiles of keys; q is [rows][units]. Meanwhile fetches what lies in the same places from `ahead`
-  // on, unless it is the keys themselves.
-  template <int Count>
-  void score(const float* q, const std::uint8_t* const* keys, const std::uint8_t* const* ahead, int units, float* scores) {
-    const std::ptrdiff_t q_bytes = units * static_cast<std::ptrdiff_t>(sizeof(float));
-    each<Count>([&](auto i) { tiles_.clear<i.value>(); });
-    int unit = 0;
-    for (; unit + kTileDepth <= units; unit += kTileDepth) {
-      tiles_.load<4>(q + unit, q_bytes);
-      each<Count>([&](auto i) {
-        if (ahead[i.value] != keys[i.value])
-          for (int line = 0; line < kTileBytes; line += 64) bring(ahead[i.value] + unit * kTileRowBytes + line);
-        tiles_.load<6>(keys[i.value] + unit * kTileRowBytes);
-        tiles_.dot_bf16<i.value, 4, 6>();
-      });
-    }
-    if (unit < units) {
-      tiles_.load<5>(q + unit, q_bytes);
-      each<Count>([&](auto i) {
-        tiles_.load<7>(keys[i.value] + unit * kTileRowBytes);
-        tiles_.dot_bf16<i.value, 5, 7>();
-      });
-    }
-    each<Count>([&](auto i) {
-      tiles_.store<i.value>(scores + i.value * kTileKeys, kChunkKeys * static_cast<std::ptrdiff_t>(sizeof(float)));
-    });
+  bool has_bottom() const { return rows_ > kTileRows; }
+  int columns() const { return has_bottom() ? 2 : 4; }
+
+  void clear() { tiles_.clear<0>(), tiles_.clear<1>(), tiles_.clear<2>(), tiles_.clear<3>(); }
+
+  // The sums of `count` columns; the second 16 rows lie `bottom` elements behind the first ones.
+  void load(const float* sums, std::ptrdiff_t row_bytes, int bottom, int count) {
+    tiles_.load<0>(sums, row_bytes);
+    if (count > 1) tiles_.load<1>(sums + 16, row_bytes);
+    if (has_bottom()) sums += bottom - 32, count += 2;
+    if (count > 2) tiles_.load<2>(sums + 32, row_bytes);
+    if (count > 3) tiles_.load<3>(sums + 48, row_bytes);
+  }
+  void store(float* sums, std::ptrdiff_t row_bytes, int bottom, int count) {
+    tiles_.store<0>(sums, row_bytes);
+    if (count > 1) tiles_.store<1>(sums + 16, row_bytes);
+    if (has_bottom()) sums += bottom - 32, count += 2;
+    if (count > 2) tiles_.store<2>(sums + 32, row_bytes);
+    if (count > 3) tiles_.store<3>(sums + 48, row_bytes);
   }
 
-  // Adds the values of key groups [low, high), 32 keys each, to `Count` times 16 elements of the sums.
-  template <int Count>
-  void add(const float* weights, const float* values, int low, int high, int dim, float* sums) {
-    const std::ptrdiff_t dim_bytes = dim * static_cast<std::ptrdiff_t>(sizeof(float));
-    constexpr std::ptrdiff_t kWeightBytes = kChunkKeys / 2 * sizeof(float);
-    each<Count>([&](auto i) { tiles_.load<i.value>(sums + i.value * 16, dim_bytes); });
-    for (int group = low; group < high; ++group) {
-      tiles_.load<4>(weights + group * kTileDepth, kWeightBytes);
-      each<Count>([&](auto i) {
-        tiles_.load<6>(values + group * kTileDepth * dim + i.value * 16, dim_bytes);
-        tiles_.dot_bf16<i.value, 4, 6>();
-      });
+  // Adds rows times `count` columns, whose tiles column(0), column(1), ... say where they are.
+  template <class Column>
+  void multiply(const float* rows, std::ptrdiff_t row_bytes, int bottom, int count, std::ptrdiff_t column_bytes,
+                const Column& column) {
+    tiles_.load<4>(rows, row_bytes);
+    tiles_.load<6>(column(0), column_bytes);
+    tiles_.dot_bf16<0, 4, 6>();
+    if (count > 1) tiles_.load<7>(column(1), column_bytes), tiles_.dot_bf16<1, 4, 7>();
+    if (has_bottom()) {
+      tiles_.load<5>(rows + bottom, row_bytes);
+      tiles_.dot_bf16<2, 5, 6>();
+      if (count > 1) tiles_.dot_bf16<3, 5, 7>();
+      return;
     }
-    each<Count>([&](auto i) { tiles_.store<i.value>(sums + i.value * 16, dim_bytes); });
+    if (count > 2) tiles_.load<6>(column(2), column_bytes), tiles_.dot_bf16<2, 4, 6>();
+    if (count > 3) tiles_.load<7>(column(3), column_bytes), tiles_.dot_bf16<3, 4, 7>();
   }
 
  private:
-  static TileShapes shapes(int rows) {
-    TileShapes shapes = TileShapes::full();
-    for (int tile = 0; tile < 5; ++tile) shapes.set(tile, rows);
-    shapes.set(5, rows, kTileRowBytes / 2);
-    shapes.set(7, kTileDepth / 2);
-    return shapes;
-  }
-
-  template <int Number, class F>
-  static void each(const F& f) {
-    f(Count<0>());
-    if constexpr (Number > 1) f(Count<1>());
-    if constexpr (Number > 2) f(Count<2>());
-    if constexpr (Number > 3) f(Count<3>());
-  }
-
   Tiles tiles_;
-  int rows_;
+  int rows_ = kBlockRows;
 };
 
-struct TileProducts : Bfloat16Products {
-  static constexpr bool kUsesTiles = true;
-  using Tiles = RowTiles;
-};
+// scores[r][key] = sum over units of queries[r] * keys, for the tiles [tile, end) of a chunk. Meanwhile fetches what lies in
+// the same places from `ahead` on, unless it is the keys themselves.
+struct ScoreSteps {
+  const float* queries;  // [rows][units], units a multiple of a tile's depth
+  int rows, units;
+  const std::uint8_t *const *keys, *const *ahead;
+  int tile, end;
+  float* scores;  // [rows][kChunkKeys]
+  int unit = 0;
 
-// Calls `f` with a number from 1 to 4 as a constant.
-template <class F>
-inline void with_tiles(int count, const F& f) {
-  switch (count) {
-    case 1: return f(Count<1>());
-    case 2: return f(Count<2>());
-    case 3: return f(Count<3>());
-    default: return f(Count<4>());
+  // Of 32 rows; fewer are done earlier.
+  int steps() const { return (end - tile + 1) / 2 * (units / kTileDepth); }
+
+  void step(RowTiles& tiles) {
+    tiles.set_rows(rows);
+    const int count = at_most(end - tile, tiles.columns());
+    if (unit == 0) tiles.clear();
+    const auto column = [&](int i) {
+      const std::uint8_t *key = keys[tile + i] + unit * kTileRowBytes, *next = ahead[tile + i] + unit * kTileRowBytes;
+      for (int line = 0; next != key && line < kTileBytes; line += 64) bring(next + line);
+      return key;
+    };
+    tiles.multiply(queries + unit, units * static_cast<std::ptrdiff_t>(sizeof(float)), kTileRows * units, count, kTileRowBytes,
+                   column);
+    unit += kTileDepth;
+    if (unit < units) return;
+    tiles.store(scores + tile * kTileKeys, kChunkKeys * sizeof(float), kTileRows * kChunkKeys, count);
+    unit = 0;
+    tile += count;
   }
-}
+};
 
-// Scores of up to 16 rows against `count` tiles of a chunk; see RowTiles::score.
-inline void score_rows(RowTiles& tiles, int rows, const float* q, const std::uint8_t* const* keys,
-                       const std::uint8_t* const* ahead, int count, int units, float* scores) {
-  tiles.set_rows(rows);
-  with_tiles(count, [&](auto number) { tiles.score<decltype(number)::value>(q, keys, ahead, units, scores); });
-}
+// sums[r] += sum over keys of weights[r] * values, for the groups [low, high) of 32 keys of a chunk.
+struct ValueSteps {
+  const float* weights;  // [rows][kChunkKeys / 2]
+  const float* values;   // [kChunkKeys / 2][dim], with zeros for keys that are not there
+  int low, high;
+  int rows, dim;  // dim a multiple of 16
+  float* sums;    // [rows][dim]
+  int column = 0, group = low;
 
-// sums = sums * factors + weights * values for up to 16 rows and the tiles [low, high) of a chunk, whose values lie
-// side by side, with zeros for keys that are not there.
-inline void add_values(RowTiles& tiles, int rows, const float* weights, const float* values, int low, int high,
-                       const float* factors, float* sums, int dim) {
-  for (int r = 0; r < rows; ++r)
-    if (factors[r] != 1.0f)
-      for (int i = 0; i < dim; i += kLanes) store(sums + r * dim + i, mul(load(sums + r * dim + i), all(factors[r])));
-  tiles.set_rows(rows);
-  for (int first = 0; first < dim; first += 64)
-    with_tiles(dim - first >= 64 ? 4 : (dim - first) / 16, [&](auto count) {
-      tiles.add<decltype(count)::value>(weights, values + first, low / 2, (high + 1) / 2, dim, sums + first);
-    });
-}
+  int steps() const { return (dim - column + 31) / 32 * (high - low); }
+
+  void step(RowTiles& tiles) {
+    tiles.set_rows(rows);
+    const int count = at_most((dim - column) / 16, tiles.columns());
+    const std::ptrdiff_t dim_bytes = dim * static_cast<std::ptrdiff_t>(sizeof(float));
+    if (group == low) tiles.load(sums + column, dim_bytes, kTileRows * dim, count);
+    const float* value = values + group * kTileDepth * dim + column;
+    tiles.multiply(weights + group * kTileDepth, kChunkKeys / 2 * sizeof(float), kTileRows * kChunkKeys / 2, count, dim_bytes,
+                   [&](int i) { return value + 16 * i; });
+    if (++group < high) return;
+    tiles.store(sums + column, dim_bytes, kTileRows * dim, count);
+    group = low;
+    column += 16 * count;
+  }
+};
 
 }  // namespace
 }  // namespace octavo
