@@ -111,12 +111,13 @@ def _latency(llm: LLM, source: random.Random, given: Given, options: LatencyOpti
     per_token = (whole - first) / (output_len - 1) if output_len > 1 else 0.0
     result = {"elapsed_s": whole, "first_token_s": first, "per_token_s": per_token, "all_elapsed_s": seconds}
     if options.breakdown:
-        from octavo.cli.breakdown import decode_steps, medians_us, table
+        from octavo.cli.breakdown import is_plain_decode, medians_us, table
 
         with llm.engine.timed_steps() as steps:
             _measure(llm, source, options, batch_size, detokenize=True)
         medians = medians_us(steps, batch_size)
-        result |= {"breakdown_steps": len(decode_steps(steps, batch_size)), "breakdown_us": medians}
+        num_steps = sum(is_plain_decode(step, batch_size) for step in steps)
+        result |= {"breakdown_steps": num_steps, "breakdown_us": medians}
         print(table(medians), file=sys.stderr)
     workload = {"input_len": options.input_len, "output_len": output_len, "repetitions": options.repetitions}
     _report("latency", given, {"batch_size": batch_size, **workload}, result)

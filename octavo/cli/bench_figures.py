@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from octavo.cli.drawing import histogram
 from octavo.config.explain import render_table
@@ -60,9 +61,9 @@ def figures(
     for name in METRICS:
         values = values_of(name, served) or [0.0]
         result[f"mean_{name}_ms"] = statistics.fmean(values)
-        result[f"median_{name}_ms"] = percentile(values, 50)
+        result[f"median_{name}_ms"] = statistics.median(values)
         result[f"std_{name}_ms"] = statistics.pstdev(values)
-        result |= {f"p{share:g}_{name}_ms": percentile(values, share) for share in percentiles}
+        result |= {f"p{share:g}_{name}_ms": float(np.percentile(values, share)) for share in percentiles}
     return result
 
 
@@ -71,15 +72,6 @@ def values_of(name: str, answers: Sequence[Answer]) -> list[float]:
     if name == "itl":
         return [1e3 * gap for each in answers for gap in each.itl]
     return [1e3 * getattr(each, name) for each in answers if name != "tpot" or each.output_len > 1]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return a percentile (0 to 100) by linear interpolation between the values beside it, as numpy does."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def percentiles_of(text: str) -> list[float]:

@@ -13,11 +13,6 @@ OTHER = "everything else"
 """The time in no part: the loops around them, from the begin of one step to the begin of the next."""
 
 
-def decode_steps(steps: Sequence[StepTimes], num_seqs: int) -> list[StepTimes]:
-    """Return the steps in which `num_seqs` sequences computed a token each and nothing else happened."""
-    return [step for step in steps if _is_plain_decode(step, num_seqs)]
-
-
 def medians_us(steps: Sequence[StepTimes], num_seqs: int) -> dict[str, dict[str, float]]:
     """Return microseconds by part, and of the whole `step`: `total`, `kernels`, and `host`, which is the rest.
 
@@ -26,7 +21,7 @@ def medians_us(steps: Sequence[StepTimes], num_seqs: int) -> dict[str, dict[str,
     rows: dict[str, list[PartTime]] = {name: [] for name in [*PARTS, OTHER, "step"]}
     # the end of a step is the begin of the next one; after the last of a run it is not known
     for step, following in pairwise(steps):
-        if not _is_plain_decode(step, num_seqs) or not following.planned:
+        if not is_plain_decode(step, num_seqs) or not following.planned:
             continue
         parts = [step.parts.get(name, PartTime()) for name in PARTS]
         whole_ns = following.began_ns - step.began_ns
@@ -47,7 +42,8 @@ def table(medians: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def _is_plain_decode(step: StepTimes, num_seqs: int) -> bool:
+def is_plain_decode(step: StepTimes, num_seqs: int) -> bool:
+    """Return whether `num_seqs` sequences computed a token each in the step and nothing else happened."""
     if len(step.planned) != 1:
         return False
     (plan,) = step.planned

@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
-from cyclopts import Parameter
 
 from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
 from octavo.cli.image_files import image_part
 from octavo.cli.openai_client import OpenAIClient, read_api_key
-from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, heading, with_options
+from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, Options, with_options
 from octavo.cli.start import load, log_quietly, mention_demonstration_model
 from octavo.cli.terminal import WordWrap, say
 from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arguments
+from octavo.config.fields import Arg, arguments
 from octavo.config.sources import user_directory
 from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams, documented_fields
@@ -41,66 +41,47 @@ _ALIASES: Final = {"/bye": "/exit", "/quit": "/exit", "/regen": "/regenerate", "
 _MAX_FILE: Final = 256 << 20
 
 
-@with_options(SamplingParams, EngineArgs, model="positional", without=("n",))
-def chat(
-    *,
-    system: Annotated[
-        str | None,
-        Parameter(help="System message: the role of the model in the conversation.", group=heading("Prompt")),
-    ] = None,
-    url: Annotated[
-        str | None,
-        Parameter(
-            help="Talk to a server of the OpenAI API at this address; no model is loaded.", group=heading("Prompt")
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        str | None, Parameter(help="With --url: file whose first line is the API key.", group=heading("Prompt"))
-    ] = None,
-    image: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Image file to show with the first message; repeat for more.",
-            group=heading("Prompt"),
-            negative=(),
-            show_default=False,
-        ),
-    ] = (),
-    lora: Annotated[
-        str | None, Parameter(help="Folder of an adapter (LoRA, as PEFT saves it) to use.", group=heading("Prompt"))
-    ] = None,
-    history: Annotated[
-        bool,
-        Parameter(
-            help="Keep what is typed, in octavo/chat_history of the user's data folder.", group=heading("Prompt")
-        ),
-    ] = True,
-    given: Given,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(Options):
+    """How a conversation begins, and with whom."""
+
+    heading: ClassVar = "Prompt"
+
+    system: Annotated[str | None, Arg("System message: the role of the model in the conversation.")] = None
+    url: Annotated[str | None, Arg("Talk to a server of the OpenAI API at this address; no model is loaded.")] = None
+    api_key_file: Annotated[str | None, Arg("With --url: file whose first line is the API key.")] = None
+    image: Annotated[tuple[str, ...], Arg("Image file to show with the first message; repeat for more.")] = ()
+    lora: Annotated[str | None, Arg("Folder of an adapter (LoRA, as PEFT saves it) to use.")] = None
+    history: Annotated[bool, Arg("Keep what is typed, in octavo/chat_history of the user's data folder.")] = True
+
+
+@with_options(ChatOptions, SamplingParams, EngineArgs, model="positional", without=("n",))
+def chat(*, given: Given) -> int:
     """Talk to a model; each answer is written as it is generated."""
+    options = given.own(ChatOptions)
     values = given.sampling_values
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
-    images = [image_part(Path(name)) for name in image]
+    images = [image_part(Path(name)) for name in options.image]
     model: ChatModel
-    if url is None:
+    if options.url is None:
         args = given.arguments(EngineArgs)
-        adapter = None if lora is None else LoRARequest("lora", 1, lora)
+        adapter = None if options.lora is None else LoRARequest("lora", 1, options.lora)
         args = args if adapter is None else dataclasses.replace(args, enable_lora=True)
         log_quietly(args)
         mention_demonstration_model(args)
         model = EngineModel(load(args), adapter)
     else:
-        if lora is not None:
+        if options.lora is not None:
             raise ConfigError("lora has no effect with url: name the server's adapter with model")
         idle = sorted((set(given.values) & set(arguments(EngineArgs))) - {"model", *values})
         if idle:
             raise ConfigError(f"{idle[0]} has no effect with url: the engine is that of the server; leave it out")
-        server = OpenAIClient(url, read_api_key(api_key_file))
+        server = OpenAIClient(options.url, read_api_key(options.api_key_file))
         model = ServerModel(server, given.values.get("model"), partial(_notice, sys.stderr))
         say(f"{model.name} at {server.address}", sys.stderr)
     model.sampling(values)
-    with line_history(user_directory("data") if history else None):
-        converse(model, values, system, images)
+    with line_history(user_directory("data") if options.history else None):
+        converse(model, values, options.system, images)
     return 0
 
 

@@ -72,8 +72,7 @@ def perplexity(args: EngineArgs, documents: Sequence[str]) -> float:
     from octavo.llm import LLM
 
     total, count = 0.0, 0
-    options = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-    with LLM(**options) as llm:
+    with LLM(**vars(args)) as llm:
         for output in llm.generate(list(documents), SamplingParams(max_tokens=1, prompt_logprobs=0)):
             if output.prompt_logprobs is None:
                 raise ConfigError(f"text cannot be measured: {output.error}")

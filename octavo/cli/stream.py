@@ -40,11 +40,7 @@ def _outputs(engine: LLMEngine, request_id: str, interrupt: Interrupt | None) ->
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.error is not None:
-                raise _exception(output.error.message, output.error.is_client_error)
+                raise (InvalidRequest if output.error.is_client_error else RequestFailed)(output.error.message)
             yield output
         if interrupt is not None and interrupt.requested:
             engine.abort_request(request_id)
-
-
-def _exception(message: str, is_client_error: bool) -> InvalidRequest | RequestFailed:
-    return InvalidRequest(message) if is_client_error else RequestFailed(message)

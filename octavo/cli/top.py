@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -86,9 +87,10 @@ async def _watch(server: OpenAIClient, interval_s: float) -> None:
     is_screen = console.is_terminal and not console.is_dumb_terminal
     before = await Counters.read(server)
     history: deque[float] = deque(maxlen=60)
-    with (
-        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) if is_screen else _Lines() as live
-    ):
+    screen: AbstractContextManager[Any] = nullcontext()
+    if is_screen:
+        screen = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False)
+    with screen as live:
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -105,16 +107,6 @@ async def _watch(server: OpenAIClient, interval_s: float) -> None:
                 live.update(Text("\n".join(rows), no_wrap=True, overflow="ellipsis"), refresh=True)
             else:
                 print(printable(text), flush=True)
-
-
-class _Lines:
-    """Stands for a screen where there is none."""
-
-    def __enter__(self) -> Any:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""
 
 
 class Counters(msgspec.Struct, frozen=True):

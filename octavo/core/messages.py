@@ -147,6 +147,11 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     metrics: RequestMetrics | None = None
     pooled: bytes | None = None
 
+    @classmethod
+    def failed(cls, request_id: str, error: RequestError, metrics: RequestMetrics | None = None) -> EngineCoreOutput:
+        """Return the last output of a request that ended with an error."""
+        return cls(request_id=request_id, deltas=[], finished=True, error=error, metrics=metrics)
+
 
 class SchedulerStats(msgspec.Struct, kw_only=True):
     """The state of the engine after a step. The fields from `num_steps` on are totals since the start, those before it

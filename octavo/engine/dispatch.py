@@ -233,7 +233,7 @@ class Dispatch:
         for sent in [each for each in self.sent.values() if each.replica is None]:
             if begun or not (sent.was_sent or (self.split is not None and self.split.has(sent.request_id))):
                 self.end(sent.request_id)
-                outputs.append(EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=error))
+                outputs.append(EngineCoreOutput.failed(sent.request_id, error))
         return outputs
 
     def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
@@ -247,7 +247,7 @@ class Dispatch:
         )
         _log.error("%s", failure.message)
         self.end(sent.request_id)
-        return EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=failure)
+        return EngineCoreOutput.failed(sent.request_id, failure)
 
 
 def with_wait(request: EngineCoreRequest, now: float) -> EngineCoreRequest:

@@ -178,9 +178,7 @@ class EngineCore:
         self.scheduler.add_together(requests)
 
     def _refuse(self, request_ids: list[str], error: RequestError) -> None:
-        self._refused += [
-            EngineCoreOutput(request_id=each, deltas=[], finished=True, error=error) for each in request_ids
-        ]
+        self._refused += [EngineCoreOutput.failed(each, error) for each in request_ids]
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are ignored."""

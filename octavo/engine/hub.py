@@ -225,10 +225,7 @@ class Hub:
             for each in requests:
                 if taken is None:
                     self._forget(each.request_id)
-            outputs = [
-                EngineCoreOutput(request_id=each.request_id, deltas=[], finished=True, error=failure)
-                for each in requests
-            ]
+            outputs = [EngineCoreOutput.failed(each.request_id, failure) for each in requests]
             link.send(ReplicaOutputs(self._replicas.states[0], outputs))
 
     def _abort(self, request_ids: Iterable[str]) -> None:

@@ -302,8 +302,7 @@ class Split:
                 handover.firsts[delta.index] = delta
                 deltas.append(delta)
             elif self._differ(handover, handover.firsts[delta.index], delta):
-                error = self._failure(handover, handover.source)
-                return [EngineCoreOutput(request_id=output.request_id, deltas=[], finished=True, error=error)]
+                return [EngineCoreOutput.failed(output.request_id, self._failure(handover, handover.source))]
         is_over = len(deltas) == params.width and all(delta.finish_reason is not None for delta in deltas)
         if is_over:
             self._abort_decode(handover)

@@ -19,13 +19,11 @@ class Meter(NodeTransformer):
             node.test = nodes.And(_spend(1, node.lineno), node.test, lineno=node.lineno)
         return _metered_body(node)
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
+    def visit_Macro(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _metered_body(node)
 
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _metered_body(node)
+    visit_CallBlock = visit_Macro  # noqa: N815
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)

@@ -33,8 +33,7 @@ from octavo.models.hybrid import (
     read_mamba,
     read_mamba_sizes,
 )
-from octavo.models.sparse import Mixture, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import Mixture, corrected, read_stored
 
 
 class BambaForCausalLM(HybridDecoder):
@@ -252,20 +251,9 @@ class NemotronHForCausalLM(HybridDecoder):
 
 
 def _mixture(c: Checkpoint) -> Mixture:
-    rule = RouterRule(
-        c.positive("num_experts_per_tok"),
-        score="sigmoid",
-        is_normalized=c.bool("norm_topk_prob", True),
-        factor=c.float("routed_scaling_factor", 1.0),
-        num_groups=c.positive("n_group", 1),
-        groups_kept=c.positive("topk_group", 1),
-    )
-    return Mixture(
-        experts=c.positive("n_routed_experts"),
-        width=c.positive("moe_intermediate_size"),
-        rule=rule,
+    return replace(
+        corrected(c, groups=(1, 1), factor=1.0),
         stored=read_stored(c, StoredExperts(gate=None)),
-        correction="gate.e_score_correction_bias",
         activation="relu2",
         shared_width=c.positive("moe_shared_expert_intermediate_size"),
     )

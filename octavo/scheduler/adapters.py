@@ -168,11 +168,7 @@ class Adapters:
             message = f"the adapter {adapter.lora_name} cannot be used: {self._failed[adapter.digest]}"
             error = RequestError(message, field="lora_request", code="adapter_unusable")
             self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
-            self._registry.send(
-                EngineCoreOutput(
-                    request_id=group.request_id, deltas=[], finished=True, error=error, metrics=group.metrics
-                )
-            )
+            self._registry.send(EngineCoreOutput.failed(group.request_id, error, group.metrics))
         self._failed.clear()
         self._unread.update(unread)
         while len(self._unread) > _MOST_UNREAD:

@@ -160,9 +160,7 @@ class Results:
         for sequence in group.live:
             self._registry.block_manager.invalidate(sequence, group.num_cached_tokens)
         self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
-        return EngineCoreOutput(
-            request_id=group.request_id, deltas=[], finished=True, error=error, metrics=group.metrics
-        )
+        return EngineCoreOutput.failed(group.request_id, error, group.metrics)
 
 
 def _status_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> SequenceStatus | None:

@@ -154,9 +154,7 @@ class Scheduler:
                 if group.request.resumed:
                     self._results.end_complete(group, now)
             else:
-                self._registry.send(
-                    EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, error=error)
-                )
+                self._registry.send(EngineCoreOutput.failed(group.request_id, error))
                 self.log.note("refused", group.request, error.message)
 
     def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.bench_figures import Answer, figures, percentile
+from octavo.cli.bench_figures import Answer, figures
 from octavo.cli.bench_serve import ServeOptions, make_load
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.errors import ConfigError
@@ -120,7 +120,6 @@ def test_files_of_prompts(tmp_path: Path) -> None:
 
 
 def test_figures_are_those_of_vllm() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 75) == 3.25  # numpy.percentile
     one = Answer(prompt_len=5, output_len=3, ttft=0.1, itl=[0.2, 0.4], e2el=0.7)
     single = Answer(prompt_len=5, output_len=1, ttft=0.3, e2el=0.3)
     result = figures([one, single, Answer(error="no")], 2.0, [50.0], {"ttft": 200.0, "tpot": 300.0})

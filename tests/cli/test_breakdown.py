@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.cli.breakdown import decode_steps, medians_us, table
+from octavo.cli.breakdown import is_plain_decode, medians_us, table
 from octavo.core.messages import StepTimes
 from octavo.core.step import BlockOps, ScheduledSequence, SchedulerOutput
 from octavo.core.step_times import PartTime
@@ -20,7 +20,7 @@ def test_what_is_in_no_part_is_everything_else_and_other_steps_do_not_count() ->
     parts = {"model forward": PartTime(10_000, 8_000), "head": PartTime(4_000, 2_000)}
     plans = (plan(2, num_tokens=7), plan(2), plan(2), plan(1), plan(2))
     steps = [StepTimes(began_ns=20_000 * i, planned=[each], parts=parts) for i, each in enumerate(plans)]
-    assert len(decode_steps(steps, 2)) == 3
+    assert sum(is_plain_decode(step, 2) for step in steps) == 3
     medians = medians_us(steps, 2)
     assert {name: row["total"] for name, row in medians.items() if row["total"]} == {
         "model forward": 10,
