@@ -13,31 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from octavo.ops.recurrent import TokenRows
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionMetadata:
-    """Where this step's tokens live in one cache group. Rows are sequences in batch order.
+class AttentionMetadata(TokenRows):
+    """Where this step's tokens live in one cache group, and what is computed of it once."""
 
-    Row `i` computes `query_lengths[i]` tokens, the last ones of the `lengths[i]` that are in the cache after this
-    step. The difference is its context: what earlier steps or a prefix hit left in the cache.
-    """
-
-    query_starts: Tensor
-    """int32 [rows + 1]: first flat token index of each row, then the number of tokens."""
-    sequence_lengths: Tensor
-    """int32 [rows]: tokens in the cache after this step, this step's included."""
-    block_tables: Tensor
-    """int32 [rows, max_blocks]: block ids, padded with 0 (the null block)."""
-    slot_mapping: Tensor
-    """int64 [tokens]: block * block_size + offset, where each token's key and value go."""
-    block_size: int
-    """Tokens per block."""
-    query_lengths: Sequence[int]
-    """[rows] on the host, so that planning needs no copy from the device."""
-    lengths: Sequence[int]
-    """[rows] on the host: `sequence_lengths` as plain numbers."""
     derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     """What `once` has computed in this step."""
 

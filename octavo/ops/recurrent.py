@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -29,23 +29,28 @@ Limits = tuple[float, float]
 NO_LIMITS: Final[Limits] = (0.0, float("inf"))
 
 
-class TokenRows(Protocol):
-    """Where the rows of a step keep their states: the part of `AttentionMetadata` that recurrences read."""
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Where this step's tokens live in one cache group. Rows are sequences in batch order.
 
-    @property
-    def query_starts(self) -> Tensor: ...
-    @property
-    def sequence_lengths(self) -> Tensor: ...
-    @property
-    def block_tables(self) -> Tensor: ...
-    @property
-    def slot_mapping(self) -> Tensor: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def query_lengths(self) -> Sequence[int]: ...
-    @property
-    def lengths(self) -> Sequence[int]: ...
+    Row `i` computes `query_lengths[i]` tokens, the last ones of the `lengths[i]` that are in the cache after this
+    step. The difference is its context: what earlier steps or a prefix hit left in the cache.
+    """
+
+    query_starts: Tensor
+    """int32 [rows + 1]: first flat token index of each row, then the number of tokens."""
+    sequence_lengths: Tensor
+    """int32 [rows]: tokens in the cache after this step, this step's included."""
+    block_tables: Tensor
+    """int32 [rows, max_blocks]: block ids, padded with 0 (the null block)."""
+    slot_mapping: Tensor
+    """int64 [tokens]: block * block_size + offset, where each token's key and value go."""
+    block_size: int
+    """Tokens per block."""
+    query_lengths: Sequence[int]
+    """[rows] on the host, so that planning needs no copy from the device."""
+    lengths: Sequence[int]
+    """[rows] on the host: `sequence_lengths` as plain numbers."""
 
 
 def short_convolution(
@@ -183,17 +188,6 @@ def _decay(step: Tensor, decay_log: Tensor, step_bias: Tensor, limits: Limits = 
     return dt, torch.exp(-torch.exp(decay_log) * dt)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    query_starts: Tensor
-    sequence_lengths: Tensor
-    block_tables: Tensor
-    slot_mapping: Tensor
-    block_size: int
-    query_lengths: Sequence[int]
-    lengths: Sequence[int]
-
-
 def _example_rows(values: int) -> Iterator[tuple[Tensor, TokenRows]]:
     """Yield states with the rows of a step: cut prompts, a decoding row, unwanted states, and a row that starts."""
     generator = torch.Generator().manual_seed(1)
@@ -209,7 +203,7 @@ def _example_rows(values: int) -> Iterator[tuple[Tensor, TokenRows]]:
             for count, length, table in zip(counts, lengths, tables, strict=True)
             for position in range(length - count, length)
         ]
-        rows = _Rows(starts, ends, blocks, torch.tensor(slots), 8, counts, lengths)
+        rows = TokenRows(starts, ends, blocks, torch.tensor(slots), 8, counts, lengths)
         yield torch.randn(9, values, generator=generator), rows
 
 
@@ -255,7 +249,7 @@ def gated_norm_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 def _on_copy(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the result and the states after it, without a change of the arguments."""
-    place = next(i for i, each in enumerate(arguments) if isinstance(each, _Rows)) - 1
+    place = next(i for i, each in enumerate(arguments) if isinstance(each, TokenRows)) - 1
     states = arguments[place].clone()
     return function(*arguments[:place], states, *arguments[place + 1 :]), states
 

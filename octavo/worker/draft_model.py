@@ -23,7 +23,7 @@ from octavo.models.registry import ModelClass
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
-from octavo.worker.drafter import Choose, Drafter, ModelDrafter, drawn_with, greedy, renamed
+from octavo.worker.drafter import Choose, Drafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes
@@ -139,7 +139,7 @@ class DraftModel:
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
         chooses = greedy(min(self.shape.vocab_size, self._target.vocab_size))
-        return ModelDrafter(
+        return Drafter(
             loaded if is_head else device.recorded(loaded, num_tokens),
             builder,
             runner.sequences,

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import IntermediateTensors, ModelInput
+from octavo.attention.metadata import IntermediateTensors
 from octavo.core.step import RowOutput, ScheduledSequence
+from octavo.devices.device import LanguageModel
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.sampler import Sampler
@@ -23,26 +24,6 @@ from octavo.worker.sequence_state import Sequences, SequenceState
 
 Choose = Callable[[Tensor, Sequence[SamplingRow]], Sequence[int | None]]
 """Returns a token for each row of logits, float32 [rows, vocab]; None for a row that gets none."""
-
-
-class Drafter(Protocol):
-    """Guesses behind the rows of a step. What is generated does not depend on it, only how fast it comes."""
-
-    num_passes: int
-    """Forward passes so far."""
-
-    def extend(
-        self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], states: Sequence[Tensor]
-    ) -> list[RowOutput]:
-        """Return the outputs, with guesses where the rows want them; the sequences know what was drawn already.
-
-        states: the model's last hidden states of the step, or the streams that are noted, each [tokens, hidden].
-        """
-        ...
-
-    def note_ended(self, state: SequenceState) -> None:
-        """Note that a sequence leaves its blocks, which others may find."""
-        ...
 
 
 class Span(NamedTuple):
@@ -71,18 +52,6 @@ class _Piece(NamedTuple):
     end: int
 
 
-class DraftNetwork(Protocol):
-    """A draft model, or a head, as the drafter calls it."""
-
-    def __call__(self, batch: ModelInput) -> Tensor:
-        """Return hidden states [tokens, hidden]."""
-        ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits, float32 [rows, vocab]."""
-        ...
-
-
 def greedy(vocab_size: int) -> Choose:
     """Return what chooses the likeliest of the first `vocab_size` tokens."""
     return lambda logits, rows: logits[:, :vocab_size].argmax(-1).tolist()
@@ -108,17 +77,18 @@ def renamed(choose: Choose, ids: Tensor) -> Choose:
     return chosen
 
 
-class ModelDrafter:
-    """Runs a draft model over the known tokens, and then over its own guesses.
+class Drafter:
+    """Runs a draft model, or a head, over the known tokens, and then over its own guesses.
 
     Its keys and values lie in blocks beside the model's, so that what shares, moves or keeps those does it with them.
-    Prompts are computed in the step that computes them. What is drawn while no guesses are wanted is caught up when
+    Prompts are computed in the step that computes them. What is generated does not depend on a drafter, only how fast
+    it comes. What is drawn while no guesses are wanted is caught up when
     they are wanted again, also behind a prefix hit, but by a head: that has no states for it.
     """
 
     def __init__(
         self,
-        model: DraftNetwork,
+        model: LanguageModel,
         builder: InputBatchBuilder,
         sequences: Sequences,
         choose: Choose,
@@ -131,6 +101,7 @@ class ModelDrafter:
         """max_num_tokens: of a forward pass. max_positions, vocab_size: of the draft model. is_head: at each position
         it reads a state, and the token behind it."""
         self.num_passes = 0
+        """Forward passes so far."""
         self._model = model
         self._builder = builder
         self._tokens = sequences.tokens
@@ -143,7 +114,8 @@ class ModelDrafter:
         """Blocks that sequences have left, and that lack some of what this model keeps of their tokens."""
 
     def note_ended(self, state: SequenceState) -> None:
-        """Note the blocks of a sequence that were computed while no guesses were wanted."""
+        """Note the blocks that a sequence leaves and that were computed while no guesses were wanted: others may find
+        them."""
         if state.num_drafted is not None:
             self._note_lacking(state, state.num_drafted, state.num_tokens)
 
@@ -169,7 +141,10 @@ class ModelDrafter:
     def extend(
         self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput], states: Sequence[Tensor]
     ) -> list[RowOutput]:
-        """Return the outputs, with guesses where the rows want them."""
+        """Return the outputs, with guesses where the rows want them; the sequences know what was drawn already.
+
+        states: the model's last hidden states of the step, or the streams that are noted, each [tokens, hidden].
+        """
         places = [
             place
             for place, (row, state) in enumerate(rows)

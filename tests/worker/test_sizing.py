@@ -17,7 +17,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices import DEVICES
 from octavo.devices.device import MemoryUse
 from octavo.errors import ConfigError
-from octavo.worker.drafter import ModelDrafter
+from octavo.worker.drafter import Drafter
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.warm_up import WarmUp
 from octavo.worker.worker import Worker
@@ -110,10 +110,10 @@ def test_models_of_every_kind_make_these_steps_and_forget_them(
 
 def test_a_draft_model_guesses_in_these_steps(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted: list[int] = []
-    guess = ModelDrafter._guess
+    guess = Drafter._guess
     monkeypatch.setattr(MeasuredDevice, "lacks", {})
     monkeypatch.setattr(
-        ModelDrafter, "_guess", lambda self, spans, hidden: drafted.append(len(spans)) or guess(self, spans, hidden)
+        Drafter, "_guess", lambda self, spans, hidden: drafted.append(len(spans)) or guess(self, spans, hidden)
     )
     draft = write_byte_tokenizer(make_checkpoint("llama", tmp_path / "draft", vocab_size=300))
     uses(monkeypatch, peak=1 << 20)
