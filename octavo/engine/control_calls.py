@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.core.messages import Call, CallResult, SchedulerStats
+from octavo.core import frames
+from octavo.core.messages import Call, CallResult, SchedulerStats, Shutdown
+from octavo.errors import EngineDeadError
 
 _NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
@@ -51,6 +53,46 @@ class OpenCalls:
         for call in self._results.values():
             if not call.done():
                 call.set_exception(error)
+
+
+class CallingClient:
+    """The end of a connection over which control calls are made. After its end everything raises EngineDeadError."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._calls = OpenCalls()
+        self._error: EngineDeadError | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Return False once what is at the other end has gone, or `shutdown` was called."""
+        return self._error is None
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message; one to an end that has gone is dropped until that is known. Raises EngineDeadError."""
+        if self._error is not None:
+            raise self._error
+        self._write(message)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a control call, as built-in types. Raises RequestFailed with the reason of the other
+        end, or the error that it has met."""
+        return await self._calls.make(self.send, method, arguments)
+
+    def _write(self, message: msgspec.Struct) -> None:
+        if not self._writer.is_closing():  # a transport of uvloop raises RuntimeError then
+            self._writer.write(frames.pack(message))
+
+    def _shut_down(self) -> None:
+        """Let the other end stop, the first time."""
+        if self._error is None:
+            self._write(Shutdown())
+            self._die("the engine has been shut down")
+
+    def _die(self, message: str) -> None:
+        self._error = EngineDeadError(message)
+        self._calls.fail(self._error)
 
 
 class Pins:

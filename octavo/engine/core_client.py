@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
-from octavo.core.messages import PING, CallResult, CoreFailed, CoreReady, FromCore, Shutdown, StepOutputs, ToCore
+from octavo.core.messages import PING, CallResult, CoreFailed, CoreReady, FromCore, StepOutputs
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S, ProcessState, how_it_ended
-from octavo.engine.control_calls import OpenCalls
+from octavo.engine.control_calls import CallingClient
 from octavo.engine.core_health import CORE, CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
@@ -25,7 +25,7 @@ HUNG_S: Final = 300.0
 """How long a core that starts may use no processor time. One with several ranks may wait for them."""
 
 
-class ProcessClient:
+class ProcessClient(CallingClient):
     """The client of a core that is served at the other end of a socket. One event loop, one receiver.
 
     When the core dies, `receive` and every call raise EngineDeadError with its failure. was_ended: it was on request.
@@ -39,15 +39,12 @@ class ProcessClient:
         core: SpawnedCore | None,
         name: str = CORE,
     ) -> None:
+        super().__init__(reader, writer)
         self.ready = ready
         self.was_ended = False
-        self._reader = reader
-        self._writer = writer
         self._core = core
         self._name = name
         self._decoder = msgspec.msgpack.Decoder(FromCore)
-        self._calls = OpenCalls()
-        self._error: EngineDeadError | None = None
         self._killed_because: str | None = None
         self._health = CoreHealth(lambda: self.call(PING), None if core is None else core.process.pid, name)
 
@@ -92,25 +89,11 @@ class ProcessClient:
             raise
         return cls(reader, writer, message, core, name)
 
-    @property
-    def is_running(self) -> bool:
-        return self._error is None
-
     async def check_health(self) -> None:
         """Raise EngineDeadError when the core has died, EngineUnresponsiveError when it is stopped or hung."""
         if self._error is not None:
             raise self._error
         await self._health.check()
-
-    def send(self, message: ToCore) -> None:
-        """Send a message; one to a core that has gone is dropped until `receive` raises. Raises EngineDeadError."""
-        if self._error is not None:
-            raise self._error
-        self._write(message)
-
-    def _write(self, message: ToCore) -> None:
-        if not self._writer.is_closing():  # a transport of uvloop raises RuntimeError then
-            self._writer.write(frames.pack(message))
 
     async def receive(self) -> StepOutputs:
         """Return the next outputs, and pass results of calls to their callers meanwhile. Raises EngineDeadError."""
@@ -131,10 +114,6 @@ class ProcessClient:
         assert self._error is not None
         raise self._error
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a control call, as built-in types. Raises RequestFailed with the reason of the core."""
-        return await self._calls.make(self.send, method, arguments)
-
     def kill(self, because: str) -> None:
         """Kill the core's process, or close the connection of one that has none; it dies with this message."""
         self._killed_because = because
@@ -145,16 +124,10 @@ class ProcessClient:
 
     async def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """End the core and wait for its process, with force when it takes longer than `timeout_s`. Idempotent."""
-        if self._error is None:
-            self._write(Shutdown())
-            self._die("the engine has been shut down")
+        self._shut_down()
         if self._core is not None:
             await asyncio.to_thread(self._core.end, timeout_s)
         self._writer.close()
-
-    def _die(self, message: str) -> None:
-        self._error = EngineDeadError(message)
-        self._calls.fail(self._error)
 
 
 async def _first_message(reader: asyncio.StreamReader, core: SpawnedCore | None, max_idle_s: float) -> bytes | None:

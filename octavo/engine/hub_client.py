@@ -7,49 +7,40 @@ import socket
 from collections.abc import Callable
 from functools import reduce
 from operator import add
-from typing import Any
 
 import msgspec
 
 from octavo.core import frames
 from octavo.core.messages import (
-    AbortRequests,
-    AddRequests,
-    Call,
     CallResult,
     CoreFailed,
     CoreReady,
     SchedulerStats,
-    Shutdown,
     StepOutputs,
-    StopSequence,
 )
-from octavo.engine.control_calls import OpenCalls
+from octavo.engine.control_calls import CallingClient
 from octavo.engine.dispatch import ToResume
-from octavo.engine.hub import Attached, CollectCounts, CollectedCounts, FromHub, ReplicaOutputs, ToHub
+from octavo.engine.hub import Attached, CollectCounts, CollectedCounts, FromHub, ReplicaOutputs
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Process
 from octavo.engine.summed_metrics import Counts
 from octavo.errors import EngineDeadError
 
 
-class HubClient:
+class HubClient(CallingClient):
     """The cores, through the hub. counts: returns the counts of this server's metrics, which the others add to theirs.
 
     ready, roles, can_grow: as of `Replicas`.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attached: Attached) -> None:
+        super().__init__(reader, writer)
         self.ready: CoreReady = attached.ready
         self.can_grow = attached.can_grow
         self.roles: dict[int, str | None] = {each.number: each.role for each in attached.states}
         self.counts: Callable[[], Counts] = list
         self._states = {each.number: each for each in attached.states}
-        self._reader = reader
-        self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(FromHub)
-        self._calls = OpenCalls()
-        self._error: EngineDeadError | None = None
 
     @classmethod
     async def connect(cls, connection: socket.socket) -> HubClient:
@@ -64,11 +55,6 @@ class HubClient:
         return cls(reader, writer, message)
 
     @property
-    def is_running(self) -> bool:
-        """Return False once no core is left, or `shutdown` was called."""
-        return self._error is None
-
-    @property
     def states(self) -> list[ReplicaState]:
         """Return the state of each replica, in the order of their numbers."""
         return [self._states[number] for number in sorted(self._states)]
@@ -77,12 +63,6 @@ class HubClient:
     def stats(self) -> SchedulerStats:
         """Return the sum of the states of all replicas."""
         return reduce(add, (each.stats for each in self.states))
-
-    def send(self, message: AddRequests | AbortRequests | StopSequence | Call) -> None:
-        """Send a message. Raises EngineDeadError."""
-        if self._error is not None:
-            raise self._error
-        self._write(message)
 
     async def run(self, process: Process, to_resume: ToResume) -> None:
         """Process the outputs of all cores. Raises EngineDeadError when none is left."""
@@ -105,10 +85,6 @@ class HubClient:
         assert self._error is not None
         raise self._error
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a control call, as built-in types. Raises RequestFailed, and EngineDeadError."""
-        return await self._calls.make(self.send, method, arguments)
-
     async def check_health(self) -> None:
         """Return when one core works. Raises as `Replicas.check_health`."""
         await self.call("check_health")
@@ -123,18 +99,8 @@ class HubClient:
 
     async def shutdown(self) -> None:
         """Close the connection; the hub ends the requests. Idempotent."""
-        if self._error is None:
-            self._write(Shutdown())
-            self._die("the engine has been shut down")
+        self._shut_down()
         self._writer.close()
-
-    def _write(self, message: ToHub) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(frames.pack(message))
-
-    def _die(self, message: str) -> None:
-        self._error = EngineDeadError(message)
-        self._calls.fail(self._error)
 
 
 def _error_of(failure: str) -> Exception:

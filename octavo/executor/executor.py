@@ -43,23 +43,12 @@ class Executor(Protocol):
         ...
 
 
-class RankWorker(Protocol):
-    """One rank of several: what the worker is to the executor of all ranks."""
-
-    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run a step; the future is done, or its `result` waits for what was launched."""
-        ...
-
-    def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Return the value of a call in a list."""
-        ...
+class RankWorker(Executor, Protocol):
+    """One rank of several: what the worker is to the executor of all ranks. The future of a step is done, or its
+    `result` waits for what was launched."""
 
     def poison(self, reason: str) -> None:
         """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
-        ...
-
-    def shutdown(self) -> None:
-        """Release the memory. Idempotent."""
         ...
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
 
 from octavo.core.adapter import FILES, LoRARequest, checked_adapter_name
 from octavo.errors import ConfigError, InvalidRequest
@@ -168,6 +169,12 @@ def _being_loaded(name: str) -> ApiError:
     return ApiError(409, f"the adapter {name} is being loaded", param="lora_name", code="adapter_busy")
 
 
+class _Module(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    base_model_name: str | None = None
+
+
 def _module(text: str) -> tuple[str, str, str | None]:
     """Return name, path and the model's name, where it is given, of an entry of lora_modules: name=path or a JSON
     object. Raises ConfigError."""
@@ -178,14 +185,10 @@ def _module(text: str) -> tuple[str, str, str | None]:
             raise ConfigError(expected)
         return name, path, None
     try:
-        given: Any = json.loads(text)
+        given = msgspec.json.decode(text, type=_Module)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{expected}: {error}") from error
-    values = [given.get(each) for each in ("name", "path", "base_model_name")]
-    unknown = given.keys() - {"name", "path", "base_model_name"}
-    if unknown or not all(isinstance(each, str) and each for each in values[:2]):
-        raise ConfigError(expected)
-    return values[0], values[1], values[2]
+    return given.name, given.path, given.base_model_name
 
 
 def _may_be_below(name: str) -> bool:
