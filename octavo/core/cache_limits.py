@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -56,25 +56,9 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
     num_lookahead: int = 0
 
     @classmethod
-    def of_one_group(
-        cls,
-        num_blocks: int,
-        block_size: int,
-        *,
-        num_host_blocks: int = 0,
-        block_bytes: int = 0,
-        window: int | None = None,
-        max_live_tokens: int | None = None,
-        num_lookahead: int = 0,
-    ) -> CacheLimits:
-        """Return the limits of a model whose layers all keep the same tokens."""
-        group = GroupLimits(
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            block_bytes=block_bytes,
-            window=window,
-            max_live_tokens=max_live_tokens,
-        )
+    def of_one_group(cls, num_blocks: int, block_size: int, *, num_lookahead: int = 0, **others: Any) -> CacheLimits:
+        """Return the limits of a model whose layers all keep the same tokens. others: fields of its one group."""
+        group = GroupLimits(num_blocks=num_blocks, **others)
         return cls(block_size=block_size, groups=(group,), num_lookahead=num_lookahead)
 
     @classmethod

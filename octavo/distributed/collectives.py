@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,3 +114,11 @@ class Alone:
 
     def close(self) -> None:
         pass
+
+
+def summed(shares: Sequence[Tensor] | Tensor) -> Tensor:
+    """Return the sum of the shares of all ranks, as `Collectives.sum` describes it."""
+    total = shares[0].float()
+    for share in shares[1:]:
+        total = total + share.float()
+    return total.to(shares[0].dtype)

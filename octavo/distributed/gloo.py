@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from octavo.core.rendezvous import Rendezvous
+from octavo.distributed.collectives import summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.stores import gloo_options, tcp_store
 from octavo.errors import EngineDeadError
@@ -49,11 +50,7 @@ class GlooGroup:
         return torch.cat(self._exchange(share), -1)
 
     def sum(self, partial: Tensor) -> Tensor:
-        shares = self._exchange(partial)
-        total = shares[0].float()
-        for share in shares[1:]:
-            total = total + share.float()
-        return total.to(partial.dtype)
+        return summed(self._exchange(partial))
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         if source != self.rank:

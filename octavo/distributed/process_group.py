@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
 
 from octavo.core.rendezvous import Rendezvous
+from octavo.distributed.collectives import summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.overdue import LOOK_S, Event, OverdueWatch
 from octavo.distributed.stores import gloo_options, memory_store, tcp_store
@@ -88,11 +89,7 @@ class ProcessGroup:
         return torch.cat(tuple(self._exchange(share)), -1)
 
     def sum(self, partial: Tensor) -> Tensor:
-        shares = self._exchange(partial)
-        total = shares[0].float()
-        for share in shares[1:]:
-            total = total + share.float()
-        return total.to(partial.dtype)
+        return summed(self._exchange(partial))
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         self.check()

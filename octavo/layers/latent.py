@@ -55,7 +55,7 @@ class LatentQueries(PreparedLayer):
         self._rows, self._count = heads.rows_of(mesh, heads.query)
         super().__init__(inputs, self._count * heads.query, all_outputs=self._stored_rows)
 
-    def forward(self, x: Tensor) -> Parts:
+    def forward(self, x: Tensor) -> Parts:  # type: ignore[override]
         """x [tokens, inputs] → both parts, views of one tensor."""
         q, edge = self.prepared(x), self._count * self.heads.plain
         return q[:, :edge].view(len(q), self._count, -1), q[:, edge:].view(len(q), self._count, -1)

@@ -185,6 +185,10 @@ class PreparedLayer(Layer):
         self._parts: tuple[_Part, ...] = ()
         self._keep([(UNQUANTIZED, outputs)])
 
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] → [tokens, outputs]."""
+        return self.prepared(x)
+
     def use(self, methods: Methods, path: str) -> None:
         self._keep([(methods(name), length) for name, length in self.sources(path)])
 

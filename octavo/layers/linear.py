@@ -54,10 +54,6 @@ class ColumnLinear(PreparedLayer):
         self.transposed = transposed
         self._unbiased = frozenset(unbiased)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] → [tokens, outputs]."""
-        return self.prepared(x)
-
     def room(self, name: str, device: torch.device) -> Tensor:
         is_new, memory = self.get_parameter(name).is_meta, super().room(name, device)
         return memory.zero_() if is_new and self._unbiased and name == "bias" else memory
@@ -151,10 +147,6 @@ class PickedLinear(PreparedLayer):
         own, stored = sum(each.length for each in picks), {each.name: each.outputs for each in picks}
         super().__init__(inputs, own, bias=bias, gated=gated, all_outputs=sum(stored.values()))
         self._picks = picks
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] → [tokens, outputs]."""
-        return self.prepared(x)
 
     def use(self, methods: Methods, path: str) -> None:
         beside = path.removesuffix(path.rpartition(".")[2])

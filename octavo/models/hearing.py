@@ -35,8 +35,3 @@ class SoundReader(ImageReader):
         states = tower(features[None].to(dtype), attention_mask=mask).last_hidden_state
         found: Tensor = encoder.multi_modal_projector(states)[0, :num_vectors]
         return found
-
-
-def with_sound(architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
-    """Return the class of an architecture whose text model is of a class."""
-    return type(architecture, (SoundReader, text_model), {"ARCHITECTURE": architecture})

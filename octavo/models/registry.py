@@ -98,9 +98,9 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
         return found
     made: ModelClass = found
     if image_settings(checkpoint) is not None:
-        made = import_module("octavo.models.vision").with_images(checkpoint.architecture, found)
+        made = import_module("octavo.models.vision").ImageReader.of_text(checkpoint.architecture, found)
     elif sound_section(checkpoint) is not None:
-        made = import_module("octavo.models.hearing").with_sound(checkpoint.architecture, found)
+        made = import_module("octavo.models.hearing").SoundReader.of_text(checkpoint.architecture, found)
     return made
 
 

@@ -37,6 +37,11 @@ class ImageReader(DecoderStack):
     replaces_tokens = True
 
     @classmethod
+    def of_text(cls, architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
+        """Return the class of an architecture whose text model is of a class."""
+        return type(architecture, (cls, text_model), {"ARCHITECTURE": architecture})
+
+    @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         library = library_config(c, f"{cls.ARCHITECTURE.removesuffix(_CLASS)}Config")
         return dataclasses.replace(super().read(c), library=library)
@@ -111,11 +116,6 @@ def _joined(features: Any) -> Tensor:
 
 
 _CLASS: Final = "ForConditionalGeneration"
-
-
-def with_images(architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
-    """Return the class of an architecture whose text model is of a class."""
-    return type(architecture, (ImageReader, text_model), {"ARCHITECTURE": architecture})
 
 
 def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:

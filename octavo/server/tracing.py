@@ -20,17 +20,15 @@ if TYPE_CHECKING:
 _EXPORT_TIMEOUT_S = 5.0
 
 
-def check_tracing() -> None:
-    """Raise ConfigError without the extra `otel`."""
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ConfigError("otlp_traces_endpoint needs the extra otel: pip install 'octavo[otel]'")
-
-
 def open_tracer(endpoint: str | None) -> Tracer | None:
-    """Return a tracer that sends to a collector's URL for traces (OTLP over HTTP); None without one."""
+    """Return a tracer that sends to a collector's URL for traces (OTLP over HTTP); None without one.
+
+    Raises ConfigError without the extra `otel`.
+    """
     if endpoint is None:
         return None
-    check_tracing()
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        raise ConfigError("otlp_traces_endpoint needs the extra otel: pip install 'octavo[otel]'")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return Tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S))
