@@ -82,8 +82,8 @@ class Drafter:
 
     Its keys and values lie in blocks beside the model's, so that what shares, moves or keeps those does it with them.
     Prompts are computed in the step that computes them. What is generated does not depend on a drafter, only how fast
-    it comes. What is drawn while no guesses are wanted is caught up when
-    they are wanted again, also behind a prefix hit, but by a head: that has no states for it.
+    it comes. What is drawn while no guesses are wanted is caught up when they are wanted again, also behind a prefix
+    hit, but by a head: that has no states for it.
     """
 
     def __init__(

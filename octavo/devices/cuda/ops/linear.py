@@ -83,10 +83,13 @@ class InvariantLinear(PlainLinear):
         )
 
     def _chunks(self) -> Chunks | None:
-        shape = self.shape
-        if shape.is_gated:
+        if self.shape.is_gated:
             return None
-        return Chunks(*chunks_of(shape.all_outputs or shape.outputs, shape.inputs), self._arrived)
+        return Chunks(*chunks_of(self._columns(), self.shape.inputs), self._arrived)
+
+    def _columns(self) -> int:
+        """Return the columns from which chunks follow; those of all ranks are known when the weight is made."""
+        return self.shape.all_outputs or self.shape.outputs
 
 
 def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
@@ -164,9 +167,8 @@ class CublasLinear(InvariantLinear):
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         return PlainLinear.by_head(self, x, outputs)
 
-    def _chunks(self) -> Chunks | None:
-        shape = self.shape
-        return None if shape.is_gated else Chunks(*chunks_of(shape.outputs, shape.inputs), self._arrived)
+    def _columns(self) -> int:
+        return self.shape.outputs
 
     def _activated(self, product: Tensor) -> Tensor:
         return self._silu_and_mul(product)
