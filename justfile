@@ -13,6 +13,10 @@ check:
 test *arguments:
     python -m pytest -n auto {{arguments}}
 
+# The tests that `just test` leaves out: more models, sizes and random schedules, for an hour; `just long tests/devices/cuda` runs a part.
+long *arguments:
+    python -m pytest -m long -n auto {{arguments}}
+
 # Thousands of random schedules, for minutes.
 fuzz *arguments:
     python -m pytest -m long tests/scheduler tests/e2e tests/kv_transfer {{arguments}}

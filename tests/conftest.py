@@ -68,6 +68,7 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Nothing is written to the user's cache folder, by processes of their own neither."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         yield
 
 

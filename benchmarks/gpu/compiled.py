@@ -1,6 +1,6 @@
 """Compile the kernels of the device cuda for a GPU that need not be there, and print what they take.
 
-python -m benchmarks.gpu.compiled [--capability 90]
+python -m benchmarks.gpu.compiled [--capability 90] [--kernel NAME ...]
 
 Prints one JSON line per kernel: registers of a thread, bytes of its stack (spilled registers), bytes of shared memory,
 how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA; IMMA of integers) its code has, and where
@@ -315,9 +315,11 @@ def main() -> None:
     """Print the figures of every kernel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, default=90)
-    capability = parser.parse_args().capability
+    parser.add_argument("--kernel", nargs="+", help="only these, such as 'attend a prompt'")
+    args = parser.parse_args()
     for kernel in kernels():
-        print(json.dumps(figures(kernel, capability)), flush=True)
+        if args.kernel is None or kernel.name in args.kernel:
+            print(json.dumps(figures(kernel, args.capability)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -104,16 +103,21 @@ def read_ahead(wanted: Iterable[Wanted], limit_bytes: int) -> Iterator[tuple[Wan
 
     Besides the tensor that the caller has, at most `limit_bytes` are read, or a single larger tensor.
     """
-    waiting: deque[tuple[Wanted, Future[Tensor]]] = deque()
+    waiting: deque[tuple[Wanted, int, Future[Tensor]]] = deque()
+    waiting_bytes = 0
     reader = ThreadPoolExecutor(1, thread_name_prefix="octavo-reader")
     try:
         for each in wanted:
-            while waiting and sum(other.nbytes for other, _ in islice(waiting, 1, None)) + each.nbytes > limit_bytes:
-                first, future = waiting.popleft()
+            nbytes = each.nbytes
+            # the first is the one that the caller gets next
+            while waiting and waiting_bytes - waiting[0][1] + nbytes > limit_bytes:
+                first, first_bytes, future = waiting.popleft()
+                waiting_bytes -= first_bytes
                 yield first, future.result()
-            waiting.append((each, reader.submit(each.tensor.values, each.parts)))
+            waiting.append((each, nbytes, reader.submit(each.tensor.values, each.parts)))
+            waiting_bytes += nbytes
         while waiting:
-            first, future = waiting.popleft()
+            first, _, future = waiting.popleft()
             yield first, future.result()
     finally:
         reader.shutdown(cancel_futures=True)

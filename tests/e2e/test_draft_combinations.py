@@ -90,7 +90,7 @@ def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str,
 @pytest.mark.parametrize(
     "method",
     # guesses by suffixes are made on the host as those by n-grams are, and one head guesses as the other does
-    [pytest.param(each, marks=[pytest.mark.long] * (each in ("suffix", "eagle"))) for each in METHODS],
+    [pytest.param(each, marks=[pytest.mark.long] * (each in ("suffix", "eagle", "ngram"))) for each in METHODS],
 )
 def test_guesses_over_ranks_change_nothing_or_are_refused(method: str, ranks: str, tmp_path: Path) -> None:
     path = tmp_path / "model"

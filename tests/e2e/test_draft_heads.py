@@ -54,7 +54,7 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
         {},
         {"seed": 1, "max_steps_in_flight": 3, "quantization": "int8"},
         {"num_gpu_blocks_override": 13, "preemption_mode": "swap", "swap_space": 0.01, "max_num_batched_tokens": 16},
-        {"tensor_parallel_size": 2, "threads": 1, "seed": 2},
+        pytest.param({"tensor_parallel_size": 2, "threads": 1, "seed": 2}, marks=pytest.mark.long),
     ],
 )
 def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[str, Path]) -> None:

@@ -74,7 +74,10 @@ def stats(llm: LLM) -> Any:
         {"num_gpu_blocks_override": 13, "preemption_mode": "recompute", "max_num_batched_tokens": 16, "seed": 2},
         {"speculative": {"draft_sample_method": "same_key"}},
         {"enforce_eager": True, "kv_cache_dtype": "int8"},
-        {"tensor_parallel_size": 2, "threads": 1, "seed": 3, "speculative": {"draft_sample_method": "same_key"}},
+        pytest.param(
+            {"tensor_parallel_size": 2, "threads": 1, "seed": 3, "speculative": {"draft_sample_method": "same_key"}},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_draft_model_changes_no_bit(options: dict[str, Any], paths: dict[str, str]) -> None:

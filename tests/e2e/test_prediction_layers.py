@@ -69,7 +69,11 @@ def load(path: Path, *, is_on: bool = True, **options: Any) -> LLM:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16}, {"tensor_parallel_size": 2, "threads": 1}],
+    [
+        {},
+        {"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16},
+        pytest.param({"tensor_parallel_size": 2, "threads": 1}, marks=pytest.mark.long),
+    ],
 )
 def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) -> None:
     with load(path, is_on=False, quantization=options.get("quantization")) as llm:

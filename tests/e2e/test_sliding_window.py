@@ -86,7 +86,11 @@ def spoil_free_blocks(llm: LLM) -> None:
     executor.submit = submit_and_spoil
 
 
-@pytest.fixture(scope="module", params=[(4, 4), (13, 4), (7, 8), (40, 8), (4, 16), (16, 16), (37, 16), (64, 16)])
+SIZES = [(13, 4), (40, 8), (4, 16), (16, 16), (37, 16)]
+MORE_SIZES = [(4, 4), (7, 8), (64, 16)]
+
+
+@pytest.fixture(scope="module", params=[*SIZES, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_SIZES)])
 def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model, its window, a block size, and the answers of an engine that keeps every block, one request at a time."""
     window, block_size = request.param

@@ -51,7 +51,7 @@ def bits(output: RequestOutput) -> tuple[Any, ...]:
         {"dtype": "float32"},
         {"dtype": "bfloat16"},
         {"kv_cache_dtype": "int8"},
-        {"tensor_parallel_size": 2},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
     ],
     ids=lambda args: "-".join(map(str, args.values())),
 )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.fakes.checkpoints import ALWAYS, make_checkpoint
 from tests.fakes.strangers import make_stranger
@@ -43,6 +44,7 @@ open_library(Checkpoint.open(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.long
 def test_a_class_of_transformers_is_imported_after_all(tmp_path: Path) -> None:
     stranger = make_stranger("helium", tmp_path, with_weights=False)
     assert subprocess.run([sys.executable, "-c", _STRANGER, str(stranger)], check=False).returncode == 0

@@ -107,7 +107,7 @@ print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int4", pytest.param("int8", marks=pytest.mark.long)])
 def test_the_peak_is_the_quantised_weights_and_the_layers_in_between(quantization: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4000}
     large = make_checkpoint("llama", tmp_path / "large", tie_word_embeddings=True, **sizes)

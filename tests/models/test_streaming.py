@@ -130,7 +130,9 @@ print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
-@pytest.mark.parametrize("dummy_seed", [None, 0], ids=["checkpoint", "dummy"])
+@pytest.mark.parametrize(
+    "dummy_seed", [pytest.param(None, id="checkpoint"), pytest.param(0, id="dummy", marks=pytest.mark.long)]
+)
 def test_the_peak_is_the_packed_weights_and_the_layers_in_between(dummy_seed: int | None, tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4000}
     large = make_checkpoint("llama", tmp_path / "large", **sizes)

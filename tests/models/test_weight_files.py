@@ -138,6 +138,13 @@ def test_reading_goes_on_while_the_caller_works_but_never_too_far() -> None:
     assert order == [(str(index), index) for index in range(6)]
 
 
+def test_what_a_tensor_takes_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    monkeypatch.setattr(Wanted, "nbytes", property(lambda self: computed.append(self.tensor.name) or 10))
+    list(read_ahead(Shelf(*[10] * 50).wanted, limit_bytes=1000))
+    assert len(computed) == 50
+
+
 def test_a_caller_that_gives_up_stops_the_reader() -> None:
     shelf = Shelf(*[10] * 100)
     ahead = read_ahead(shelf.wanted, limit_bytes=50)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -18,24 +19,49 @@ SHARED_BYTES = 227 << 10
 """What a program of Hopper may have."""
 
 
-def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
+FEW = (
+    *("attend one token", "attend a prompt", "attend a prompt in chunks", "rotate_and_store"),
+    *("linear, 16 rows", "linear, 64 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
+)
+"""What is compiled in any run: two seconds each."""
+MOST_INSTRUCTIONS = {"attend a prompt": 600, "coded int4, 1 rows": 290, "coded int8, 1 rows": 130}
+"""Of a warp in its innermost loop: for 128 rows and 128 keys, and for 16 outputs and 256 inputs."""
+
+
+def compiled(*names: str) -> dict[str, dict[str, Any]]:
+    """Return the figures of kernels, of all without names, after the checks of any of them."""
     # in a process of its own: here kernels are interpreted
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu.compiled"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "benchmarks.gpu.compiled", *(["--kernel", *names] if names else [])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = {each["kernel"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert set(names) <= set(found)
     spilled = {name: each["stack"] for name, each in found.items() if each["stack"]}
     assert all(stack <= (72 if "in chunks" in name else 8) for name, stack in spilled.items()), spilled
     assert not any(each["spilled_in_loops"] for each in found.values())
+    assert all(found[name]["loops"][0] <= most for name, most in MOST_INSTRUCTIONS.items() if name in found)
+    assert max(each["shared"] for each in found.values()) <= SHARED_BYTES
+    return found
+
+
+def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
+    found = compiled(*FEW)
+    assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in ("", " in chunks"))
+    assert all(found[name]["hmma"] > 0 for name in ("attend one token", "linear, 16 rows"))
+    assert all(found[name]["hgmma"] > 0 for name in ("linear, 64 rows", "linear, 2048 rows, gated"))
+    assert found["coded int8, 1 rows"]["imma"] > 0
+    assert sum(each["bytes"] for each in found.values()) < 1 << 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_the_same_is_so_of_every_kernel() -> None:
+    found = compiled()
     assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in (*KINDS, " in chunks"))
-    # instructions of a warp in its innermost loop: for 128 rows and 128 keys, and for 16 outputs and 256 inputs
-    most = {"attend a prompt": 600, "coded int4, 1 rows": 290, "coded int8, 1 rows": 130}
-    assert all(found[name]["loops"][0] <= instructions for name, instructions in most.items())
     single = [f"attend {what}{kind}" for what in ("one token", "a chunk") for kind in KINDS]
     assert all(found[name]["hmma"] > 0 for name in (*single, "linear, 16 rows", "linear, 32 rows, gated"))
     assert all(found[name]["hgmma"] > 0 for name in ("linear, 64 rows", "linear, 2048 rows, gated"))
-    assert max(each["shared"] for each in found.values()) <= SHARED_BYTES
     products = [name for name in found if name.startswith("coded")]
     assert len(products) == 14
     assert all(found[name]["imma"] > 0 for name in products)

@@ -98,7 +98,9 @@ def test_experts_have_the_bits_of_plain_weights(spec: CodeSpec) -> None:
         assert torch.equal(stack(x, routing, of_tokens=True), expected(x, routing, of_tokens=True))
 
 
-@pytest.mark.parametrize("columns", [128, 0], ids=["blocks", "outputs"])
+@pytest.mark.parametrize(
+    "columns", [pytest.param(128, id="blocks"), pytest.param(0, id="outputs", marks=pytest.mark.long)]
+)
 def test_a_checkpoint_stays_as_it_is_and_gives_the_bits_of_its_plain_weights(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,11 +37,11 @@ SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override"
 EXACT: Any = SIZES | {"device": "cuda", "batch_invariant": True}
 PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 9, 5, 4, 6)]
 ASKED = [
-    SamplingParams(max_tokens=5, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=5, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
-    *(SamplingParams(max_tokens=5, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(2, 5)),
+    SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=4, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
+    *(SamplingParams(max_tokens=4, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(2, 5)),
 ]
-WAITING = SamplingParams(max_tokens=5, temperature=0.9, seed=6, n=2, ignore_eos=True)
+WAITING = SamplingParams(max_tokens=4, temperature=0.9, seed=6, n=2, ignore_eos=True)
 """Whose steps wait for the host."""
 FORMED = SamplingParams(
     max_tokens=3, temperature=0.9, seed=7, structured_outputs=StructuredOutputsParams(regex="[ab]{3,9}")
@@ -51,7 +51,10 @@ FORMED = SamplingParams(
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=301))
+    # a layer for each of two stages
+    return write_byte_tokenizer(
+        make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=301, num_hidden_layers=2)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +87,7 @@ def expected(path: Path) -> list[Any]:
     # five, four and two rows in a step, or half of them in turns
     [
         ({"tensor_parallel_size": 2, "max_steps_in_flight": 3}, {2, 4, 8}),
-        ({"pipeline_parallel_size": 2}, {1, 2, 4}),
+        pytest.param({"pipeline_parallel_size": 2}, {1, 2, 4}, marks=pytest.mark.long),
     ],
     ids=["TP", "PP"],
 )
@@ -127,7 +130,7 @@ def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
     ("family", "options"),
     [
         # a slot, so that one adapter takes the place of another while a request without one has steps in flight
-        ("llama", {"enable_lora": True, "max_loras": 1}),
+        pytest.param("llama", {"enable_lora": True, "max_loras": 1}, marks=pytest.mark.long),
         *(pytest.param(each, {}, marks=pytest.mark.long) for each in ("deepseek_v3", "gpt_oss", "qwen3_moe")),
         *(pytest.param(each, {}, marks=pytest.mark.long) for each in ("falcon_h1", "lfm2", "nemotron_h", "qwen3_5")),
         *(pytest.param("qwen3", {"quantization": each}, marks=pytest.mark.long) for each in ("int8", "int4")),
