@@ -75,3 +75,11 @@ def test_fields_of_requests_are_those_of_the_schema() -> None:
 def test_pages_are_written_where_asked(tmp_path: Path) -> None:
     main(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == set(pages())
+
+
+def test_what_reads_images_is_not_said_to_read_text_only() -> None:
+    pages_said = "".join(pages().values())
+    assert "text only" not in pages_said.replace("writes text only", "")
+    notes = {spellings: ours for spellings, ours, _ in llama_cpp_flags()}
+    assert notes["--embedding, --reranking"] == "--runner"
+    assert "not there yet" not in absent_options()["gguf_file"]

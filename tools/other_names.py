@@ -177,7 +177,7 @@ LLAMA_CPP_FIELDS: Final = (
     Row("grammar, json_schema", "structured_outputs", 'as {"grammar": …} or {"json": …}'),
     Row("response_format", "response_format"),
     Row("return_tokens", "return_token_ids"),
-    Row("image_data, multimodal_data", "", "not there yet"),
+    Row("image_data, multimodal_data", "", "images are parts of a chat's messages ([recipe](images.md))"),
     Row("lora", "model", "the name of an adapter ([recipe](lora.md))"),
     Row("timings_per_token", "return_timings", "`usage.timings`, with the same names, when the answer is complete"),
     Row("return_progress", "", "not there; `GET /scheduler/timelines` has the events of a request"),
@@ -198,5 +198,7 @@ LLAMA_CPP_ENDPOINTS: Final = (
     Row("GET /slots", "GET /scheduler/timelines"),
     Row("POST /v1/responses", "POST /v1/responses"),
     Row("POST /v1/messages", "POST /v1/messages"),
-    Row("POST /embedding, /reranking, /infill", "", "not there yet"),
+    Row("POST /embedding", "POST /v1/embeddings", "`input` instead of `content`"),
+    Row("POST /reranking", "POST /rerank"),
+    Row("POST /infill", "", "not there yet"),
 )

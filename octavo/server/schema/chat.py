@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, defstruct
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, refuse_unsupported
-from octavo.server.schema.common import MEDIA, GenerationRequest, Int
+from octavo.server.schema.common import WRITES_TEXT, GenerationRequest, Int
 from octavo.server.schema.tools import MessageToolCall, NamedTool, Tool, check_calls, check_tools
 
 _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))
@@ -93,7 +93,7 @@ _READ_PARTS = (ImagePart, VideoPart, AudioPart)
 
 
 class _MediaPart(Struct, tag_field="type"):
-    """Something that is not text."""
+    """A part that is not read."""
 
     text: ClassVar[str] = ""
 
@@ -123,7 +123,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     annotations: list[Any] | None = None
 
     function_call: Annotated[Any, _FUNCTIONS] = None
-    audio: Annotated[Any, MEDIA] = None
+    audio: Annotated[Any, WRITES_TEXT] = None
 
     def check(self, field: str) -> int:
         """Return the number of its characters. Raises InvalidRequest, which names `field`, when a part is too long."""
@@ -171,7 +171,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
             if isinstance(part, _MediaPart):
                 kind = part.__struct_config__.tag
                 raise InvalidRequest(
-                    f"{field}[{index}] is of type {kind}: {MEDIA.because}",
+                    f"{field}[{index}] is of type {kind}; text, image_url, video_url and input_audio are read",
                     field=f"{field}[{index}]",
                     code="unsupported_content_type",
                 )
@@ -227,8 +227,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     functions: Annotated[Any, _FUNCTIONS] = None
     function_call: Annotated[Any, _FUNCTIONS] = None
-    audio: Annotated[Any, MEDIA] = None
-    modalities: Annotated[Any, Refused(MEDIA.because, harmless=(["text"],))] = None
+    audio: Annotated[Any, WRITES_TEXT] = None
+    modalities: Annotated[Any, Refused(WRITES_TEXT.because, harmless=(["text"],))] = None
     store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
     verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
     moderation: Annotated[Any, Refused("the server does not judge texts")] = None

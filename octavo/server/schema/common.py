@@ -22,7 +22,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
 """1 to 128 visible ASCII characters: it travels in a header too."""
 
-MEDIA = Refused("the server reads and writes text only")
+WRITES_TEXT = Refused("the server writes text only")
 
 _SAMPLING_PARAMETERS: Final = {
     name: param

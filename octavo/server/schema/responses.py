@@ -10,7 +10,7 @@ from octavo.core.request_limits import REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, converted, refuse_unsupported
 from octavo.server.schema.chat import AudioPart, RefusalPart
-from octavo.server.schema.common import MEDIA, Int
+from octavo.server.schema.common import WRITES_TEXT, Int
 from octavo.server.schema.shim import (
     PictureBlock,
     ShimRequest,
@@ -205,7 +205,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
     context_management: Annotated[Any, Refused("the input is read as it is sent", harmless=([],))] = None
     truncation: Annotated[Any, Refused("shorten the input before sending it", harmless=("disabled",))] = None
     moderation: Annotated[Any, Refused("the server has no moderation")] = None
-    image: Annotated[Any, MEDIA] = None
+    image: Annotated[Any, WRITES_TEXT] = None
     access_programs: Annotated[Any, _UNKNOWN] = None
     max_tokens: Annotated[Any, Refused("use max_output_tokens")] = None
     response_format: Annotated[Any, _TEXT_FORMAT] = None

@@ -14,7 +14,7 @@ from msgspec import Struct, defstruct
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, converted, refused_fields
 from octavo.server.schema.chat import AudioPart, ChatCompletionRequest
-from octavo.server.schema.common import MEDIA, GenerationRequest
+from octavo.server.schema.common import GenerationRequest
 
 _ONE: Final = Refused("this API has one response; send several requests", harmless=(1,))
 _LIKELIEST: Final = Refused("this API has no beam search; completions and chats have it", harmless=(False,))
@@ -90,7 +90,7 @@ def text_of(part: Struct, field: str) -> str:
     if text is None:
         kind = part.__struct_config__.tag
         raise InvalidRequest(
-            f"{field} is of type {kind}, which is not read here: {MEDIA.because}",
+            f"{field} is of type {kind}, which is not read here; give text",
             field=field,
             code="unsupported_content_type",
         )
