@@ -298,8 +298,8 @@ def _read_scaling(c: Checkpoint, rope: Section, turned: int) -> Scaling | None:
     if kind in ("longrope", "su"):
         return _read_longrope(c, rope, turned // 2)
     raise UnsupportedModel(
-        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "ntk", "llama3", "yarn", "longrope", "dynamic" '
-        'or "proportional"; '
+        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "ntk", "llama3", "yarn", "longrope", '
+        '"dynamic" or "proportional"; '
         "this way to stretch the context is not implemented"
     )
 

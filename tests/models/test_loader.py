@@ -215,7 +215,11 @@ def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> Non
     ("family", "changes", "message"),
     [
         ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu", expected "silu"'),
-        ("llama", {"rope_parameters": {"rope_type": "other", "rope_theta": 1e4}}, 'rope_type is "other", .* "ntk", .* or "proportional"'),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "other", "rope_theta": 1e4}},
+            'expected .* "ntk", .* or "proportional"',
+        ),
         (
             "qwen3",
             {"layer_types": ["full_attention", "other"]},
