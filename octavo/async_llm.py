@@ -104,7 +104,7 @@ class AsyncLLM:
 
     @property
     def stats(self) -> SchedulerStats:
-        """Return the state of the engine after its latest step, of several replicas the sum."""
+        """Return the state of the engine after its latest step; with several replicas, the sum of their states."""
         return self._client.stats
 
     @property

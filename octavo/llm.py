@@ -89,8 +89,8 @@ class LLM:
         use_tqdm: bool | None = None,
         **options: Unpack[BatchKeywords],
     ) -> list[RequestOutput]:
-        """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids` and,
-        if you like, `cache_salt` and `cache_namespace` (only prompts with the same ones share cached prefixes).
+        """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids` and
+        optionally `cache_salt` and `cache_namespace` (only prompts with equal ones share cached prefixes).
 
         sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
         progress bar on stderr; None shows it on a terminal. options: the fields of `RequestOptions` (priority,
@@ -170,7 +170,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         **options: Unpack[BatchKeywords],
     ) -> list[PoolingRequestOutput]:
-        """Return what the model makes of each prompt, `outputs.data`, float32 [size]; [tokens, size] for the task
+        """Return the vector or the scores of each prompt as `outputs.data`, float32 [size]; [tokens, size] for the task
         "token_embed".
 
         pooling_params: for all prompts, or a list with one for each; pooling_task and truncate_prompt_tokens take the
@@ -192,8 +192,8 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return the vector of each prompt, `outputs.embedding`. Arguments are those of `encode`.
 
-        prompt_name: the text of this name from config_sentence_transformers.json goes before each prompt; without one
-        the default that the file names does.
+        prompt_name: the text with this name in config_sentence_transformers.json is put before each prompt; None takes
+        the default that the file names.
         """
         given = [self.engine.input.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in _listed(prompts)]
         outputs = self.encode(given, *arguments, pooling_task="embed", **keywords)
@@ -209,9 +209,9 @@ class LLM:
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *arguments: Any, **keywords: Any
     ) -> list[ScoringRequestOutput]:
-        """Return how well texts go together, `outputs.score`: one text with each of many, or each with its own.
+        """Return how well pairs of texts match, `outputs.score`: one text with each of many, or each with its own.
 
-        The score of a model for pairs, else the cosine of two vectors. Arguments are those of `encode`.
+        A model for pairs gives its score, another model the cosine of two vectors. Arguments are those of `encode`.
         """
         pairs = matched(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
         if self.engine.input.vectors.checked(None).task == "embed":

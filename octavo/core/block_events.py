@@ -1,4 +1,4 @@
-"""What the front is sent of the prefix index of a core: events that have numbers."""
+"""Numbered events of a core's prefix index, as they are sent to the front."""
 
 from __future__ import annotations
 

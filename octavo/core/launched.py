@@ -1,4 +1,4 @@
-"""The result of a step that runs beside the host: who asks for it waits."""
+"""The result of a step that runs on a device beside the host; reading it waits for the step."""
 
 from __future__ import annotations
 

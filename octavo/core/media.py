@@ -48,7 +48,7 @@ class MediaInput(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The place behind its last token; 0 without spans."""
+        """The position after its last token; 0 without spans."""
         return max((offset + length for offset, length in self.spans), default=0)
 
 

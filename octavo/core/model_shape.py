@@ -66,7 +66,7 @@ class LayerCache(msgspec.Struct, frozen=True):
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
-    """Layers that keep the same of a sequence: they share block tables, and have pools and caches of their own.
+    """Layers that keep the same data of a sequence: they share block tables, and have pools and caches of their own.
 
     layers: their indices, in ascending order; a layer may be in several groups. window: tokens that a query sees in
     them, itself included; None for all.

@@ -68,7 +68,7 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(self, timeline=list(self.timeline))
 
     def end(self, time: float, how: str) -> None:
-        """Add the end of the request, behind which nothing is added."""
+        """Add the end of the request to the timeline; nothing may be added after it."""
         self.finished_time = time
         self.note(time, how)
 

@@ -98,7 +98,7 @@ class ClassificationOutput(msgspec.Struct, frozen=True):
 
 
 class ScoringOutput(msgspec.Struct, frozen=True):
-    """How well a text goes with a query."""
+    """How well a text matches a query."""
 
     score: float
 
@@ -115,7 +115,7 @@ class PoolingRequestOutput(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, output: RequestOutput | PoolingRequestOutput, outputs: Any) -> Self:
-        """Return the output of a request with what was made of its vector."""
+        """Return the output of a request with `outputs` made from its vector."""
         return cls(
             request_id=output.request_id,
             outputs=None if output.error is not None else outputs,

@@ -22,7 +22,7 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call waits for a rank."""
 
     def shares_memory(self, ranks: range) -> bool:
-        """Return whether all of `ranks` have the memory."""
+        """Return whether all of `ranks` share the memory."""
         if self.memory is None or self.shared_ranks is None:
             return self.memory is not None
         first, count = self.shared_ranks

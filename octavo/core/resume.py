@@ -1,4 +1,4 @@
-"""Requests that go on where they ran before: after the death of a core, on another replica, behind a prefill engine."""
+"""Requests that are resumed: after the death of a core, on another replica, or after a prefill engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResumedSequence(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def check_resumed(request: EngineCoreRequest, vocab_size: int, max_model_len: int) -> None:
-    """Raise InvalidRequest when an engine cannot have produced what the request is to go on behind."""
+    """Raise InvalidRequest when an engine cannot have produced the tokens from which the request is resumed."""
     params, sequences = request.params, request.resumed
     if not sequences:
         return

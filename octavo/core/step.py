@@ -27,7 +27,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     adapter: index of the adapter that its rows use, from 1 on; 0 for none.
     media: what encoders make of it is written to its blocks before its first row, where layers read that through
         caches of their own.
-    pooled: of a sequence whose prompt becomes a vector.
+    pooled: set where the prompt becomes a vector.
     grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, where positions follow from
         them (M-RoPE); behind these the times of frames that are one span.
     whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
@@ -93,7 +93,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
 
 
 class Proposals(NamedTuple):
-    """What rows are to bring back from the worker's draft model: `num_tokens` guesses each, at most `num_rows` rows.
+    """What rows request from the worker's draft model: `num_tokens` guesses each, at most `num_rows` rows.
 
     catches_up: also rows of sequences whose prompts the draft model has not computed.
     """
@@ -146,7 +146,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
+    """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are those of `token_id`;
     `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where it is not requested.
 
     scores: of the candidates of a beam, which stand in the order of these: what the processors have made of
@@ -173,13 +173,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
 
-    tokens: what was drawn: one token, or several after drafts. Of a row with several samples, token i is the first one
+    tokens: the drawn tokens: one, or several after drafts. In a row with several samples, token i is the first one
     of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
-    forced: tokens that a grammar leaves no choice of behind those, where guesses are wanted.
-    proposed: the guesses of the worker's draft model behind those: at most the row's `num_proposals`.
+    forced: tokens that the grammar determines after those, where guesses are wanted.
+    proposed: the guesses of the worker's draft model after those: at most the row's `num_proposals`.
     pooled: the values of the vector of a prompt that is complete, float32.
-    is_undrawn: the row was to draw, and has to be computed again: its grammar is not compiled yet.
+    is_undrawn: the row should have drawn and has to be computed again, because its grammar is not compiled yet.
     """
 
     seq_id: int

@@ -122,7 +122,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @property
     def form(self) -> str | None:
-        """The one of `FORMS` that is set; None where only the length of reasoning is limited."""
+        """The field of `FORMS` that is set; None where only the length of reasoning is limited."""
         return next((name for name in FORMS if getattr(self, name)), None)
 
 

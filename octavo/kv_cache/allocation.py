@@ -10,8 +10,8 @@ from octavo.kv_cache.block_pool import NULL_BLOCK
 
 
 class Shortage(NamedTuple):
-    """Why blocks cannot be had before others have finished, and how many more of each cache group would have to be
-    free."""
+    """Why blocks cannot be allocated before other requests have finished, and how many more blocks of each cache group
+    would have to be free."""
 
     because: str
     num_missing: tuple[int, ...]

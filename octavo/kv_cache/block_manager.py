@@ -144,8 +144,8 @@ class BlockManager:
         """Return what the request lacks to have its blocks; None when it can have them. The watermark is waived when
         nothing runs, so that a shortage cannot last for ever.
 
-        `is_returning`: it was preempted before; beyond the watermark as many blocks stay free as it takes, so that
-        others grow by that much before it is preempted again.
+        `is_returning`: it was preempted more than once; then as many blocks as it takes must stay free beyond the
+        watermark, so that others grow by that much before it is preempted again.
         """
         return shortage_of_all(
             [
@@ -301,7 +301,7 @@ class BlockManager:
             self.pins.hold(content.digest)
 
     def invalidate(self, sequence: Sequence, num_trusted_tokens: int) -> None:
-        """Remove what a sequence computed after its first tokens from the prefix index: it went wrong."""
+        """Remove the blocks after `num_trusted_tokens` tokens from the prefix index: their content is wrong."""
         table = self._tables[sequence.seq_id]
         tail = [] if table.tail is None else [table.tail]
         for digest in table.digests[num_trusted_tokens // self.block_size :] + tail:

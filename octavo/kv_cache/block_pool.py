@@ -1,8 +1,8 @@
 """The blocks of one tier: reference counts, the prefix index, and the order in which cached blocks are evicted.
 
 A block is used (count > 0), cached (count 0, but its content is in the index and may be taken again), or empty.
-Empty blocks that were used before are given out first, for their memory is there already, then those that never were
-(fresh ones), then the cached block that `eviction` gives up.
+Empty blocks that were used before are allocated first, because they have memory already, then blocks that were never
+used (fresh ones), then the cached block that `eviction` returns.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class BlockPool:
             counts[block] += 1
 
     def release(self, block: int, *, is_spare: bool = False) -> None:
-        """Take a user from a block. Tails come before their heads: of equals the longest prefix is evicted first.
+        """Remove a user from a block. Tails are released before heads: of equals the longest prefix is evicted first.
 
         is_spare: others are worth more, unless the block was found before.
         """
@@ -185,7 +185,7 @@ class BlockPool:
         return self._index.get(digest)
 
     def find_beginning(self, parent: bytes, token_keys: Sequence[TokenKey]) -> tuple[int, int]:
-        """Return, of the blocks that follow the prefix `parent`, the one that begins most like `token_keys`, and how
+        """Return the block after the prefix `parent` whose content begins most like `token_keys`, and how
         many of its tokens are the same; (0, 0) when none begins alike."""
         best, most = 0, 0
         for block in self._after.get(parent, ())[:_MOST_SIBLINGS]:
@@ -320,7 +320,7 @@ class CachedBytes:
 
 
 def release_table(pool: BlockPool, table: list[int]) -> None:
-    """Take a user from each block of a table, the last first."""
+    """Remove a user from each block of a table, the last block first."""
     for block in reversed(table):
         if block != NULL_BLOCK:
             pool.release(block)

@@ -36,7 +36,7 @@ class Listeners:
         self._set([*self._each, listener])
 
     def remove(self, listener: BlockListener) -> None:
-        """Call this listener no more."""
+        """Remove a listener."""
         self._set([each for each in self._each if each is not listener])
 
     def _set(self, listeners: list[BlockListener]) -> None:

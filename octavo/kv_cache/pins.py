@@ -91,7 +91,7 @@ class Pins:
         self.pin_digests(digests, until if pin is None else max(until, pin.until), _KEPT)
 
     def end_keep(self, digests: Sequence[bytes]) -> None:
-        """Keep a prefix no longer: the other engine has it."""
+        """End the pin of a prefix that the other engine has received."""
         self.unpin_digests(digests, _KEPT)
 
     def unpin_digests(self, digests: Sequence[bytes], kind: bytes = b"") -> bool:

@@ -1,4 +1,4 @@
-"""Which part of a sequence the prefix indexes of all cache groups have, and why it is not more."""
+"""Finds the cached prefix of a sequence in all cache groups, and the reason why it is not longer."""
 
 from __future__ import annotations
 

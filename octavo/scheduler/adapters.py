@@ -149,7 +149,7 @@ class Adapters:
         }
 
     def collect(self) -> None:
-        """Look which reads have ended, and drop adapters beyond the limit; before a step is planned."""
+        """Note reads that have ended, and drop adapters beyond the limit, before a step is planned."""
         for adapter in list(self._reading.values()):
             if error := self.read(adapter):
                 self._failed[adapter.digest] = error

@@ -35,7 +35,7 @@ class _Outcome(enum.Enum):
 
 
 class _Attempt(NamedTuple):
-    """What became of a group, and why it is blocked."""
+    """The outcome of admitting a group, and why it is blocked."""
 
     outcome: _Outcome
     because: str = ""

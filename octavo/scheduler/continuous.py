@@ -19,7 +19,7 @@ _SMALLEST_PIECE: Final = 256
 
 
 class ContinuousPlanner:
-    """Next tokens of running groups, then what running prompts lack, then swapped and preempted groups, then new ones.
+    """Plans next tokens of running groups, then pieces of running prompts, swapped and preempted groups, and new ones.
 
     `rates` limit the prompt tokens of a step in which other sequences decode.
     """
@@ -60,7 +60,7 @@ class ContinuousPlanner:
         return plan
 
     def _fair_piece(self, prompts: SequenceABC[SequenceGroup]) -> int:
-        """Return the prompt tokens of a step of which all steps in flight have an equal part, unless that is small."""
+        """Return the prompt tokens of a step when all steps in flight have an equal part, unless that is small."""
         num_tokens = self._registry.num_queued_tokens + sum(group.num_prompt_tokens for group in prompts)
         return max(_SMALLEST_PIECE, -(-num_tokens // self._rows.num_turns))
 

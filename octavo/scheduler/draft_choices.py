@@ -1,4 +1,4 @@
-"""What a proposer chose, noted for a recording, and given again in a replay, which has no measured times."""
+"""Choices of a proposer, kept for a recording and repeated in a replay, which has no measured times."""
 
 from __future__ import annotations
 

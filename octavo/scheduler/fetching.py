@@ -1,4 +1,4 @@
-"""Requests whose prefix a `Connector` supplies: they hold blocks and run nothing until it is there."""
+"""Requests whose prefix a `Connector` supplies: they hold blocks, and are not planned until it has arrived."""
 
 from __future__ import annotations
 

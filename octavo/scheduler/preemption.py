@@ -1,4 +1,4 @@
-"""Preemption: running groups lose their blocks, which are computed again later, or moved to the host and back.
+"""Preemption: blocks of running groups are freed and computed again later, or moved to the host and back.
 
 The modes are those of vLLM's first engine and one more: `recompute` and `swap` always do that (swap as long as the
 host has room), `classic` swaps groups with several live sequences and recomputes the others, `auto` takes what is
@@ -40,7 +40,7 @@ class _Dropped(NamedTuple):
 
 
 class Preemption:
-    """Preempts running groups: for a block, or for a waiting group that comes before them."""
+    """Preempts running groups: for a block, or for a waiting group that the policy places before them."""
 
     def __init__(
         self, registry: Registry, log: DecisionLog, policy: Policy, mode: PreemptionMode, rates: Rates
