@@ -1,4 +1,4 @@
-"""Cuts logits into pieces that stay in cache and bound the scratch memory."""
+"""Cuts logits into pieces that stay in cache, and so bounds the scratch memory."""
 
 from __future__ import annotations
 

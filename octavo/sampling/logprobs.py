@@ -1,4 +1,4 @@
-"""Makes the log-probabilities that callers see: of the model's own distribution, before processors and filters."""
+"""Makes the log-probabilities that callers get: of the model's own distribution, before processors and filters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Describe `token_ids[i]` under row `rows[i]` of `logprobs`, float32 [rows, vocab]; `rows` do not fall.
 
-    wanted[i]: how many of the likeliest tokens to list; 0 gives the token's rank alone, None only its log-probability.
+    wanted[i]: how many of the likeliest tokens to list; 0 gives only rank and log-probability, None no rank either.
     """
     device = logprobs.device
     row_index = torch.tensor(rows, device=device)

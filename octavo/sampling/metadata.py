@@ -20,7 +20,7 @@ class SampledSequence(Protocol):
 
     @property
     def index(self) -> int:
-        """Index of the sequence in its group, which is part of the key of its draws."""
+        """Index of the sequence in its group; part of the key of its draws."""
         ...
 
     @property
@@ -37,12 +37,12 @@ class SampledSequence(Protocol):
 
     @property
     def line(self) -> int:
-        """Its line of `stored_tokens`."""
+        """The sequence's line of `stored_tokens`."""
         ...
 
     def stored_tokens(self) -> Tensor:
-        """Return the tokens of all sequences, int32 [lines, width], where the device has them: also those that it has
-        drawn and the host does not know yet."""
+        """Return the tokens of all sequences, int32 [lines, width], on the device, including drawn tokens that the host
+        does not know yet."""
         ...
 
     @property
@@ -55,11 +55,11 @@ class SampledSequence(Protocol):
 
 
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
-    """One row of logits: those from which token number `position` of `sequence` is drawn.
+    """One row of logits, from which token number `position` of `sequence` is drawn.
 
     With `num_samples` 1 the token is drawn for the sequence itself; with more, sample `i` is for child `i`.
-    num_drafts: how many of the tokens before the position are drafts, the last ones. They may turn out to be wrong, so
-    nothing that is kept for the sequence may count them.
+    num_drafts: how many of the last tokens before the position are drafts. They may be wrong, so no state that is kept
+    for the sequence may count them.
     """
 
     sequence: SampledSequence
@@ -74,7 +74,7 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowSamples(msgspec.Struct, frozen=True, gc=False):
-    """What was drawn for one row; nothing where there is an `error`."""
+    """The tokens drawn for one row; none where there is an `error`."""
 
     tokens: list[TokenLogprobs]
     error: RequestError | None = None
@@ -83,10 +83,10 @@ class RowSamples(msgspec.Struct, frozen=True, gc=False):
 
 
 def verified(drafts: Sequence[int], drawn: Sequence[RowSamples]) -> RowSamples:
-    """Return the tokens up to and with the first that differs from the draft in its place, as one result.
+    """Return the drawn tokens up to and including the first that differs from its draft, as one result.
 
-    `drawn` are the results after the last known token and after each draft. An error behind the first token is left to
-    a later row, which draws at that position as its first; so is a position from which is drawn later.
+    drawn: the results after the last known token and after each draft. An error after the first token is left to a
+    later row, which draws at that position first; so is a position that is drawn later.
     """
     if not drafts or not drawn[0].tokens:
         return drawn[0]

@@ -1,9 +1,9 @@
 """Random draws without state: a counter-based generator keyed by who draws, and where.
 
 A draw is an exponential race: token `t` with probability `p_t` arrives after `E_t / p_t`, where the `E_t` are
-independent standard exponentials; the first to arrive is a sample of `p`. `E_t` is a hash of the token id and a key, so
-that a draw depends on its own probabilities and its own key only: neither on the batch, nor on what was drawn before,
-nor on where it runs. This module is the reference of that stream for every device.
+independent standard exponentials; the first to arrive is a sample of `p`. `E_t` is a hash of the token id and a key. So
+a draw depends only on its own probabilities and its own key, not on the batch, earlier draws or the device. This module
+is the reference of that stream for every device.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def exponentials(
 def race(probabilities: NDArray[np.float32], keys: NDArray[np.uint32], *, sparse: bool) -> NDArray[np.int64]:
     """Draw one token for each row of `probabilities`, float32 [draws, vocab], with `keys`, uint32 [draws, 2].
 
-    Rows need not sum to 1; a token with probability 0 is never drawn. `sparse` says that most entries are 0: it changes
-    the time taken, never the result. Returns token ids [draws].
+    Rows need not sum to 1; a token with probability 0 is never drawn. sparse: most entries are 0, which changes the
+    time taken, never the result. Returns token ids [draws].
     """
     vocab_size = probabilities.shape[1]
     if not sparse:
@@ -93,7 +93,7 @@ def race(probabilities: NDArray[np.float32], keys: NDArray[np.uint32], *, sparse
 def race_among(
     token_ids: NDArray[np.int64], weights: NDArray[np.float32], keys: NDArray[np.uint32]
 ) -> NDArray[np.int64]:
-    """Do what `race` does where all that can be drawn is listed: `token_ids` and `weights` are [draws, listed]."""
+    """Draw as `race` does, among listed tokens only: `token_ids` and `weights` are [draws, listed]."""
     noise = exponentials(token_ids.astype(np.uint32), keys[:, :1], keys[:, 1:])
     winners: NDArray[np.int64] = np.take_along_axis(token_ids, _argmax(weights / noise)[:, None], axis=1)[:, 0]
     return winners

@@ -57,7 +57,7 @@ class PackedRequest:
         """Whether it needs filters that the compiled sampler does not implement."""
         self.processors = processors
         """The processors that this request needs before the compiled sampler."""
-        # after a processor the logits are not the model's any more
+        # after a processor the logits are no longer the model's
         self.lists_logprobs = params.needs_logprobs and not processors
         """Whether the compiled sampler returns log-probabilities."""
         self.num_listed = min(params.logprobs or 0, vocab_size) if self.lists_logprobs else 0

@@ -50,15 +50,15 @@ class LaunchedDraws(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """Tokens of rows, whatever they are where `errors` has a row's place."""
+    """Drawn tokens of rows. The token of a row whose place is in `errors` has no meaning."""
 
     token_ids: list[int]
     errors: dict[int, RequestError]
 
 
 class DrawPlan(NamedTuple):
-    """What a device must know to draw for rows. kind: which launches it takes. asked: float64 [rows, numbers], of which
-    the last column is the caller's."""
+    """The numbers with which a device draws for rows. kind: the launches that are needed. asked: float64
+    [rows, numbers], of which the last column is the caller's."""
 
     kind: int
     asked: NDArray[np.float64]
@@ -66,27 +66,27 @@ class DrawPlan(NamedTuple):
 
 @runtime_checkable
 class RepeatableSampler(Protocol):
-    """Draws without waiting for the device, where nothing decides that the host gets to know later; by launches that
-    can be captured, and made again with other numbers."""
+    """Draws without waiting for the device, where the draw needs nothing that the host learns later. Its launches can
+    be captured and repeated with other numbers."""
 
     def may_launch(self, params: SamplingParams) -> bool:
         """Return whether `launch` can draw for a request with these parameters."""
         ...
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        """Draw one token for each of `rows` as `Sampler.sample` does; its device gets nothing from the host later."""
+        """Draw one token for each of `rows` as `Sampler.sample` does. The device needs nothing more of the host."""
         ...
 
     def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
-        """Return how to draw token number `positions[i]` of sequence i; None where that takes more than logits."""
+        """Return the plan of drawing token `positions[i]` of sequence i; None if that needs more than logits."""
         ...
 
     def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw, with `asked` of the plan on the device; returns tokens, int64 [rows], and what `read` wants."""
+        """Draw, with `asked` of the plan on the device. Return the tokens, int64 [rows], and the argument of `read`."""
         ...
 
     def read(
         self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
     ) -> Callable[[], DrawnTokens]:
-        """Begin to copy to the host what was drawn, and return what waits for it."""
+        """Begin to copy the drawn tokens to the host, and return a function that waits for them."""
         ...

@@ -1,4 +1,4 @@
-"""The KV caches of all layers, and what moves in them between forward passes."""
+"""The KV caches of all layers, and the copies and swaps of their blocks between forward passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoders make of the sounds of new sequences, whose keys and values layers keep in caches of their own."""
+"""Encodes the sounds of new sequences; layers keep the keys and values of the results in caches of their own."""
 
 from __future__ import annotations
 

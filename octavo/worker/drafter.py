@@ -1,4 +1,4 @@
-"""Guesses the tokens behind those that a step has drawn, with a second model over cache groups of its own."""
+"""Guesses the tokens after those that a step has drawn, with a second model over cache groups of its own."""
 
 from __future__ import annotations
 

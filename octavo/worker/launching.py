@@ -1,4 +1,4 @@
-"""Steps that are launched on a device beside the host: their results are read later, when the next one is launched."""
+"""Launches steps on a device beside the host, and reads their results later, when the next step is launched."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ from octavo.worker.whole_steps import WholeSteps, is_decode
 
 
 class LaunchingRunner(ModelRunner):
-    """A runner that does not wait for steps whose tokens are drawn by what is on the device alone.
+    """A runner that does not wait for steps whose draws need only data on the device.
 
-    Their tokens go to the store there, where the next step reads them; the host gets to know them when the step is
-    collected, in the order of the steps. Any other step is begun when all before it are collected: what the host does
-    for it reads what was drawn. Of several tensor ranks each draws the same tokens, from the logits of all: for those
-    of another host it would wait.
+    Their tokens are stored there, where the next step reads them; the host gets them when the step is collected, in the
+    order of the steps. Any other step begins when all earlier ones are collected, because the host needs their tokens
+    for it. Every tensor rank draws the same tokens, from the logits of all ranks, so none waits for another host.
     """
 
     def __init__(
@@ -49,21 +48,21 @@ class LaunchingRunner(ModelRunner):
         vocab_size: int,
         **options: Any,
     ) -> None:
-        """launches: the sampler. The others are those of `ModelRunner`."""
+        """launches: the sampler. Other arguments: those of `ModelRunner`."""
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
         self._launches, self._mesh, self._store, self._vocab_size = launches, mesh, tokens, vocab_size
         self._whole_steps = WholeSteps(launches, mesh, tokens, self.sequences, vocab_size)
         self._known_model: LanguageModel | None = None
         self._known_drawing: DrawingModel | None = None
         self._launched: deque[tuple[Future[ModelRunnerOutput], Callable[[], ModelRunnerOutput]]] = deque()
-        """What waits for the results of each step that nobody has asked for yet."""
+        """For each step that is not collected yet, a function that waits for its results."""
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self.launch(step)()
 
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
-        """Launch a step in the order of steps, and return what waits for its results."""
+        """Launch a step in the order of steps, and return a function that waits for its results."""
         if not self._may_launch(step):
             self._collect(None)
             output = super().execute(step)
@@ -86,7 +85,7 @@ class LaunchingRunner(ModelRunner):
         return lambda: self._collect(future)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for what is launched, not longer than `timeout_s`. Errors are raised to who reads the results."""
+        """Wait for launched steps, at most `timeout_s`. The reader of a step's results gets its error."""
 
         def collect() -> None:
             while self._launched:
@@ -119,7 +118,7 @@ class LaunchingRunner(ModelRunner):
         return state.may_launch
 
     def _may_launch_for(self, params: SamplingParams, pooled: PooledPrompt | None) -> bool:
-        # of several ranks the first one alone has grammars: the samplers of the others would launch
+        # only the first rank has grammars: the samplers of the others would launch
         return pooled is None and params.structured_outputs is None and self._launches.may_launch(params)
 
     def _drawing_model(self) -> DrawingModel | None:
@@ -129,7 +128,7 @@ class LaunchingRunner(ModelRunner):
         return self._known_drawing
 
     def _draw(self, hidden: Tensor, rows: Sequence[BatchRow]) -> Callable[[], list[RowOutput]]:
-        """Draw where rows want that, store tokens on the device, and return what waits for the results."""
+        """Draw for the rows that need it, store tokens on the device, and return a function that waits for results."""
         wanted = list(positions_of(rows))
         if not wanted:
             return partial(self._results, rows, wanted, [])
@@ -150,7 +149,7 @@ class LaunchingRunner(ModelRunner):
     def _results(
         self, rows: Sequence[BatchRow], wanted: Sequence[Position], waits: Sequence[Callable[[], list[RowSamples]]]
     ) -> list[RowOutput]:
-        """Return the results of rows. waits: for those of some of the positions, in their order."""
+        """Return the results of rows. waits: each returns the results of some of the positions, in order."""
         results = [each for wait in waits for each in wait()]
         samples = {}
         for found, result in zip(wanted, results, strict=True):
@@ -161,7 +160,7 @@ class LaunchingRunner(ModelRunner):
         return [output_of(row, samples.get(place), None) for place, row in enumerate(rows)]
 
     def _collect(self, until: Future[ModelRunnerOutput] | None) -> Any:
-        """Wait for the launched steps up to and with that of a future, all of them for None; return its result."""
+        """Wait for the launched steps up to that of a future, or for all if it is None; return the future's result."""
         while self._launched and (until is None or not until.done()):
             future, collect = self._launched.popleft()
             try:
@@ -174,7 +173,7 @@ class LaunchingRunner(ModelRunner):
 
 
 def runner_for(sampler: Sampler | None, mesh: Mesh) -> Callable[..., ModelRunner]:
-    """Return what makes the runner for the sampler of a device; None where tokens come from another pipeline stage."""
+    """Return the function that makes the runner for a device's sampler; None: tokens come from another stage."""
     if not isinstance(sampler, RepeatableSampler):
         return ModelRunner
     return partial(LaunchingRunner, launches=sampler, mesh=mesh)

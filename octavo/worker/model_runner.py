@@ -48,19 +48,18 @@ class ModelRunner:
         tokens: TokenStore,
         encodings: CrossEncodings | PromptEncodings | None = None,
     ) -> None:
-        """encodings: what encodes images and sounds of prompts."""
+        """encodings: encodes images and sounds of prompts; None for models that read text only."""
         self.grammars: GrammarProcessor | None = None
-        """The sampler's, where it draws: those of new sequences begin to be compiled."""
+        """The sampler's grammars, where it draws; compiling those of new sequences begins before the model runs."""
         self.suggests = False
-        """Whether results have the tokens that grammars force."""
+        """Whether results have the tokens that grammars force next."""
         self.padded: Callable[[int], int] | None = None
-        """Returns of how many rows a decode step of at least so many should be, the same on all ranks; None where any
-        number is as good."""
+        """Returns the number of rows, the same on all ranks, to which a decode step is padded; None for no padding."""
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self.cache = cache
         self.drafter: Drafter | None = None
-        """Guesses what follows, where rows want that."""
+        """Guesses the next tokens, for rows that request it."""
         self.drawing: RowResults | None = None
         """Makes the results of rows from the hidden states of a step; None where tokens come with the steps."""
         if sampler is not None:

@@ -1,4 +1,4 @@
-"""Arrays that go to a device together: one copy costs the host as much as that of a single number."""
+"""Sends arrays to a device in one copy, which costs the host as much as a copy of a single number."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WIDE: Final = np.dtype(np.int64)
 
 
 def sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Return arrays of int32 and int64 on a device, and before them the memory in which all lie, uint8, without waiting
-    for what runs there."""
+    """Return the memory, uint8, that holds all arrays on a device, and the arrays, int32 and int64, as views of it,
+    without waiting for what runs there."""
     starts, size = [], 0
     for array in arrays:
         starts.append(size)

@@ -1,4 +1,4 @@
-"""What encoders make of the images and sounds of prompts, in place of the embeddings of tokens."""
+"""Encodes the images and sounds of prompts; the results replace embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Encoded = tuple[Sequence[tuple[SequenceState, Tensor]], EmbeddingOverride | None
 def encodings_of(
     model: DecoderStack, groups: Sequence[CacheGroup], device: Device, max_embeddings: int
 ) -> CrossEncodings | PromptEncodings | None:
-    """Return what encodes for a model with these cache groups; None for one that reads text alone."""
+    """Return the encodings of a model with these cache groups; None for one that reads only text."""
 
     def encode(kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         with device.library_threads():

@@ -1,4 +1,4 @@
-"""Divides the memory of a rank: by arithmetic before a weight is read, and by what the largest steps take."""
+"""Divides the memory of a rank: by arithmetic before a weight is read, and by measuring the largest steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLANNED = "peak of the fullest step as planned; at start it is measured, and th
 
 
 class Sizing:
-    """Says how many KV blocks a rank has room for."""
+    """Finds how many KV blocks a rank has room for."""
 
     def __init__(
         self, parts: RankParts, cache: CacheConfig, num_ranks: int, kept_bytes: int, num_drafts: int = 0
@@ -38,13 +38,13 @@ class Sizing:
             and parts.model.pooling is None
             and not any(isinstance(each, Encoded) for each in keeps)
         )
-        """Whether what steps take is measured once the weights are there, and not planned."""
+        """Whether the memory of steps is measured when the weights are loaded, and not planned."""
         self._sizes: ModelSizes
-        """Of the model before it is loaded."""
+        """The model's sizes before it is loaded."""
 
     @cached_property
     def _memory(self) -> DeviceMemory:
-        """What there was before anything was loaded."""
+        """The device's memory before anything was loaded."""
         return self._parts.device.memory()
 
     def plan(self, *, is_dry: bool = False) -> MemoryPlan:
@@ -91,7 +91,7 @@ class Sizing:
 
     @cached_property
     def _adapter_bytes(self) -> int:
-        """What adapters take that are loaded while the engine runs."""
+        """Bytes of adapters that are loaded while the engine runs."""
         parts = self._parts
         if not parts.lora.enable_lora:
             return 0

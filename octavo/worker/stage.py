@@ -14,7 +14,7 @@ from octavo.distributed.mesh import Mesh
 class Stage:
     """Receives what the stage before sends, runs `model`, and sends what it returns to the next stage.
 
-    Sending and receiving are no part of recorded steps: `received`, room for the tokens of the largest step, stays in
+    Sending and receiving are not part of recorded steps: `received`, room for the tokens of the largest step, stays in
     its place, so a recording reads it again.
     """
 

@@ -1,4 +1,4 @@
-"""The largest steps, made at start where memory is the device's own: what they take is measured, not planned."""
+"""Executes the largest steps at start, on devices with their own memory, to measure the memory that they take."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
 
 NUM_BLOCKS: Final = 2
-"""KV blocks of each cache group that are enough to measure steps: all sequences share them."""
+"""KV blocks of each cache group when steps are measured: all sequences share them."""
 
 _TOP: Final = 20
-"""Likeliest tokens that are listed."""
+"""Number of likeliest tokens to list."""
 _DESCRIBED_TOKENS: Final = 1024
-"""Of a prompt whose tokens are described: more logits than are computed at once, of any large vocabulary."""
+"""Tokens of a prompt with log-probabilities: with a large vocabulary, more logits than are computed at once."""
 _LEAST_OTHER: Final = 8
-"""Decode steps of so many rows and more are captured in other sizes between these."""
+"""Least rows of a decode step for which three quarters of them are captured too."""
 
 _ASKED: Final[dict[str, Any]] = {"temperature": 0.8, "top_p": 0.95, "seed": 0}
 _DESCRIBED: Final = SamplingParams(**_ASKED, top_k=200, repetition_penalty=1.1, logprobs=_TOP, prompt_logprobs=_TOP)
-"""Needs every stage of sampling."""
+"""Parameters that need every stage of sampling."""
 _PLAIN: Final = SamplingParams(**_ASKED)
-"""What devices launch for top-p alone, a whole decode step at once where they can."""
+"""Parameters with which devices that can do it launch a whole decode step at once."""
 _SEVERAL: Final = SamplingParams(**_ASKED, n=2)
-"""What no device launches without waiting for the host."""
+"""Parameters with which every device waits for the host."""
 
 
 class _Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Decode steps that are one launch: the model, the draws, and the write of what is drawn."""
+"""Decode steps in one launch: the model, the draws, and the write of the drawn tokens to the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from octavo.worker.shared_sampler import logits_of_all
 
 
 class WholeSteps:
-    """Launches decode steps whole. Only a few numbers of a row change from one such step to the next."""
+    """Launches whole decode steps. Only a few numbers of a row change from one such step to the next."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class WholeSteps:
     def launch(
         self, model: DrawingModel, batch: ModelInput, rows: Sequence[BatchRow], num_copies: int
     ) -> Callable[[], list[RowOutput]] | None:
-        """Run the model on rows of one token each, and draw the next ones; return what waits for the results.
+        """Run the model on rows of one token each, draw the next tokens, and return a function that waits for results.
 
-        num_copies: of the first row, that stand behind the others in the batch. None, with nothing computed, where the
-        rows are too many, or logits alone do not decide; all ranks find the same.
+        num_copies: copies of the first row after the others in the batch. Returns None, with nothing computed, if there
+        are too many rows or a draw needs more than logits; this is the same on all ranks.
         """
         if len(rows) + num_copies > self._max_rows:
             return None
@@ -55,7 +55,7 @@ class WholeSteps:
             return None
         lines = [state.line for state in drawing]
         places = np.array(positions)
-        # what a row's copy draws is left where the next step draws: another place in a batch may give other bits
+        # a copy's token goes where the next step stores one: at another place in a batch bits may differ
         places[len(rows) :] += 1
         plan.asked[:, -1] = self._store.places(np.array(lines, dtype=np.int64), places)
         tokens = self._store.on_device()
@@ -68,7 +68,7 @@ class WholeSteps:
 
         # a store that has grown is another one, though it may begin where a smaller one did
         told = model.draw(batch, plan.asked, (plan.kind, tokens.shape), draw)
-        if told is None:  # other ranks may have a launch of it, and exchange as many logits there
+        if told is None:  # other ranks may have a graph for this step, and exchange as many logits in it
             told = draw(model.compute_logits(model(batch)), torch.from_numpy(plan.asked).to(tokens.device))
         for state in states:
             state.num_tokens += 1
@@ -89,7 +89,7 @@ class WholeSteps:
         is_sound = not errors and not any(state.error for state in states)
         if is_sound and all(map(has, states)):
             self._store.note(lines, positions, token_ids)
-        else:  # the line of a sequence that has ended may be another's by now
+        else:  # another sequence may have the line of one that has ended
             noted = [place for place, state in enumerate(states) if has(state) and place not in errors]
             if noted:
                 self._store.note(*([each[place] for place in noted] for each in (lines, positions, token_ids)))

@@ -15,40 +15,40 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
 
 HEAD_DIMS: Final = (8, 576)
-"""Smallest and largest head; larger ones have no room beside their keys in an SM's memory."""
+"""Smallest and largest head; larger ones do not fit into an SM's memory beside their keys."""
 
 ROWS: Final = 16
-"""Queries of a program at least: what a tensor core multiplies at once."""
+"""Least queries of a program: the rows that a tensor core multiplies at once."""
 PREFILL_ROWS: Final = 128
-"""The same of prompts."""
+"""Queries of a program that computes prompts."""
 _TILE_BYTES: Final = 32 << 10
-"""Of queries, and of keys, that a program multiplies at once: an SM's memory holds them beside values."""
+"""Bytes of the tile of queries, and of that of keys, of a program: an SM's memory holds both beside values."""
 _LARGE_SHARED: Final = 160 << 10
-"""Bytes of shared memory of an SM, with half of which tiles are half as large."""
+"""Bytes of shared memory of an SM above which tiles have their full size; with less they are half as large."""
 _HOPPER_SHARED: Final = 228 << 10
-"""The same from Hopper on, whose instructions multiply tiles that are not in registers."""
+"""Bytes of shared memory of an SM from Hopper on, whose instructions multiply tiles that are not in registers."""
 _VERIFIED: Final = 8
-"""Tokens of a sequence that are divided at most where that changes no bit: a token drawn and guesses behind it."""
+"""Most tokens of a sequence whose keys are divided with invariant batches: a drawn token and the guesses after it."""
 _PROGRAMS: Final = 264
-"""Two for each SM of an H100: with fewer, long sequences are divided among programs."""
+"""Two for each SM of an H100. With fewer programs, long sequences are divided among more."""
 CHUNK: Final = 256
 TILE: Final = 128
 LONGEST: Final = "longest"
 """The key of `AttentionMetadata.once` for the length of the longest sequence."""
 CODES: Final = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""Numbers of the kinds of codes that a cache may have, as kernels know them."""
+"""The numbers by which kernels know the kinds of codes in a cache."""
 SCALE_BYTES: Final = 4
-"""Bytes of the scale of a head of a token beside its codes."""
+"""Bytes of the scale that each head of a token has beside its codes."""
 _MOST_AHEAD: Final = 1 << 30
-"""Keys behind itself that a query sees: kernels add positions in 32 bits."""
+"""Most keys after its own that a query sees: kernels add positions in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """How keys are divided. It decides the order of sums, and so the bits: it is the same for all steps of an engine.
+    """States how keys are divided. It decides the order of sums, and so the bits: all steps of an engine have the same.
 
-    chunk: keys that are summed up before they are put together. tile: keys of one product, a part of a chunk; fewer of
-    large heads. programs: fewer than these are divided further, which changes no bit.
+    chunk: keys that are summed up before chunks are merged. tile: keys of one product, a part of a chunk; fewer for
+    large heads. programs: number of programs below which sequences are divided further, which changes no bit.
     """
 
     chunk: int = CHUNK
@@ -57,11 +57,11 @@ class Division:
 
 
 class _Part(NamedTuple):
-    """Rows of a step that programs of one kind compute: all of them, or the given ones."""
+    """The rows of a step that programs of one kind compute: all of them, or the given ones."""
 
     name: str
     most_queries: int
-    """Tokens of a row."""
+    """Most tokens of a row."""
     num_tokens: int
     rows: Sequence[int] | None = None
 
@@ -73,8 +73,8 @@ class _Part(NamedTuple):
 class CudaBackend:
     """`AttentionBackend` in Triton. The cache is [planes, blocks, kv_heads, block_size, dim], keys and values.
 
-    Of int8 and float8_e4m3fn a head of a block has its codes first, and their scales behind them: so codes lie at whole
-    vectors.
+    With int8 and float8_e4m3fn a head of a block has its codes first and then their scales, so codes are aligned to
+    whole vectors.
     """
 
     name = "triton"
@@ -105,7 +105,7 @@ class CudaBackend:
     def cache_shape(
         self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0
     ) -> tuple[int, ...]:
-        """Return [planes, num_blocks, kv_heads, block_size, dim]. A code has its part of the scales in the last one."""
+        """Return [planes, num_blocks, kv_heads, block_size, dim]. With codes `dim` includes the bytes of the scale."""
         width = head_dim + (SCALE_BYTES if self._codes else 0)
         return (1 if value_size else 2, num_blocks, kv_heads, block_size, width)
 
@@ -139,7 +139,7 @@ class CudaBackend:
         return self._attend(torch.cat(q, dim=-1), cache, metadata, Scores(scale), q[0].shape[-1])
 
     def _store(self, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
-        """Write both to the planes of the cache, or the first where it has one plane."""
+        """Write k and v [tokens, heads, dim] to the planes of the cache; only k where it has one plane."""
         k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (k, v))
         tokens, heads, dim = k.shape
         shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": cache.shape[3]}
@@ -218,21 +218,21 @@ class CudaBackend:
 
 
 def _shared(group: int, most: int) -> int:
-    """Return how many of the query heads that share a head of keys a program computes: all, or a part of at most so
-    many."""
+    """Return how many of the `group` query heads that share a head of keys a program computes: all, or the largest
+    equal part of at most `most`."""
     return next(group // parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
 
 
 def _is_divided(metadata: AttentionMetadata, part: _Part, programs: int, division: Division) -> bool:
-    """Return whether there are too few programs for the processors, and sequences that are long enough to divide.
+    """Return whether there are too few programs for the GPU, and sequences that are long enough to divide.
 
-    programs: for each token.
+    programs: number of programs for each token.
     """
     return part.num_tokens * programs < division.programs and part.longest(metadata) > division.chunk
 
 
 def _parts(metadata: AttentionMetadata) -> list[_Part]:
-    """Return the rows of single tokens and those of more, which have tiles of their own."""
+    """Return the rows of single tokens and those of several tokens, which have different tiles."""
     queries = metadata.query_lengths
     singles = [row for row, count in enumerate(queries) if count == 1]
     if not singles or len(singles) == len(queries):
@@ -253,7 +253,7 @@ def longest(metadata: AttentionMetadata) -> int:
 def _work(metadata: AttentionMetadata, part: _Part, per_program: int, device: torch.device) -> Tensor:
     """Return int32 [programs, 4]: row, first token among all of the step, tokens, position of the first one."""
     if part.most_queries == 1 and part.rows is None:
-        # on the device: lengths are others when a captured step is repeated
+        # on the device: a repeated step has other lengths
         singles, ends = metadata.query_starts[:-1], metadata.sequence_lengths
         return torch.stack((singles, singles, torch.ones_like(singles), ends - 1), dim=1)
     queries, lengths = metadata.query_lengths, metadata.lengths

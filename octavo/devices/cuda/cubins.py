@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 FOLDER: Final = Path(__file__).parent / "cubins"
 """Where a wheel has archives. A checkout has none, unless `python -m tools.cubins` has made them."""
 _RESERVED: Final = 1 << 10
-"""Bytes of an SM's shared memory that a program cannot have."""
+"""Bytes of an SM's shared memory that programs cannot use."""
 _LOWER: Final = {86: (80,), 89: (86, 80)}
 """Capabilities whose binaries a GPU runs besides those of its own, the nearest first: lower minor versions of the same
 major one. GPUs on one chip with a processor (8.7) run none of others; from 9.0 on Triton's code is for one (sm_90a)."""
@@ -42,13 +42,13 @@ _POINTERS: Final = {
 _KINDS: Final = {dtype: 2 * i for i, dtype in enumerate(_POINTERS)}
 _FLOAT, _ONE, _INT, _LONG = (100 + 2 * i for i in range(4))
 _LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
-"""By `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
+"""Codes of `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
 ALIGNED, ONE = "/16", "1"
-"""What stands behind the type of a multiple of 16, and instead of that of an integer that is a constant."""
+"""The suffix of the type of a multiple of 16, and the type of an integer of 1, which is a constant."""
 
 
 class Call(NamedTuple):
-    """What a variant is found by. types: of the arguments: "*bf16/16", "i32", "1". constants: with options."""
+    """The key of a variant. types: those of the arguments, such as "*bf16/16", "i32", "1". constants: with options."""
 
     kernel: str
     types: tuple[str, ...]
@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 
 def type_of(argument: Any, *, is_specialized: bool) -> str:
-    """Return the type of an argument as a variant has it. is_specialized: its value may make other code."""
+    """Return the type of an argument in a `Call`. is_specialized: Triton compiles other code for some values."""
     if isinstance(argument, Tensor):
         aligned = ALIGNED if is_specialized and argument.data_ptr() % 16 == 0 else ""
         return _POINTERS[argument.dtype] + aligned
@@ -69,7 +69,7 @@ def type_of(argument: Any, *, is_specialized: bool) -> str:
 
 
 def call_of(kernel: str, arguments: Iterable[Any], constants: Mapping[str, Any], unspecialized: frozenset[int]) -> Call:
-    """Return what a variant is found by. unspecialized: places of arguments whose values make no other code."""
+    """Return the key of a variant. unspecialized: places of arguments whose values do not change the code."""
     types = (type_of(each, is_specialized=place not in unspecialized) for place, each in enumerate(arguments))
     return Call(kernel, tuple(types), frozenset(constants.items()))
 
@@ -89,25 +89,25 @@ def source_hash() -> str:
 
 
 class _Variant:
-    """Machine code for launches of one kind, and where their parameters are given to the driver."""
+    """Machine code for launches of one kind, and the memory in which the driver gets their parameters."""
 
     def __init__(self, call: Call, code: bytes, about: Mapping[str, Any]) -> None:
         self.name: str = about["function"]
         self.threads, self.shared_bytes = 32 * about["num_warps"], about["shared"]
         self.places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
-        """Of the arguments that are parameters."""
+        """Places of the arguments that are parameters."""
         self.function: int | None = None
-        """The driver's handle, from the first launch on: an archive has many kernels that an engine never launches."""
+        """The driver's handle, set by the first launch: an archive has many kernels that an engine never launches."""
         self.code = code
         layout = layout_of(call.types) + "Q" * about["num_scratch"]
         self._scratch = (0,) * about["num_scratch"]
         self._offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
         self._layout = struct.Struct(layout)
         self._free: list[tuple[Any, Any]] = []
-        """Memory of launches that have returned, and the addresses of the parameters in it. A thread takes one."""
+        """Memory for parameters that no launch uses now, and the addresses of the parameters in it."""
 
     def launch(self, driver: Driver, grid: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Launch the code. values: of all arguments."""
+        """Launch the code. values: addresses and numbers of all arguments."""
         given = values if len(self.places) == len(values) else [values[place] for place in self.places]
         try:
             parameters = self._free.pop()
@@ -130,7 +130,7 @@ class _Variant:
 
 
 def _read(arguments: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return addresses and numbers, and what of each can make other code."""
+    """Return the addresses and numbers of arguments, and for each a number of the properties that decide its type."""
     values: list[Any] = []
     kinds: list[int] = []
     for each in arguments:
@@ -150,7 +150,7 @@ def _read(arguments: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
 
 
 class CubinLauncher:
-    """A `Launcher` of the kernels of an archive, and for launches that none fits another one."""
+    """A `Launcher` of the kernels of an archive. `otherwise` launches what no variant fits."""
 
     def __init__(self, driver: Driver, manifest: Mapping[str, Any], codes: bytes, otherwise: Launcher | None) -> None:
         self._driver, self._otherwise = driver, otherwise
@@ -158,7 +158,7 @@ class CubinLauncher:
         self._missing: set[Call] = set()
         self._variants: dict[Call, _Variant] = {}
         self._known: dict[tuple[Any, ...], _Variant] = {}
-        """The same by what takes less time to find out than a `Call`."""
+        """The variants by a key that is made faster than a `Call`."""
         for each in manifest["variants"]:
             code = codes[each["offset"] : each["offset"] + each["bytes"]]
             call = Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"])))
@@ -192,7 +192,7 @@ class CubinLauncher:
 
 
 def has_room(variant: Mapping[str, Any], shared_bytes: int) -> bool:
-    """Return whether a variant can be loaded where an SM has so much shared memory."""
+    """Return whether a variant can be loaded where an SM has this much shared memory."""
     fits: bool = variant["shared"] <= shared_bytes - _RESERVED
     return fits
 
@@ -200,11 +200,11 @@ def has_room(variant: Mapping[str, Any], shared_bytes: int) -> bool:
 def open_launcher(
     capability: int, shared_bytes: int, open_driver: Callable[[], Driver], *, is_invariant: bool, folder: Path = FOLDER
 ) -> Launcher:
-    """Return what launches kernels: from the nearest archive that the GPU runs, and by Triton what that lacks.
+    """Return a launcher of kernels: of the nearest archive that the GPU runs, and of Triton for what that lacks.
 
     shared_bytes: shared memory of an SM; variants that need more are left out. is_invariant: all code must be of one
     compiler and for one capability, because variants of a kernel have to agree in every bit. Raises ConfigError where
-    neither can, and as `read_archive` does.
+    neither can launch, and as `read_archive` does.
     """
     has_triton = util.find_spec("triton") is not None
     found = next(filter(None, (read_archive(folder, each) for each in (capability, *_LOWER.get(capability, ())))), None)
@@ -231,7 +231,7 @@ def open_launcher(
 
 
 def read_archive(folder: Path, capability: int) -> tuple[dict[str, Any], bytes] | None:
-    """Return the manifest and the machine code for a capability, such as 90; None where there is none of these sources.
+    """Return manifest and machine code for a capability, such as 90; None where the folder has none of these sources.
 
     Raises ConfigError for a manifest or an archive that is not what was written.
     """
@@ -254,7 +254,7 @@ def read_archive(folder: Path, capability: int) -> tuple[dict[str, Any], bytes] 
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:
-    """Return the hash of a manifest, whatever its spaces are."""
+    """Return the hash of a manifest, which does not depend on white space."""
     return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -65,7 +65,7 @@ def _why_too_old(name: str, capability: tuple[int, int]) -> str | None:
 
 
 class CudaDevice(ReferenceDevice):
-    """`Device` on a GPU. What it has no kernel for is computed by torch's operators, as the reference does it."""
+    """`Device` on a GPU. Operators without a kernel are torch's, as on the device `reference`."""
 
     name = "cuda"
     lacks: Mapping[str, str] = {}
@@ -96,7 +96,7 @@ class CudaDevice(ReferenceDevice):
         self.ops = self.runtime.bind(config.op_overrides)
 
     def launcher(self, is_invariant: bool) -> Launcher:
-        """Return what launches kernels."""
+        """Return the launcher of kernels. is_invariant: as in `open_launcher`."""
         major, minor = self._capability()
         return open_launcher(10 * major + minor, self.shared_bytes(), Driver.open, is_invariant=is_invariant)
 
@@ -109,7 +109,7 @@ class CudaDevice(ReferenceDevice):
         return f"compute capability {'.'.join(map(str, self._capability()))}, Triton {compiler}"
 
     def shared_bytes(self) -> int:
-        """Return the shared memory of an SM."""
+        """Return the bytes of shared memory of an SM."""
         return torch.cuda.get_device_properties(self.torch_device).shared_memory_per_multiprocessor
 
     @staticmethod
@@ -126,7 +126,7 @@ class CudaDevice(ReferenceDevice):
         return None
 
     def _own_gpu(self, place: int) -> torch.device:
-        """Return the GPU of a rank, which is the current one from then on. Raises ConfigError where there are too few.
+        """Return the GPU of a rank and make it the current one. Raises ConfigError where there are too few.
 
         Numbers are those of the GPUs that the process sees: CUDA_VISIBLE_DEVICES chooses them.
         """
@@ -181,7 +181,7 @@ class CudaDevice(ReferenceDevice):
         return CudaSampler(self.runtime, self.torch_device, self.read_later, every, own)
 
     def read_later(self, values: torch.Tensor) -> Callable[[], list[list[float]]]:
-        """Begin to copy a matrix to the host, and return what waits for it."""
+        """Begin to copy a matrix to the host, and return a function that waits for it and returns its rows."""
         return read_later(values)
 
     def token_store(self) -> TokenStore:
@@ -197,11 +197,11 @@ class CudaDevice(ReferenceDevice):
         return GraphedModel(model, self.graphs(), is_shared=self._config.num_ranks > 1)
 
     def graphs(self) -> Callable[[], Graph]:
-        """Return what makes graphs that share their memory."""
+        """Return a function that makes graphs, which share their memory."""
         return CudaGraphs()
 
     def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
-        """Count what the reference's operators hold: kernels of this device hold no more. Graphs have their own."""
+        """Return the bytes that the reference's operators hold, and those of graphs. Kernels of CUDA hold no more."""
         ops = bind()
         total = STAGING_BYTES + peak_bytes(lambda: run(ops, DryAttention(), num_tokens))
         if self._config.enforce_eager:
@@ -210,7 +210,7 @@ class CudaDevice(ReferenceDevice):
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:
-        """Give back pages of the host: weights go to the GPU."""
+        """Release pages of the host after loading: weights are on the GPU."""
         yield
         if pages is not None:
             pages.release_from(0)
@@ -240,7 +240,7 @@ class CudaDevice(ReferenceDevice):
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def _streams(self) -> tuple[Stream, Stream]:
-        """Return that of what computes, and one for swaps."""
+        """Return the stream that computes, and a new one."""
         return CudaStream(self.torch_device, is_side=False), CudaStream(self.torch_device, is_side=True)
 
     def behind_steps(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -263,7 +263,7 @@ class CudaDevice(ReferenceDevice):
         def taken() -> MemoryUse:
             (free_now, _), kept_now = torch.cuda.mem_get_info(gpu), torch.cuda.memory_reserved(gpu)
             most = torch.cuda.max_memory_reserved(gpu)
-            # where another process gives memory back meanwhile, what torch has taken is still known
+            # another process may free memory meanwhile; what torch has taken is known all the same
             return MemoryUse(max(most - kept, free - free_now + most - kept_now), free - free_now - (kept_now - kept))
 
         return taken

@@ -1,4 +1,4 @@
-"""Launches the kernels that find the likeliest tokens, and those that draw where logits alone decide."""
+"""Launches the kernels that find the likeliest tokens, and those that draw from logits without the host."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ from octavo.sampling.sampler import DrawPlan
 BLOCK: Final = 2048
 """Columns of a program."""
 WARPS: Final = 8
-"""Of a program of so many columns."""
+"""Warps of a program of `BLOCK` columns."""
 BLOCKS: Final = 128
-"""Blocks that are put together at a time."""
+"""Blocks of a row that are merged at a time."""
 
 _FARTHEST: Final = 0x7F7FFFFF
 _MOST: Final = 2**31 - 1
 
 
 ASKED: Final = 8
-"""Numbers of a row in `asked` of the kernels."""
+"""Numbers of a row in the kernels' argument `asked`."""
 _NO_KEY: Final = bytes(8)
 
 
 class Kind(IntEnum):
-    """What has to be launched for a row. Kernels of a larger one do nothing for rows of a smaller one."""
+    """The kernels that a row needs. Those of a larger kind do nothing for rows of a smaller one."""
 
     LIKELIEST = 0
     PLAIN = 1
-    """A race among all tokens, or those that min-p keeps: that is a distance, which does not depend on logits."""
+    """A race among all tokens, or those that min-p keeps, whose distance does not depend on logits."""
     SEARCHED = 2
-    """How far top-k or top-p keep tokens is found first."""
+    """As `PLAIN`, after a search for the distance up to which top-k or top-p keep tokens."""
     SEARCHED_LONG = 3
-    """By top-p without top-k, which may keep most of the tokens."""
+    """As `SEARCHED`, with top-p and without top-k, which may keep most of the tokens."""
 
 
 class Line(NamedTuple):
-    """What is asked of a row in each of its steps. numbers: temperature, distance, top-k and top-p."""
+    """The sampling parameters of a row for the kernels. numbers: temperature, distance, top-k and top-p."""
 
     kind: Kind
     numbers: tuple[float, ...]
 
 
 class Lines(NamedTuple):
-    """What is asked of the rows of a batch in each of its steps. asked: that of the kernels, without keys of draws."""
+    """The sampling parameters of the rows of a batch. asked: the kernels' argument, without the keys of draws."""
 
     kind: Kind
     asked: NDArray[np.float64]
     draws: Sequence[tuple[int, int] | None]
-    """Seed and index of what is drawn, for its keys; None for the likeliest token."""
+    """Seed and index of the sequence of each row, for the keys of its draws; None for greedy rows."""
 
 
 class Draws(NamedTuple):
-    """What is drawn of rows of logits, on the device."""
+    """The tokens drawn from rows of logits, on the device."""
 
     largest: Tensor
     """Logits, float32 [rows]; NaN where one is among them."""
@@ -92,7 +92,7 @@ def likeliest_tokens(logits: Tensor, launch: Launcher) -> Draws:
 
 
 def lines_of(sequences: Sequence[SampledSequence], lines: Sequence[Line]) -> Lines:
-    """Return what is asked of rows of sequences. lines: those of their parameters."""
+    """Return the parameters of the rows of sequences. lines: made by `line_of` from those of each."""
     asked = np.zeros((len(lines), ASKED))
     asked[:, 0] = np.arange(len(lines))
     asked[:, 1:5] = [line.numbers for line in lines]
@@ -104,7 +104,7 @@ def lines_of(sequences: Sequence[SampledSequence], lines: Sequence[Line]) -> Lin
 
 
 def plan_of(lines: Lines, positions: Sequence[int]) -> DrawPlan:
-    """Return how rows are drawn in the step that draws these tokens of their sequences."""
+    """Return the plan of a step. positions: the place of each row's drawn token in its sequence."""
     asked = lines.asked.copy()
     if lines.kind is not Kind.LIKELIEST:
         keys = b"".join(
@@ -118,7 +118,7 @@ def plan_of(lines: Lines, positions: Sequence[int]) -> DrawPlan:
 
 
 def line_of(params: SamplingParams) -> Line:
-    """Return what a row with these parameters has in `asked` of the kernels, in any step."""
+    """Return the numbers of a row with these parameters in the kernels' argument `asked`, the same in each step."""
     if params.is_greedy:
         return Line(Kind.LIKELIEST, (-1.0, _FARTHEST, 0, 1.0))
     distance = _FARTHEST

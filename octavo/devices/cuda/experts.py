@@ -1,4 +1,4 @@
-"""Stacks of the weights of experts on CUDA: which rows are whose is read on the device alone."""
+"""Stacks of the weights of experts on CUDA. Only the device reads which rows belong to which expert."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape
 
 LARGE: Final = {"BM": 128, "BN": 64, "BK": 64, "num_warps": 8, "num_stages": 3}
-"""The tile of steps whose experts have many rows, where bits may depend on that."""
+"""The tile of steps whose experts have many rows, if bits may depend on the number of rows."""
 _MANY: Final = 64
-"""Rows for each expert from which on it is taken."""
+"""Least rows for each expert with `LARGE`."""
 _LEAST: Final = 128
-"""Experts of which a program reads the places at least: fewer are not faster, and would need programs of their own."""
+"""Least number of experts whose row counts a program reads: fewer are not faster, and would need other binaries."""
 
 
 def grouped_arguments(
     stack: PreparedStack, routing: Routing, *, of_tokens: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int], dict[str, Any]]:
-    """Return tensors, numbers and constants by which the kernels of a stack find the rows of each expert."""
+    """Return the tensors, numbers and constants from which the kernels of a stack find the rows of each expert."""
     constants = {"E": power_of_2(stack.experts, _LEAST), "OF_TOKENS": of_tokens}
     return (routing.order, routing.starts[stack.first :]), (stack.experts, routing.weights.shape[1]), constants
 
 
 def num_tiles(stack: PreparedStack, routing: Routing, rows: int) -> int:
-    """Return how many tiles of so many rows the experts of a stack have at most: each has one that is not full."""
+    """Return the most tiles of `rows` rows that the experts of a stack have: each may have one that is not full."""
     pairs = len(routing.order)
     return pairs // rows + min(pairs, stack.experts)
 
 
 def room_for_rows(stack: PreparedStack, routing: Routing, shape: LinearShape, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [pairs, outputs], of zeros where rows may be those of experts that are not in the stack."""
+    """Return the result tensor [pairs, outputs], zeroed if some rows may belong to experts outside the stack."""
     has_all = stack.experts == len(routing.starts) - 1
     width = shape.outputs // 2 if shape.is_gated else shape.outputs
     return (torch.empty if has_all else torch.zeros)((len(routing.order), width), dtype=dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Launches the kernels that find what min-p, top-k and top-p keep."""
+"""Launches the kernels that find the tokens that min-p, top-k and top-p keep."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from octavo.devices.cuda.launch import Launcher
 BLOCK: Final = 1024
 """Columns of a program."""
 GROUP: Final = 64
-"""Columns whose nearest token bounds top-k: the filter looks at all tokens where k exceeds the number of groups."""
+"""Columns of a group, whose nearest token bounds top-k; if k exceeds the number of groups all tokens are listed."""
 SEARCHED: Final = {"BLOCK": 1024, "num_warps": 16}
-"""Of the one program of a row, which looks at so many entries together, with 16 limits."""
+"""Constants of the single program of a row, which compares `BLOCK` entries at a time with 16 limits."""
 REFINED: Final = {"BLOCK": 4096, "CHUNK": 256}
-"""Entries of a long list that are a program's, and of which so many are looked at together."""
+"""Entries of a long list for each program, and how many of them it compares at a time."""
 STEPS: Final = 3
-"""In each of which 16 sections of a long list are one."""
+"""Steps of the search in a long list; each chooses one of 16 sections."""
 STATE: Final = 64
 """Numbers in a line of the kernels' `state`."""
 
@@ -26,9 +26,9 @@ STATE: Final = 64
 def find_distances(
     logits: Tensor, largest: Tensor, asked: Tensor, num_rows: int, launch: Launcher, *, may_be_long: bool
 ) -> None:
-    """Write to the first so many lines of `asked` (`kernels/sampling.py`) up to which distance tokens are kept.
+    """Write the distance up to which tokens are kept to the first `num_rows` lines of `asked` (`kernels/sampling.py`).
 
-    logits: float32 [all rows, vocab]. largest: float32 [all rows]. may_be_long: top-p is asked for without top-k.
+    logits: float32 [all rows, vocab]. largest: float32 [all rows]. may_be_long: a row has top-p without top-k.
     """
     device, num_columns = logits.device, logits.shape[1]
     num_blocks = -(-num_columns // BLOCK)

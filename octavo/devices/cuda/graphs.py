@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 MAX_ROWS: Final = 256
 """Steps of more rows are launched by the host: their kernels take longer than their launches."""
 MAX_GRAPHS: Final = 256
-"""The one that was not used for longest goes first."""
+"""Most graphs that are kept; the least recently used one is dropped."""
 
 _PLAIN: Final = frozenset(
     {"token_ids", "positions", "attention", "kv_caches", "received", "packed", "adapter_of_token"}
@@ -52,7 +52,7 @@ class Graph(Protocol):
 
 
 class CudaGraphs:
-    """Makes `torch.cuda.CUDAGraph`s. They share one pool of memory, so that only one of them runs at a time."""
+    """Makes `torch.cuda.CUDAGraph`s. They share one pool of memory, so only one of them may run at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -86,28 +86,28 @@ class _CudaGraph:
 
 @dataclass(slots=True)
 class _Step:
-    """A step to be captured, or one that is. batch: in tensors that stay. bounds: of the lengths, for each cache
-    group."""
+    """A step that is captured, or will be. batch: its tensors keep their addresses. bounds: of the lengths, for each
+    cache group."""
 
     batch: ModelInput
     bounds: Sequence[int]
     is_warm: bool = False
     graph: Graph | None = None
     asked: Tensor | None = None
-    """Its own, of a step that draws."""
+    """The sampling parameters of a step that draws, on the device."""
     told: Tensor | None = None
-    """What the draw returned; in a graph's memory, which the next step of another may take."""
+    """The result of the draw, in the graph's memory, which the next graph may overwrite."""
 
 
 class _Rooms:
-    """The memory of the tensors that steps read: that of all steps is the same, because one runs at a time."""
+    """The memory of the tensors that steps read. All steps share it, because one runs at a time."""
 
     def __init__(self) -> None:
         self._rooms: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def copy(self, place: int, tensor: Tensor) -> Tensor:
-        """Return a copy of the tensor that a step has at this place among its own. One that is larger than all before
-        it gets a new room; steps that were captured keep the one that they read."""
+        """Return a copy of the tensor at this place of a step's tensors. A tensor larger than all before it gets new
+        memory; captured steps keep the memory that they read."""
         key, size = (place, tensor.dtype), tensor.numel()
         room = self._rooms.get(key)
         if room is None or room.numel() < size:
@@ -124,16 +124,16 @@ class GraphedModel:
     """
 
     def __init__(self, model: LanguageModel, make_graph: Callable[[], Graph], *, is_shared: bool = False) -> None:
-        """is_shared: whether other ranks have other parts of the model, which may be captured where this one is not."""
+        """is_shared: whether other ranks have parts of the model, which may be captured where this one is not."""
         self._model, self._is_shared = model, is_shared
         self._make_graph = make_graph
         self._steps: dict[tuple[Hashable, ...], _Step] = {}
-        """The least recently used one first."""
+        """By size, the least recently used one first."""
         self._rooms = _Rooms()
         self._results: tuple[Tensor, ...] = ()
-        """[MAX_ROWS, hidden] each: where graphs write what the model returns."""
+        """[MAX_ROWS, hidden] each: graphs write the results of the model here."""
         self._is_stage = False
-        """Whether the model returns what another pipeline stage goes on with."""
+        """Whether another pipeline stage continues with the model's result."""
         self._is_capturable = True
         self.compute_logits = model.compute_logits
 
@@ -150,7 +150,7 @@ class GraphedModel:
         return _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
 
     def padded(self, num_rows: int) -> int:
-        # ranks exchange rows: all have as many, whatever one of them captures
+        # ranks exchange rows: all must have the same number, whatever each of them captures
         if num_rows > MAX_ROWS or not (self._is_capturable or self._is_shared):
             return num_rows
         step = 1 if num_rows <= 2 else 4 if num_rows <= 4 else 8 if num_rows <= 64 else 16
@@ -178,9 +178,9 @@ class GraphedModel:
         return step.told if self._is_captured(step, launch) else None
 
     def _taken(self, batch: ModelInput, more: Hashable = None) -> _Step | None:
-        """Return the step for a batch, with its numbers, a new one where there is none; None for what is not captured.
+        """Return the step for a batch, which is copied into it, or a new one; None for a batch that is not captured.
 
-        more: what a step must have in common with the batch beside its shape.
+        more: a key that the step must share with the batch beside its shape.
         """
         if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
             return None
@@ -197,12 +197,12 @@ class GraphedModel:
         return step
 
     def _is_warm(self, step: _Step) -> bool:
-        """Return whether a step's kernels have been launched by the host before; later they have."""
+        """Return whether the host has launched a step's kernels before, and note that it has from now on."""
         was_warm, step.is_warm = step.is_warm, True
         return was_warm
 
     def _launch(self, step: _Step) -> Any:
-        """Launch a step's kernels, and find what would read a value of this step alone if it were captured."""
+        """Launch a step's kernels, and find reads of values on the host, which a graph could not repeat."""
         watch = _HostReads()
         with watch:
             found = self._model(_bounded(step, watch.meet))
@@ -219,7 +219,7 @@ class GraphedModel:
             result[:rows].copy_(part)
 
     def _is_captured(self, step: _Step, launch: Callable[[], None]) -> bool:
-        """Launch a step's graph, which is captured first where there is none; return whether that could be done."""
+        """Launch a step's graph, after capturing it if there is none; return whether it could be captured."""
         if step.graph is None:
             graph = self._make_graph()
             try:
@@ -244,7 +244,7 @@ def _parts(found: Tensor | NotedStates | IntermediateTensors) -> tuple[Tensor, .
 
 
 def _joined(parts: Sequence[Tensor], *, is_stage: bool) -> Any:
-    """Return what `_parts` took apart. is_stage: whether another pipeline stage follows."""
+    """Return the result of a model from its `_parts`. is_stage: whether another pipeline stage follows."""
     first, *others = parts
     if is_stage:
         return IntermediateTensors(first, others[0] if others else None)
@@ -258,7 +258,7 @@ def _is_plain_decode(batch: ModelInput) -> bool:
 
 
 def _tensors(batch: ModelInput) -> list[Tensor]:
-    """Return what differs from step to step; groups share some of the tensors."""
+    """Return the tensors that differ from step to step; groups share some of them."""
     found = [batch.token_ids, batch.positions, *(() if batch.received is None else batch.received.parts)]
     for each in batch.attention:
         found += each.query_starts, each.sequence_lengths, each.block_tables, each.slot_mapping
@@ -266,7 +266,7 @@ def _tensors(batch: ModelInput) -> list[Tensor]:
 
 
 def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
-    """Return the batch in tensors of these rooms."""
+    """Return the batch copied into this memory."""
     packed = None if batch.packed is None else rooms.copy(0, batch.packed)
     own = {id(each): rooms.copy(place, each) for place, each in enumerate(_apart(batch), 1)}
     for each in _tensors(batch):
@@ -293,12 +293,12 @@ def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
 
 
 def _place_in(packed: Tensor, tensor: Tensor) -> Tensor:
-    """Return what has the place in `packed` that a tensor has in the memory that `packed` is a copy of."""
+    """Return the part of `packed` at the place that the tensor has in the memory of which `packed` is a copy."""
     return packed.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _apart(batch: ModelInput) -> list[Tensor]:
-    """Return the tensors that never lie in the memory of the others."""
+    """Return the tensors that are not part of the packed memory."""
     return [batch.token_ids, *(() if batch.received is None else batch.received.parts)]
 
 
@@ -313,7 +313,7 @@ def _copy(source: ModelInput, target: ModelInput) -> None:
 
 
 def _bounded(step: _Step, meet: Callable[[str], None]) -> ModelInput:
-    """Return the step's batch with bounds of its longest lengths, and nothing derived from another run."""
+    """Return the step's batch with bounds in place of its longest lengths, and without cached values of another run."""
     attention = [
         replace(each, lengths=WatchedLengths(each.lengths, meet), derived={LONGEST: bound})
         for each, bound in zip(step.batch.attention, step.bounds, strict=True)

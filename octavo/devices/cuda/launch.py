@@ -1,4 +1,4 @@
-"""How kernels are launched: by their names, so that what launches them need not be Triton."""
+"""Launches kernels by their names, so that either Triton or an archive of binaries can do it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any, Final, Protocol
 
 OPTIONS: Final = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
-"""Of every compilation, where a launch has no others: fused sums and numbers of threads decide bits, and Triton's
-defaults change."""
+"""Options of a launch that states no others: fused sums and numbers of threads decide bits, and Triton's defaults
+change."""
 
 
 class Launcher(Protocol):
@@ -17,14 +17,14 @@ class Launcher(Protocol):
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         """Launch `kernel`, "module.function" of octavo.devices.cuda.kernels, in a grid of one to three sizes.
 
-        arguments: tensors and numbers, all that the kernel takes but for its constants, in its order. constants: those,
-        and options that differ from Triton's or from `OPTIONS`; TYPE is a type of Triton by its name.
+        arguments: the kernel's tensors and numbers, in its order. constants: the kernel's constants, and options that
+        differ from `OPTIONS`; TYPE is the name of a type of Triton.
         """
         ...
 
 
 def launch_by_triton(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel that Triton compiles where it has not yet been, as `Launcher` says."""
+    """Launch a kernel as `Launcher` does. Triton compiles it at its first launch."""
     triton_function(kernel)[grid](*arguments, **{**OPTIONS, **triton_constants(constants)})
 
 
@@ -36,7 +36,7 @@ def triton_function(kernel: str) -> Any:
 
 
 def triton_constants(constants: dict[str, Any]) -> dict[str, Any]:
-    """Return constants with Triton's type instead of its name."""
+    """Return constants with Triton's type in place of the name in TYPE."""
     import triton.language as tl
 
     return {**constants, "TYPE": getattr(tl, constants["TYPE"])} if "TYPE" in constants else constants

@@ -1,4 +1,4 @@
-"""Log-probabilities on CUDA, made where the logits are: a row's bits do not depend on the others."""
+"""Computes log-probabilities on the GPU. A row's bits do not depend on the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONE: Final = float(1 << 42)
 
 
 def num_listed(wanted: Sequence[int | None], vocab_size: int) -> int:
-    """Return how many likeliest tokens are looked for, where each row asks for so many (None: for no rank either)."""
+    """Return how many likeliest tokens are searched. wanted: how many each row lists, None for no list and rank."""
     return min(max(each or 0 for each in wanted), vocab_size)
 
 
@@ -61,7 +61,7 @@ def described(
 def tokens_of(
     lines: Sequence[Sequence[float]], token_ids: Sequence[int], wanted: Sequence[int | None]
 ) -> Iterator[TokenLogprobs]:
-    """Yield what `described` has found; wanted[i]: as in `octavo.sampling.logprobs.token_logprobs`."""
+    """Yield the results of `described` from its lines. wanted[i]: as in `octavo.sampling.logprobs.token_logprobs`."""
     for line, token_id, count in zip(lines, token_ids, wanted, strict=True):
         if count is None:
             yield TokenLogprobs(token_id=token_id, logprob=line[0])

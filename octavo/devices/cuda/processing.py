@@ -1,4 +1,4 @@
-"""Logits processors on CUDA: by launches where they need nothing of the host but what a request asked for, or masks."""
+"""Logits processors on CUDA. Those that need only parameters of requests, and masks, are launched without waiting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from octavo.sampling.processors import (
 )
 
 LAUNCHED: Final = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
-"""The processors that need not wait for the device."""
+"""The processors that do not wait for the device."""
 
 
 def apply(
@@ -61,7 +61,7 @@ def _bar_words(
     for each, start in zip(rows, starts, strict=True):
         for word in each.sequence.bad_words_token_ids:
             first = each.sampling.position - len(word) + 1
-            # what the prompt says is not ours to bar
+            # words of the prompt are not barred
             if word and first >= each.sequence.num_prompt_tokens:
                 lines.append([each.row, start + first, len(word) - 1, word[-1], *word[:-1]])
     if not lines:
@@ -113,7 +113,7 @@ def _mask(
 
 
 def _stored(rows: Sequence[ProcessedRow]) -> tuple[Tensor, list[int]]:
-    """Return the store on the device, and where in it the line of each row begins."""
+    """Return the token store on the device, and the place in it where the line of each row begins."""
     lines = [each.sequence.line for each in rows]
     tokens = rows[0].sequence.stored_tokens()
     return tokens, [line * tokens.stride(0) for line in lines]

@@ -17,7 +17,7 @@ class RotatingCudaBackend(CudaBackend):
     def rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, rotation: Rotation
     ) -> Tensor:
-        if self._codes:  # they are made by a kernel of its own, whose products and sums are not fused
+        if self._codes:  # another kernel makes them, whose products and sums are not fused
             q, k = rotated(self._runtime, q, k, rotation)
             self._store(k, v, cache, metadata)
             return q

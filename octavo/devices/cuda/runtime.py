@@ -1,4 +1,4 @@
-"""What kernels on CUDA run with."""
+"""The settings and the launcher that kernels on CUDA run with."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class CudaRuntime:
     has_float8: bool = False
 
     def floats(self, codes: Tensor) -> Tensor:
-        """Return the codes of floats of 8 bits (E4M3) as kernels take them: as floats where the GPU decodes them."""
+        """Return codes of E4M3, uint8, as float8_e4m3fn where the GPU decodes these, else unchanged."""
         return codes.view(torch.float8_e4m3fn) if self.has_float8 else codes
 
     def bind(self, overrides: dict[str, str] | None = None) -> Ops:
-        """Return the operators."""
+        """Return the operators. overrides: implementations by the names of operators."""
         return bind(implementations("octavo.devices.cuda.ops"), overrides, runtime=self, because="made for CUDA")
 
 
 def compute_type(x: Tensor) -> str:
-    """Return Triton's name of the type of products' factors. The interpreter, on the CPU, multiplies float32 alone."""
+    """Return Triton's name of the type in which x is multiplied. The interpreter multiplies float32 only."""
     if x.device.type == "cpu" or x.dtype is torch.float32:
         return "float32"
     return "bfloat16" if x.dtype is torch.bfloat16 else "float16"

@@ -1,4 +1,4 @@
-"""The sampler on CUDA: the stages of the reference on the GPU, and kernels for what logits alone decide."""
+"""The sampler on CUDA: kernels for rows with one sample, and the stages of the reference on the GPU for others."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from octavo.sampling.sampler import DrawnTokens, DrawPlan, LaunchedDraws
 from octavo.sampling.top_tokens import TopTokens
 
 CHUNK_BYTES: Final = 40 << 20
-"""Logits that are sampled at a time: those of 64 rows of a vocabulary of 150,000 tokens."""
+"""Bytes of logits that are sampled at a time: 64 rows of a vocabulary of 150,000 tokens."""
 
 _FILTERS_OF_KERNELS: Final = (MinP, TopK, TopP)
 
 
 class _Batch(NamedTuple):
-    """Rows of sequences. is_plain: their logits alone decide."""
+    """Rows of sequences. is_plain: they need no processors and no log-probabilities."""
 
     sequences: Sequence[SampledSequence]
     is_plain: bool
@@ -42,7 +42,7 @@ class _Batch(NamedTuple):
 
 
 class CudaSampler(ReferenceSampler):
-    """A `Sampler` whose tokens are drawn where the logits are: what comes to the host is tokens."""
+    """A `Sampler` that draws on the GPU; only tokens come to the host."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class CudaSampler(ReferenceSampler):
         processors: Sequence[LogitsProcessor],
         filters: Sequence[Filter],
     ) -> None:
-        """read_later: begins to copy a matrix to the host, and returns what waits for it."""
+        """read_later: begins to copy a matrix to the host, and returns a function that waits for it."""
         super().__init__(processors, filters, chunk_bytes=CHUNK_BYTES)
         self._runtime, self._device, self._read_later = runtime, device, read_later
 
         self._lines: WeakKeyDictionary[SampledSequence, Line] = WeakKeyDictionary()
         self._batch: _Batch | None = None
-        """The last one: most steps have the rows of the step before."""
+        """The batch of the last step, whose rows most steps have again."""
 
     def may_launch(self, params: SamplingParams) -> bool:
         is_alone = not any(each.needs(params) for each in self._processors if not isinstance(each, LAUNCHED))
@@ -70,8 +70,8 @@ class CudaSampler(ReferenceSampler):
         )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
-        """Draw. Which kernels draw a row must not depend on whether its step waits for the host because of another row:
-        so those of launched rows draw here too, and rows that processors of the host have changed."""
+        """Draw. The kernels that draw a row must not depend on whether another row makes the step wait for the host:
+        those of `launch` draw here too, also rows that processors of the host have changed."""
         launched: list[int] = []
         waiting: list[int] = []
         for place, row in enumerate(rows):
@@ -187,7 +187,7 @@ class CudaSampler(ReferenceSampler):
         return drawn(logits, plan.kind, self._sent(plan.asked), self._runtime.launch)
 
     def _sent(self, array: NDArray[Any]) -> Tensor:
-        """Return an array on the device, without waiting for what runs there: its copy is made at once."""
+        """Return an array on the device, without waiting for what runs there. The array may be changed afterwards."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _race(

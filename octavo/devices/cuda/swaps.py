@@ -1,7 +1,7 @@
 """Swaps of KV blocks between the GPU and pinned memory of the host, on a stream of their own.
 
-Blocks that leave are first copied into a buffer on the GPU, in order with what computes: they may be overwritten at
-once, while the buffer goes to the host. What computes waits for blocks that come back, the host for nothing.
+Blocks that leave are first copied into a buffer on the GPU, on the stream that computes: they may be overwritten at
+once, while the buffer goes to the host. The stream that computes waits for blocks that come back; the host never waits.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import Tensor
 from octavo.core.step import BlockCopy
 
 STAGING_BYTES: Final = 64 << 20
-"""Of the buffer on the GPU; a larger block has a buffer of its size."""
+"""Bytes of the buffer on the GPU; for a larger block the buffer has its size."""
 
 
 class Stream(Protocol):
-    """Work that is done in its order, beside that of other streams."""
+    """Runs work in the order in which it was launched, in parallel with other streams."""
 
     def run(self, work: Callable[[], object]) -> None:
-        """Launch what `work` launches, behind what this stream was given before."""
+        """Launch what `work` launches, after the earlier work of this stream."""
         ...
 
     def wait_for(self, other: Stream) -> None:
-        """Let what this stream is given later wait for what `other` was given up to now."""
+        """Make later work of this stream wait for the work that `other` has now."""
         ...
 
     def finish(self) -> None:
-        """Wait until what this stream was given is done."""
+        """Wait until all work of this stream is done."""
         ...
 
 
 class CudaStream:
-    """A stream of a GPU. side: whether it is a new one, or that of what computes."""
+    """A stream of a GPU. is_side: whether it is a new one, or the one that computes."""
 
     def __init__(self, device: torch.device, *, is_side: bool) -> None:
         self._device = device
@@ -69,7 +69,7 @@ class Swaps:
         self._staging = torch.empty(self.most_bytes, dtype=torch.uint8, device=device)
 
     def move_out(self, blocks: Tensor, host: Tensor, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks [blocks, ...] to those of the host, which the next `move_in` may read."""
+        """Copy blocks [blocks, ...] to blocks of the host, which the next `move_in` may read."""
         sources, targets = _rows(blocks), _rows(host)
         width = sources.shape[1]
         at_once = len(self._staging) // width
@@ -83,7 +83,7 @@ class Swaps:
             self._side.run(lambda some=some, staged=staged: _send(staged, targets, some))  # type: ignore[misc]
 
     def move_in(self, host: Tensor, blocks: Tensor, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of the host to those of the GPU before what is computed next."""
+        """Copy blocks of the host to blocks of the GPU, before anything that is computed later."""
         sources, targets = _rows(host), _rows(blocks)
 
         def work() -> None:
@@ -96,7 +96,7 @@ class Swaps:
 
 
 def done_behind(compute: Stream, side: Stream, work: Callable[[], Tensor]) -> Tensor:
-    """Return the result of work on `side`, which what `compute` was given up to now precedes, when it is done."""
+    """Run work on `side` after the present work of `compute`, wait for it, and return its result."""
     found: list[Tensor] = []
     side.wait_for(compute)
     side.run(lambda: found.append(work()))

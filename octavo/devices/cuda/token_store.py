@@ -1,4 +1,4 @@
-"""Tokens of sequences on the GPU, beside those that the host knows."""
+"""The tokens of sequences on the GPU, and on the host those that it knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.devices.token_store import HostTokenStore
 
 
 class CudaTokenStore(HostTokenStore):
-    """A `TokenStore` on both sides: steps gather on the device, where drawn tokens come without the host."""
+    """A `TokenStore` on host and device. Steps gather tokens on the device, where drawn tokens are stored first."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class CudaTokenStore(HostTokenStore):
         self._put(lines, positions, drawn)
 
     def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
-        """Store tokens, int64 [drawn] on the device, that the host gets later, by `note`."""
+        """Store tokens, int64 [drawn] on the device; `note` stores them on the host later."""
         self._put(lines, positions, token_ids.int())
 
     def note(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Store on the host what is on the device already."""
+        """Store on the host tokens that are on the device already."""
         super().append(lines, positions, token_ids)
 
     def _put(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
