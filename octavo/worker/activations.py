@@ -26,7 +26,7 @@ _ROW_BYTES = 6 << 10
 
 
 class Activations:
-    """What steps of a model take on a device, for the memory plan."""
+    """The memory that steps of a model take on a device, for the memory plan."""
 
     def __init__(
         self, opened: LoadedModel, device: Device, attention: AttentionBackend, scheduler: SchedulerConfig

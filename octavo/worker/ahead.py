@@ -1,4 +1,4 @@
-"""What a worker's start can do before torch is imported, in threads beside that import. Imports no torch."""
+"""Work of a worker's start that needs no torch, done in threads while torch is imported. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5, "int4-g128": 0.5}
 _PAGES_FROM_BYTES = 64 << 20
-"""Less memory is there at once."""
+"""Least bytes of memory that are populated ahead: less takes no time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Ahead:
 
     @property
     def taken_bytes(self) -> int:
-        """Memory that is taken already of what the plan has yet to divide."""
+        """Bytes of populated memory, which the memory plan has not divided yet."""
         return 0 if self.pages is None else self.pages.populated_bytes
 
 

@@ -32,7 +32,7 @@ SwapSpace = Callable[[], Sequence[CacheTier | None]]
 
 
 def begin_swap_space(arenas: Sequence[Arena], device: Device) -> SwapSpace:
-    """Begin to make the swap space of each cache group that has some, and return what waits for it."""
+    """Begin to make the swap space of each cache group that has some, and return a function that waits for it."""
     tiers = [_host_tier(each, device) if each.num_host_blocks and each.layers else None for each in arenas]
     return lambda: [None if each is None else each() for each in tiers]
 
@@ -72,14 +72,14 @@ class CacheEngine:
         }
         first = len(arenas) - num_draft_groups
         self.caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place) if place[1] < first]
-        """Of each layer of the model, one in each cache group that has it."""
+        """The caches of each layer of the model, one for each cache group that has the layer."""
         self.draft_caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place) if place[1] >= first]
-        """Of each layer of the draft model."""
+        """The caches of each layer of the draft model."""
         self.num_model_groups = first
 
     @property
     def num_groups(self) -> int:
-        """Cache groups."""
+        """Number of cache groups."""
         return len(self._arenas)
 
     def apply(self, ops: BlockOps) -> float:
@@ -130,7 +130,7 @@ class CacheEngine:
 
 
 def _host_tier(arena: Arena, device: Device) -> Callable[[], CacheTier]:
-    """Begin to make the host tier of a cache group, and return what waits for it."""
+    """Begin to make the host tier of a cache group, and return a function that waits for it."""
     layers, (shape, dtype), num_host_blocks = arena
     layout = CacheLayout((shape[0], num_host_blocks + 1, *shape[2:]), dtype)
     memory = device.swap_space(*_memory_of(layout, len(layers)))
@@ -138,7 +138,7 @@ def _host_tier(arena: Arena, device: Device) -> Callable[[], CacheTier]:
 
 
 def _memory_of(layout: CacheLayout, num_layers: int) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the shape [blocks, layers, planes, ...] and the type of the memory of a tier."""
+    """Return the shape [blocks, layers, planes, ...] and the type of a tier's memory."""
     planes, num_blocks, *block = layout.shape
     return (num_blocks, num_layers, planes, *block), layout.dtype
 

@@ -1,4 +1,4 @@
-"""How many KV blocks each cache group gets: the groups share one budget in bytes."""
+"""Divides one budget in bytes into the KV blocks of all cache groups."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class CrossEncodings:
 
     @classmethod
     def of(cls, encode: Encode, groups: Sequence[CacheGroup], device: torch.device) -> CrossEncodings | None:
-        """Return those of a model with these cache groups; None where none of them holds an encoder's output."""
+        """Return the encodings of a model with these cache groups; None if none of them holds an encoder's output."""
         keeps = groups[-1].keeps
         return cls(encode, keeps.num_tokens, device) if isinstance(keeps, Encoded) else None
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a step find the encoder's output of their sequences, and where it is written."""
+"""The slots at which the tokens of a step read the encoder's output of their sequences, and at which it is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CrossRows:
         self._no_slots = torch.zeros(0, dtype=torch.int64, device=device)
 
     def read(self, line_of_token: NDArray[np.int64]) -> AttentionMetadata:
-        """Return where tokens read. The tensors lie at the same addresses until a step has more tokens than before."""
+        """Return the metadata for reads. Its tensors keep their addresses until a step has more tokens than before."""
         num_tokens = len(line_of_token)
         if num_tokens > len(self._block_tables):
             self._block_tables = torch.zeros((2 * num_tokens, self._width), dtype=torch.int32)
@@ -49,7 +49,7 @@ class CrossRows:
         )
 
     def written(self, line: int) -> AttentionMetadata:
-        """Return where the vectors of the sequence in this line are written."""
+        """Return the metadata for writing the vectors of the sequence in this line."""
         blocks = self._tables.leading(np.array([line]), self._width)[0].astype(np.int64)
         slots = (blocks[:, None] * self._block_size + np.arange(self._block_size)).reshape(-1)[: self._num_encoded]
         return AttentionMetadata.of_slots(torch.from_numpy(slots).to(self._device, non_blocking=True), self._block_size)

@@ -1,4 +1,4 @@
-"""A second model in a worker, which guesses tokens: opened, counted in the memory plan, and loaded."""
+"""Opens and loads a second model in a worker, which guesses tokens, and counts it in the memory plan."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DraftModel:
             msgspec.structs.replace(each, layers=tuple(target.shape.num_layers + layer for layer in each.layers))
             for each in self.shape.cache_groups
         )
-        """Its cache groups; its layers follow those of the model."""
+        """The draft model's cache groups; its layers are counted after those of the model."""
         self.heads = [held_heads(each.keeps, Mesh.single()) for each in self.cache_groups]
         """Those in the cache of each group: every rank has all of this model."""
         self.num_layers = self.shape.num_layers
@@ -127,7 +127,7 @@ class DraftModel:
             self._loaded.lend(target)
 
     def drafter(self, device: Device, runner: ModelRunner, sampler: Sampler, block_size: int) -> Drafter:
-        """Return what guesses behind the runner's rows, after `load`."""
+        """Return the drafter, which guesses the tokens after the runner's rows; to be called after `load`."""
         num_tokens, loaded = self._scheduler.max_num_batched_tokens, self._loaded
         builder = InputBatchBuilder(
             runner.cache.draft_caches,

@@ -53,12 +53,12 @@ class _Piece(NamedTuple):
 
 
 def greedy(vocab_size: int) -> Choose:
-    """Return what chooses the likeliest of the first `vocab_size` tokens."""
+    """Return a function that chooses the likeliest of the first `vocab_size` tokens."""
     return lambda logits, rows: logits[:, :vocab_size].argmax(-1).tolist()
 
 
 def drawn_with(sampler: Sampler) -> Choose:
-    """Return what draws with the sampling parameters and the key that the model's token at that position has."""
+    """Return a function that draws with the sampling parameters and the key of the model's token at that position."""
 
     def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
         samples = sampler.sample(logits, rows)
@@ -68,7 +68,7 @@ def drawn_with(sampler: Sampler) -> Choose:
 
 
 def renamed(choose: Choose, ids: Tensor) -> Choose:
-    """Return what chooses among the tokens of a head, whose ids in the model are `ids`, int64 [head's tokens]."""
+    """Return a function that chooses among the tokens of a head. ids: their ids in the model, int64 [head's tokens]."""
     names = ids.tolist()
 
     def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
@@ -111,7 +111,7 @@ class Drafter:
         self._vocab_size = vocab_size
         self._is_head = is_head
         self._lacking: set[int] = set()
-        """Blocks that sequences have left, and that lack some of what this model keeps of their tokens."""
+        """Blocks that sequences have left, in which this model has not written all of their tokens."""
 
     def note_ended(self, state: SequenceState) -> None:
         """Note the blocks that a sequence leaves and that were computed while no guesses were wanted: others may find
@@ -162,8 +162,7 @@ class Drafter:
         return extended
 
     def _span(self, place: int, row: BatchRow, output: RowOutput) -> Span | None:
-        """Return what is to be computed for a row that computes more than its last token, or wants guesses; None for
-        nothing."""
+        """Return the span of a row that computes more than its last token, or wants guesses; else None."""
         scheduled, state = row
         num_known_in_row = scheduled.num_tokens - len(scheduled.drafts)
         count = scheduled.num_proposals if output.tokens else 0
@@ -212,7 +211,7 @@ class Drafter:
         return torch.cat(found)
 
     def _pieces(self, spans: Sequence[Span]) -> Iterator[list[_Piece]]:
-        """Yield what one pass computes together."""
+        """Yield the pieces that one pass computes together."""
         pieces: list[_Piece] = []
         room = self._max_num_tokens
         for span in spans:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PROGRESS_FROM_BYTES: Final = 256 << 20
-"""Smaller models are there before a progress bar is."""
+"""Least bytes of a model whose loading shows a progress bar: smaller ones load faster than a bar appears."""
 
 
 @dataclass(frozen=True)
 class RankParts:
-    """What a rank computes with, its models opened but not loaded."""
+    """The parts that a rank computes with; its models are opened but not loaded."""
 
     device: Device
     backend: AttentionBackend
@@ -82,7 +82,7 @@ class RankParts:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether what ranks send each other may be part of recorded steps."""
+        """Whether the calls between ranks may be part of recorded steps."""
         return self.mesh.tensor.size == 1 or self.mesh.tensor_group.is_recordable
 
 
@@ -96,11 +96,11 @@ class LoadedRank:
 
     @property
     def num_recorded(self) -> int:
-        """Models whose steps a device may record, each apart."""
+        """Number of models whose steps a device may record, each separately."""
         return 1 + (self.parts.draft is not None) + (self.adapters is not None)
 
     def runner(self, cache: CacheEngine, block_size: int) -> ModelRunner:
-        """Return what executes steps over these caches, with nothing recorded yet. Raises CheckpointError."""
+        """Return a runner that executes steps over these caches, with nothing recorded yet. Raises CheckpointError."""
         parts, loaded = self.parts, self.loaded
         model, device, mesh, opened = parts.model, parts.device, parts.mesh, parts.opened
         num_tokens = parts.scheduler.max_num_batched_tokens

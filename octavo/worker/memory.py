@@ -22,12 +22,12 @@ from octavo.worker.prompt_encodings import kept_encodings_bytes
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What the plan needs to know of one rank's part of a model on its device."""
+    """The sizes of one rank's part of a model on its device, for the memory plan."""
 
     shape: ModelShape
     weights_bytes: int
     position_bytes: int
-    """Bytes of the tables that have a row for each position, per position."""
+    """Bytes per position of the tables that have a row for each position."""
     layer_block_bytes: tuple[int, ...]
     """Bytes of a block in one layer, for each cache group."""
     activation_bytes: Callable[[int], int]
@@ -47,7 +47,8 @@ class ModelSizes:
         *,
         has_steps: bool = True,
     ) -> ModelSizes:
-        """Ask a model that is opened, and its device. has_steps: whether to find what steps take, else 0."""
+        """Return the sizes of an opened model on its device. has_steps: whether to find the memory of steps; else it is
+        0."""
         shape = opened.shape
         activations = Activations(opened, device, attention, scheduler) if has_steps else None
         return cls(

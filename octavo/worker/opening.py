@@ -1,4 +1,4 @@
-"""Opens the models of a worker, without their weights, for the rank that it is, and what draws their tokens."""
+"""Opens the models of a worker, without their weights, for its rank, and makes their samplers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def open_samplers(
 
 
 def kept_bytes(transfer: TransferConfig, num_ranks: int) -> int:
-    """Return what each of `num_ranks` ranks has yet to take of the host's memory for blocks outside the cache."""
+    """Return the bytes of the host's memory that each of `num_ranks` ranks will still take for blocks outside the
+    cache."""
     if transfer.kv_host_size is None:
         return 0
     from octavo.kv_transfer.host_folder import size_of

@@ -1,6 +1,6 @@
 """Makes vectors and scores of prompts from the hidden states of a step, one prompt at a time.
 
-What is computed for a prompt reads its own hidden states alone, so that its bits do not depend on its neighbours.
+The computation for a prompt reads only its own hidden states, so its bits do not depend on other prompts.
 """
 
 from __future__ import annotations

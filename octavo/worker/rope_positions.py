@@ -1,7 +1,8 @@
-"""Positions of prompts with images for models that turn by rows and columns of them (M-RoPE).
+"""Positions of prompts with images, for models that rotate heads by the rows and columns of an image (M-RoPE).
 
-An image stands at one position in time, and its vectors at that position plus their rows and columns; frames of a video
-that are one span stand at several positions in time. What follows goes on behind the largest of all. Source: https://arxiv.org/abs/2409.12191.
+An image has one position in time, and its vectors have that position plus their rows and columns; frames of a video in
+one span have several positions in time. The text after it continues behind the largest of all.
+Source: https://arxiv.org/abs/2409.12191.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ class SequenceState:
     adapter: int = 0
     """Index of its adapter; 0 for none."""
     media: tuple[MediaInput, ...] = ()
-    """What is encoded for its next rows."""
+    """Images and sounds that its next rows read."""
     grids: tuple[tuple[int, ...], ...] = ()
     """(offset, rows, columns) of images by which its tokens turn, and times of the frames of a video."""
     whole_spans: tuple[tuple[int, int], ...] = ()
     """(offset, length) of tokens that attend to each other."""
     pooled: PooledPrompt | None = None
-    """Of a prompt that becomes a vector."""
+    """How the prompt becomes a vector; None for sequences that draw tokens."""
     is_drafted: bool = False
     """Whether the draft model computes its prompt too."""
     num_drafted: int | None = None

@@ -22,7 +22,7 @@ from octavo.sampling.processors import LogitsProcessor, default_processors
 from octavo.sampling.sampler import Sampler
 
 _MOST_CANDIDATES: Final = 128
-"""Rows that can be drawn from no more tokens are sampled from each rank's likeliest tokens."""
+"""Most tokens from which a row may be drawn so that it is sampled from each rank's likeliest tokens."""
 
 _TIES: Final = 8
 """Candidates of a share beyond the wanted ones, for tokens that tie with the last of these."""
@@ -31,9 +31,9 @@ _ROWS_AT_ONCE: Final = 16
 """Rows that rank 0 samples at once from candidates."""
 
 _FAILED: Final = -1
-"""Stands for each token of a row from which rank 0 could draw none."""
+"""Sent in place of each token of a row from which rank 0 could draw none."""
 _UNDRAWN: Final = -2
-"""Stands for each token of a row from which is drawn later."""
+"""Sent in place of each token of a row that is drawn later."""
 
 
 def shared_sampling_bytes(num_rows: int, vocab_size: int, mesh: Mesh) -> int:
@@ -92,7 +92,8 @@ class SharedSampler:
         return [found[place] for place in range(len(rows))]
 
     def _draw(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        """Let rank 0 draw, and tell the others. counts: from how many tokens each row draws at most; 0 for all."""
+        """Draw on rank 0, and send the tokens to the others. counts: from how many tokens each row draws at most; 0 for
+        all."""
         narrow = [place for place, count in enumerate(counts) if count]
         candidates = self._candidates(logits, narrow, [counts[place] for place in narrow]) if narrow else None
         few = set(candidates.places) if candidates else set()
@@ -241,7 +242,7 @@ class _Candidates(NamedTuple):
 
 
 def _most_drawn(params: SamplingParams) -> int:
-    """Return from how many tokens of unchanged logits is drawn at most; 0 for all, or too many."""
+    """Return from how many tokens of unchanged logits a row draws at most; 0 for all, or too many."""
     if params.is_greedy:
         return 1
     return params.top_k if 0 < params.top_k <= _MOST_CANDIDATES else 0

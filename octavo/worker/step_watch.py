@@ -27,7 +27,7 @@ class StepWatch:
         self._began_ns, self._kernels_ns = self._now()
 
     def enter(self, part: str) -> None:
-        """From here on time counts for `part`."""
+        """Count the time from now on for `part`."""
         now_ns, kernels_ns = self._now()
         time_of_part = self._parts.setdefault(self._part, PartTime())
         time_of_part.total_ns += now_ns - self._began_ns

@@ -1,4 +1,4 @@
-"""One rank of the device plane: loads its model, sizes and holds its KV cache, carries out steps."""
+"""One rank of the device plane: it loads its model, sizes and holds its KV cache, and executes steps."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ class Worker:
         ]
 
     def op_choices(self) -> list[tuple[str, str, str]]:
-        """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""
+        """Return the choices made at start with reasons: the device, each operator's implementation, the attention."""
         device, attention = self._device, self._attention
         return [
             ("device", device.name, device.because),
