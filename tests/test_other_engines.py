@@ -43,7 +43,7 @@ def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> No
     assert "| `kv_cache_memory_bytes` | `kv_cache_memory` |" in page
     assert "| `trust_remote_code` | only `false` | octavo never runs code" in page
     assert "| `enable_lora` | same |" in page
-    assert "| `fully_sharded_loras` | not there yet | this about LoRA adapters |" in page
+    assert "| `fully_sharded_loras` | not there yet | this setting of LoRA adapters |" in page
     assert "| `enable_ssl_refresh` | refused | SIGHUP reads" in page
     assert "| `vllm_xargs` | refused | octavo has no such extensions |" in page
 
