@@ -1,4 +1,4 @@
-"""What the model thought at each position: the drawn token beside the likeliest ones. `python examples/logprobs.py`"""
+"""Print the drawn token at each position beside the likeliest ones. `python examples/logprobs.py`"""
 
 from octavo import LLM, SamplingParams
 

@@ -6,7 +6,7 @@ PROMPTS = ["Once upon a time", "In the garden there was", "The old fisherman"]
 
 
 def main() -> None:
-    # any Hugging Face directory or hub name goes here; without one it is the small model that ships with octavo
+    # LLM("DIRECTORY or hub name"); without a model it takes the small one that ships with octavo
     with LLM() as llm:
         for output in llm.generate(PROMPTS, SamplingParams(temperature=0.8, top_p=0.95, max_tokens=48, seed=1)):
             print(f"{output.prompt}{output.outputs[0].text}\n")

@@ -1,4 +1,4 @@
-"""Several continuations of one prompt, which is computed once. `python examples/parallel_sampling.py`"""
+"""Draw several continuations of one prompt, which is computed once. `python examples/parallel_sampling.py`"""
 
 from octavo import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""A system prompt that stays in the cache, and what it saves. `python examples/prefix_cache.py`"""
+"""Pin a system prompt in the prefix cache, and print what that saves. `python examples/prefix_cache.py`"""
 
 from octavo import LLM, SamplingParams
 

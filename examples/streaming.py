@@ -1,4 +1,4 @@
-"""Several readers of one engine, each printing its text as it comes. `python examples/streaming.py`"""
+"""Stream several requests from one engine at the same time. `python examples/streaming.py`"""
 
 import asyncio
 
