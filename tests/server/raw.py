@@ -76,8 +76,8 @@ def events(content: bytes) -> list[Any]:
     return found
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Wait until the condition holds; fails when it does not in time."""
+def eventually(condition: Callable[[], object], timeout_s: float = 200.0) -> None:
+    """Wait until the condition holds. Fails when it does not in a time that machines with much else to do need, too."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "did not come true in time"

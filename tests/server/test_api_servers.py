@@ -17,7 +17,7 @@ import pytest
 
 from octavo.server import api_servers
 from tests.server.raw import ask, connect, eventually
-from tests.server.test_serve_process import START_TIMEOUT_S, _children, command_of
+from tests.server.test_serve_process import _children, command_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 
@@ -32,7 +32,7 @@ class Servers:
         assert self.process.stdout is not None
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        eventually(lambda: self.process.poll() is not None or self._address(), START_TIMEOUT_S)
+        eventually(lambda: self.process.poll() is not None or self._address())
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -83,7 +83,7 @@ def test_servers_share_an_address_outlive_each_other_and_end_with_a_signal(serve
     [core] = servers.pids("core_process")
     first, second = servers.pids("api_server")
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: set(servers.pids("api_server")) - {first, second} and _answers(servers.url), 20)
+    eventually(lambda: set(servers.pids("api_server")) - {first, second} and _answers(servers.url))
     assert {_complete(servers.url) for _ in range(4)} == texts
     with connect(servers.url) as connection:
         body = b'{"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "stream": true, "temperature": 0}'

@@ -172,7 +172,7 @@ def test_unix_socket_serves_and_is_removed(start_server: Start, path: str) -> No
         assert not served.llm.aborted
     sock.close()
     half.close()
-    eventually(lambda: served.llm.aborted, timeout_s=10)
+    eventually(lambda: served.llm.aborted)
     with (
         pytest.raises(ConfigError, match=r"cannot listen on uds octavo\.sock: another process listens on it"),
         listening(served.args),

@@ -400,7 +400,7 @@ def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: St
         clients = [threading.Thread(target=client, args=(server.url, outcomes)) for _ in range(8)]
         for each in clients:
             each.start()
-        eventually(lambda seen=outcomes: seen["200"] > 20, timeout_s=20)
+        eventually(lambda seen=outcomes: seen["200"] > 20)
         assert server.stop() == 0
         for each in clients:
             each.join(20)

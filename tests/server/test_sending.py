@@ -64,7 +64,7 @@ def test_reader_that_stops_holds_the_stream_back(start_server: Callable[[], Serv
             time.sleep(0.2)
             return before == server.llm.num_outputs > 0
 
-        eventually(stands_still, timeout_s=20)
+        eventually(stands_still)
         held_at = server.llm.num_outputs
         response = connection.getresponse()
         # what lay in the sockets is read, and the stream goes on

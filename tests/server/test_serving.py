@@ -226,7 +226,7 @@ def test_clients_that_do_not_read_or_do_not_ask_cannot_keep_the_server(start_ser
             time.sleep(0.1)
             return before == server.llm.num_outputs > 0
 
-        eventually(stands_still, timeout_s=20)
+        eventually(stands_still)
         assert server.stop() == 0
     assert len(server.llm.aborted) == 1
 
