@@ -38,6 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-compiler", action="store_true", help="this machine has no C++ compiler: skip tests of kernels"
     )
+    parser.addoption(
+        "--sanitize-kernels",
+        action="store_true",
+        help="watch what kernels of the device cuda read and write (tests/devices/cuda/sanitizer.py): ten times slower",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

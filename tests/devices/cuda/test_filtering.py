@@ -14,6 +14,7 @@ from octavo.devices.cuda.kernels import filters
 from octavo.devices.cuda.launch import launch_by_triton
 from octavo.devices.reference.sampler import ReferenceSampler
 from tests.conformance.test_sampling import make_logits, rows_of
+from tests.devices.cuda.sanitizer import sanitized
 from tests.devices.cuda.test_sampler import sampler
 
 FILTERS: list[dict[str, Any]] = [
@@ -52,6 +53,12 @@ def test_tokens_are_those_of_the_reference(
     found = sampler().launch(logits, rows_of(kinds))
     assert found.wait() == expected
     assert found.token_ids.tolist() == [each.tokens[0].token_id for each in expected]
+
+
+def test_no_thread_reads_a_distance_that_another_has_written() -> None:
+    with sanitized() as report:
+        sampler().launch(make_logits("normal", 2, 70), rows_of([{"top_k": 5, "seed": 1}, {"seed": 2}])).wait()
+    assert not report.faults
 
 
 def test_long_lists_are_narrowed_before_one_program_searches_them() -> None:

@@ -275,4 +275,5 @@ def settle(asked, limits, totals, state, distances, weights, num_columns, BLOCK:
         reached = _reach(distances + start, weights + start, num, base, wanted, BLOCK, True)
         # tokens of the same weight as the last of them stay
         last = tl.minimum(last, _as_far_as(weights_of(tl.minimum(reached, _FARTHEST))))
+    tl.debug_barrier()  # all threads have read the distance before one of them writes another
     tl.store(asked + row * ASKED + 2, last.to(tl.float64))

@@ -78,20 +78,21 @@ def short_convolution(
     tl.store(out + token * channels + channel[None, :], total.to(out.dtype.element_ty), mask=written)
     if begin > 0:
         return
-    tl.debug_barrier()  # all threads have read the state before one of them writes to its block
+    T: tl.constexpr = triton.next_power_of_2(TAPS - 1)
+    kept = tl.arange(0, T)
+    stored = (kept < TAPS - 1)[:, None] & inside[None, :]
     last = context + count - 1
     for number in range(last // BLOCK - context // BLOCK + 1):
         # from the last block on: the first one may be that of the state which the row begins with
         end = tl.minimum((last // BLOCK - number + 1) * BLOCK - 1, last) - context
         target = tl.load(slots + first + end) // BLOCK
         if target > 0:
-            for tap in tl.static_range(TAPS - 1):
-                kept = _inputs(
-                    x, before, state, first, count, context, end - (TAPS - 2 - tap) + tl.arange(0, 1), channel,
-                    channels, x_stride, before_stride, TAPS, IS_GATED,
-                )  # fmt: skip
-                place = target * block_stride + tap * channels + channel[None, :]
-                tl.store(states + place, kept, mask=inside[None, :])
+            inputs = _inputs(
+                x, before, state, first, count, context, end - (TAPS - 2) + kept, channel, channels, x_stride,
+                before_stride, TAPS, IS_GATED,
+            )  # fmt: skip
+            tl.debug_barrier()  # all threads have read the state before one of them writes to its block
+            tl.store(states + target * block_stride + kept[:, None] * channels + channel[None, :], inputs, mask=stored)
 
 
 @triton.jit
