@@ -133,7 +133,7 @@ class InputBatchBuilder:
         """Gather tokens, positions and slots of all rows, one row after the other.
 
         encoded: sequences whose encoder's output, [vectors, width], is written in this step. embeddings: vectors in
-        place of those of tokens. num_copies: of the first row, behind all, which write to block 0: nothing reads it.
+        place of those of tokens. num_copies: of the first row, behind all, which read and write block 0 alone.
         """
         rows = [*rows, *[rows[0]] * num_copies] if num_copies else rows
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
@@ -166,6 +166,8 @@ class InputBatchBuilder:
             np.add(arrays.slots, offsets, out=arrays.slots)
             arrays.slots[num_tokens - num_copies :] = 0
             tables.gather(lines, out=arrays.block_tables)
+            # what a copy read of the first row, that row may write in the same launch
+            arrays.block_tables[len(rows) - num_copies :] = 0
         packed, attention = None, []
         if self._device.type != "cpu":
             packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)

@@ -70,6 +70,17 @@ def test_steps_with_as_many_rows_lie_at_the_same_addresses_until_tables_outgrow_
     assert batch.attention[0].block_tables[0, :41].tolist() == [7, *range(20, 60)]
 
 
+def test_copies_of_the_first_row_read_and_write_block_0_alone() -> None:
+    builder, sequences = make_builder()
+    rows = [BatchRow(row(*each), sequences[each[0]]) for each in ((1, 11, 1), (3, 7, 1))]
+    plain, filled = builder.build(rows).attention[0], builder.build(rows, num_copies=2).attention[0]
+    assert filled.lengths == [12, 8, 12, 12]
+    assert filled.slot_mapping.tolist() == [*plain.slot_mapping.tolist(), 0, 0]
+    assert torch.equal(filled.block_tables[:2], plain.block_tables)
+    assert plain.block_tables.all(dim=0)[0]
+    assert not filled.block_tables[2:].any()
+
+
 def test_a_step_beyond_the_token_budget_is_a_broken_promise() -> None:
     builder, sequences = make_builder()
     with pytest.raises(AssertionError, match="max_num_batched_tokens"):
