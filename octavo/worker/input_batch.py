@@ -164,10 +164,9 @@ class InputBatchBuilder:
         for tables, (arrays, _) in zip(self._tables, groups, strict=True):
             np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
-            arrays.slots[num_tokens - num_copies :] = 0
             tables.gather(lines, out=arrays.block_tables)
             # what a copy read of the first row, that row may write in the same launch
-            arrays.block_tables[len(rows) - num_copies :] = 0
+            arrays.slots[num_tokens - num_copies :] = arrays.block_tables[len(rows) - num_copies :] = 0
         packed, attention = None, []
         if self._device.type != "cpu":
             packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)
@@ -188,14 +187,13 @@ class InputBatchBuilder:
             attention.append(self._cross.read(line_of_token))
             outputs = [EncoderOutput(states, self._cross.written(state.line)) for state, states in encoded]
         adapter_of_token = self._adapters(rows, query_lengths) if self._sequences.num_adapted else None
-        has_pairs = self._sequences.num_pairs
         return ModelInput(
             *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
             rope_positions=rope,
             embeddings=embeddings,
             spans=span_rows(rows, attention[: len(self._tables)]) if self._sequences.num_with_spans else None,
             adapter_of_token=adapter_of_token,
-            token_types=self._token_types(rows, query_lengths, views.positions) if has_pairs else None,
+            token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
             encoded=outputs,
             packed=packed if self._cross is None else None,
         )
