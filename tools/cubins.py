@@ -11,7 +11,7 @@ import argparse
 import json
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from hashlib import sha256
@@ -30,10 +30,24 @@ from octavo.devices.cuda.launch import OPTIONS, triton_constants, triton_functio
 from tools.kernel_launches import launches, unspecialized
 from tools.kernel_models import MODELS
 
-SHARED_BYTES: Final = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10, 100: 228 << 10}
-"""Shared memory of an SM, for each capability that binaries are made for."""
+SHARED_BYTES: Final = {80: (164 << 10, 100 << 10), 89: (100 << 10,), 90: (228 << 10,), 100: (228 << 10,)}
+"""Shared memory of an SM, for each capability that binaries are made for: its own, and that of others that run them
+(8.6), whose tiles are smaller."""
 _LAYOUTS: Final = {"u64": "Q", "u32": "i", "f32": "f"}
 """Types of parameters in PTX."""
+
+
+def calls_of(
+    models: Sequence[Mapping[str, Any]], capability: int, dtypes: Sequence[str], *, has_codes: bool
+) -> list[Call]:
+    """Return the launches of all GPUs that run the binaries of a capability, once each, as `launches` finds them."""
+    return [
+        *dict.fromkeys(
+            call
+            for each in SHARED_BYTES[capability]
+            for call in launches(models, dtypes, has_codes=has_codes, shared_bytes=each, has_float8=capability >= 89)
+        )
+    ]
 
 
 def compiled(call: Call, capability: int) -> tuple[bytes, dict[str, Any]]:
@@ -70,7 +84,7 @@ def compiled(call: Call, capability: int) -> tuple[bytes, dict[str, Any]]:
 
 def is_kept(line: dict[str, Any], capability: int) -> bool:
     """Return whether a binary can be loaded, and print that it cannot."""
-    if has_room(line, SHARED_BYTES[capability]):
+    if has_room(line, SHARED_BYTES[capability][0]):
         return True
     print(f"left out: {line['kernel']} needs {line['shared']} bytes of shared memory, {line['constants']}", flush=True)
     return False
@@ -120,16 +134,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="that compile beside each other")
     arguments = parser.parse_args()
     models = [MODELS[name] for name in arguments.model or MODELS]
-    for capability, shared_bytes in SHARED_BYTES.items():
+    for capability in SHARED_BYTES:
         if capability not in arguments.capability:
             continue
-        found = launches(
-            models,
-            arguments.dtype,
-            has_codes=not arguments.model,
-            shared_bytes=shared_bytes,
-            has_float8=capability >= 89,
-        )
+        found = calls_of(models, capability, arguments.dtype, has_codes=not arguments.model)
         every = [call for call in found if not arguments.kernel or call.kernel in arguments.kernel]
         kernels = dict.fromkeys(call.kernel for call in every)
         chosen = [c for name in kernels for c in [each for each in every if each.kernel == name][: arguments.most]]

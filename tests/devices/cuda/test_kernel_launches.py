@@ -41,6 +41,17 @@ names = {call.kernel for each in found for call in each}
 sys.stdout.buffer.write(pickle.dumps((found, {name: unspecialized(name) for name in names})))
 """
 """Runs where kernels are compiled: here they are interpreted, and forget which arguments make other code."""
+SMALLER = """
+from tools.cubins import calls_of
+from tools.kernel_launches import launches
+from tools.kernel_models import MODELS
+models, dtypes = [MODELS["Gemma-2-2B"]], ("bfloat16",)
+own, smaller = ({*launches(models, dtypes, has_codes=False, shared_bytes=each << 10)} for each in (164, 100))
+assert {call.kernel for call in smaller - own} == {"attention.attend"}
+assert {*calls_of(models, 80, dtypes, has_codes=False)} == own | smaller
+assert {*calls_of(models, 89, dtypes, has_codes=False)} == smaller
+"""
+"""Runs there too. A capability of 8.0 has 164 KiB of shared memory, and one of 8.6 has 100."""
 FAMILIES = ("qwen3", "qwen2", "gemma2", "gpt_oss", "deepseek_v2", "qwen3_next")
 PARAMS = (
     SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True),
@@ -68,6 +79,15 @@ def zeros(*args: Any, **kwargs: Any) -> Tensor:
     """Return what torch.empty returns, of zeros: no logit is NaN."""
     tensor = EMPTY(*args, **kwargs)
     return tensor if tensor.is_meta else tensor.zero_()
+
+
+def written_by(script: str, *arguments: str) -> bytes:
+    """Return what a script writes in a process whose kernels are not interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
 
 
 class RecordedCuda(InterpretedCuda):
@@ -102,11 +122,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def known(paths: dict[str, Path]) -> tuple[dict[str, set[Call]], dict[str, frozenset[int]]]:
     """The launches of each family, and for each kernel the arguments whose values make no other code."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", KNOWN, *(str(path / "config.json") for path in paths.values())]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    found, unspecialized = pickle.loads(done.stdout)
+    found, unspecialized = pickle.loads(written_by(KNOWN, *(str(path / "config.json") for path in paths.values())))
     *of_families, of_codes = found
     return {family: {*calls, *of_codes} for family, calls in zip(paths, of_families, strict=True)}, unspecialized
 
@@ -203,6 +219,10 @@ def test_prompts_of_large_heads_and_of_codes_have_tiles_that_fit_into_memory_and
     q = torch.zeros(20, 4, dim, dtype=dtype if dtype.is_floating_point else torch.bfloat16)
     backend.run(q, q[:, :1], q[:, :1], cache, AttentionMetadata.build([20], [20], [[1, 2]], 16), Scores(1.0))
     assert taken[-1] == rows
+
+
+def test_an_archive_has_the_tiles_of_all_gpus_that_run_it() -> None:
+    assert written_by(SMALLER) == b""
 
 
 def test_binaries_without_room_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
