@@ -106,7 +106,7 @@ def test_memory_is_that_of_the_blocks_in_use(kernels: bool) -> None:
             cache[:, list(blocks)] = 1
 
     fill(*range(1, 33))
-    assert num_pages() == 17
+    assert num_pages() in (16, 17), "16 and two halves, which are whole where the system has large pages for them"
     fill(*range(33, 65))
     assert num_pages() == 32, "and the half that block 64 takes"
     engine.release([[*range(4, 13), *range(60, 64), 2]])
