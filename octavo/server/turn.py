@@ -65,7 +65,7 @@ class Turn(Generation):
         return self.reader.events(output, completion)
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """Return why a choice has ended: `tool_calls` where the turn ended behind a call."""
+        """Return why a choice has ended: `tool_calls` where the turn ended behind a call, not within one."""
         if completion.finish_reason == "stop" and self.reader is not None and self.reader.has_called(completion.index):
             return "tool_calls"
         return completion.finish_reason

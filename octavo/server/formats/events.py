@@ -35,9 +35,10 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class ToolCallEnd(Struct, frozen=True):
-    """The end of a call."""
+    """The end of a call. is_cut: the text ended within it, so that arguments are missing."""
 
     index: int
+    is_cut: bool = False
 
 
 OutputEvent = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallDelta | ToolCallEnd

@@ -85,6 +85,11 @@ class OutputParser:
         """Return how many calls have begun."""
         return 0 if self._writer is None else self._writer.num_calls
 
+    @property
+    def has_called(self) -> bool:
+        """Return whether there are calls, and the text has not ended within the last one."""
+        return self._writer is not None and self._writer.num_calls > 0 and not self._writer.is_cut
+
     def _reasoning(self) -> Reading[None]:
         self.state = "reasoning"
         yield from self._text.cut()

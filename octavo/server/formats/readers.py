@@ -26,11 +26,15 @@ _PAIRS: Final = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 class CallWriter:
-    """Makes the events of the calls of one choice. tools: the schemas of parameters by name."""
+    """Makes the events of the calls of one choice. tools: the schemas of parameters by name.
+
+    is_cut: whether the text ended within the last call.
+    """
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], id_chars: int = 0) -> None:
         self.tools = tools
         self.num_calls = 0
+        self.is_cut = False
         self._id_chars = id_chars
 
     def begin(self, name: str) -> ToolCallBegin:
@@ -44,8 +48,10 @@ class CallWriter:
         """Return the event of a piece of arguments."""
         return (ToolCallDelta(self.num_calls - 1, arguments),) if arguments else ()
 
-    def end(self) -> ToolCallEnd:
-        return ToolCallEnd(self.num_calls - 1)
+    def end(self, *, is_cut: bool = False) -> ToolCallEnd:
+        """End the call."""
+        self.is_cut = is_cut
+        return ToolCallEnd(self.num_calls - 1, is_cut)
 
     def schema(self, name: str, key: str) -> Mapping[str, Any]:
         """Return the schema of one argument of a tool; an empty one where it has none."""
@@ -67,12 +73,15 @@ def reader_of(content: Content) -> Reader:
 def _read_arguments(source: Source, _: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
     """Read arguments as JSON behind a mark that has the name."""
     yield writer.begin(_name_in(found))
-    with suppress(Malformed):
+    is_cut = False
+    try:
         if (yield from source.peek()) == "{":
             yield from source.json(writer.piece)
         else:
             yield from writer.piece("{}")
-    yield writer.end()
+    except Malformed:
+        is_cut = True
+    yield writer.end(is_cut=is_cut)
 
 
 def _read_calls(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
@@ -94,6 +103,7 @@ def _read_calls(source: Source, form: CallFormat, writer: CallWriter, found: Fou
 def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[None]:
     name = held = None
     num_before = writer.num_calls
+    is_cut = False
     try:
         while (char := (yield from source.peek())) != "}":
             if char == ",":
@@ -110,9 +120,10 @@ def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[
                     raise Malformed
             elif key in (form.arguments_key, "arguments", "parameters") and held is None:
                 if name is not None and char == "{":
-                    held = ""
+                    held, is_cut = "", True
                     yield writer.begin(name)
                     yield from source.json(writer.piece)
+                    is_cut = False
                 else:
                     held = _object_in((yield from _value(source)))
             else:
@@ -126,7 +137,7 @@ def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[
     except Malformed:
         if writer.num_calls == num_before:
             raise
-    yield writer.end()
+    yield writer.end(is_cut=is_cut)
 
 
 def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
@@ -135,7 +146,7 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
     name = _name_in(found)
     marks, ends = Marks((form.tag.open, *form.closes, *form.opens)), Marks((form.tag.close,))
     yield writer.begin(name)
-    joint = "{"
+    joint, is_cut = "{", True
     while (tag := (yield from source.until(marks, nothing))) is not None and tag.mark == form.tag.open:
         key = tag.groups["key"].strip()
         schema = writer.schema(name, key)
@@ -157,10 +168,11 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
                 break
             yield from writer.piece(_typed("".join(pieces), schema))
     else:
+        is_cut = tag is None
         if tag is not None and tag.mark in form.opens:
             source.at -= tag.end - tag.start
         yield from writer.piece("{}" if joint == "{" else "}")
-    yield writer.end()
+    yield writer.end(is_cut=is_cut)
 
 
 def _read_pythonic(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
@@ -183,7 +195,7 @@ def _read_pythonic(source: Source, form: CallFormat, writer: CallWriter, found: 
         try:
             yield from _read_keywords(source, writer, name)
         except Malformed:
-            yield writer.end()
+            yield writer.end(is_cut=True)
             return
         yield writer.end()
     source.at += 1

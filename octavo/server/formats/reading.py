@@ -225,8 +225,8 @@ class OutputReader:
         return choice.in_one_piece(events, completion.finished) if self._asked.stream_reasoning is False else events
 
     def has_called(self, index: int) -> bool:
-        """Return whether a call was read in a choice."""
-        return index in self._choices and self._choices[index].parser.num_calls > 0
+        """Return whether a choice has calls, and has not ended within the last one."""
+        return index in self._choices and self._choices[index].parser.has_called
 
     @property
     def num_reasoning_tokens(self) -> int:

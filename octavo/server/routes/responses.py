@@ -101,8 +101,8 @@ class _Output:
                 self._pieces.append(arguments)
                 if self._kind == "function_call":
                     yield self._of_item("response.function_call_arguments.delta", delta=arguments)
-            case ToolCallEnd():
-                yield from self.end()
+            case ToolCallEnd(_, is_cut):
+                yield from self.end("incomplete" if is_cut else "completed")
 
     def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
         """Yield the events that end the open item, if there is one."""

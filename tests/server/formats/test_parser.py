@@ -6,7 +6,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.server.formats.events import ReadCall, ReadOutput, joined
+import pytest
+
+from octavo.server.formats.events import ReadCall, ReadOutput, ToolCallEnd, joined
 from octavo.server.formats.format import Format, format_of
 from octavo.server.formats.parser import OutputParser
 
@@ -61,3 +63,28 @@ def test_text_without_marks_is_left_as_it_is() -> None:
 def test_reasoning_that_the_prompt_has_opened_ends_at_its_mark() -> None:
     assert read(CHATML, ["so\n</thi", "nk>\n\nyes"], begins_in_reasoning=True) == ReadOutput("yes", "so", [])
     assert read(CHATML, ["so</think>yes"], reads_reasoning=False) == ReadOutput("so</think>yes", None, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": 1, "y": "a}"}'),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("glm45", "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1, "y": "a}"}'),
+        ("llama3_json", '{"name": "f", "parameters": {"x": 1, "y": "a}"}'),
+        ("pythonic", "[f(x=1, y='a)')"),
+        ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1, "y": {}}'),
+    ],
+)
+def test_a_call_counts_when_the_text_does_not_end_within_it(name: str, text: str) -> None:
+    form = format_of(None, None, name, "none")
+    assert form is not None
+    for end in range(len(text) + 1):
+        parser = OutputParser(form, {"f": {}})
+        events = parser.feed(text[:end], is_last=True)
+        ends = [event.is_cut for event in events if isinstance(event, ToolCallEnd)]
+        # behind this mark, an end is a call without arguments
+        is_whole = end == len(text) or text[:end].endswith("<｜tool▁sep｜>")
+        assert parser.has_called == is_whole, text[:end]
+        assert ends in ([], [not is_whole])

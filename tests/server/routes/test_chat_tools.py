@@ -88,6 +88,18 @@ def test_the_whole_response_is_the_joined_stream(client: openai.OpenAI) -> None:
     assert streamed(client) == found
 
 
+def test_a_call_within_which_the_text_stops_is_not_a_reason_to_call(client: openai.OpenAI, thinking: Served) -> None:
+    thinking.llm.sentence = TEXT[: TEXT.index("“é”")]
+    assert whole(client)[:2] == (
+        {"text": "I call it.", "reasoning": "Let me see.", "calls": [("f", '{"x": 1, "y": "')]},
+        "stop",
+    )
+    assert streamed(client)[1] == "stop"
+    tool: Any = {"type": "function", "name": "f", "strict": False, "parameters": {"type": "object"}}
+    response = client.responses.create(model="letters", input="hi", tools=[tool])
+    assert response.output[-1].status == "incomplete"
+
+
 def test_the_request_says_whether_reasoning_is_read_and_shown(client: openai.OpenAI) -> None:
     assert whole(client, extra_body={"include_reasoning": False})[0]["reasoning"] == ""
     assert whole(client, tools=openai.NOT_GIVEN, extra_body={"separate_reasoning": False})[0]["text"] == TEXT
