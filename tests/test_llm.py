@@ -352,7 +352,7 @@ def test_a_time_that_is_none_is_refused(ttl_s: Any, tmp_path: Path) -> None:
     [
         ("", None, "the prompt is empty"),
         ([1, 400], None, "prompt_token_ids contains 400; the model's token ids go from 0 to 259"),
-        ("a" * 100, None, "the prompt has 100 tokens, but the context holds 100"),
+        ("a" * 100, None, "the prompt has 100 tokens, but this model's maximum context length is 100"),
         ("0123", 5, "cache_salt is 5; give text"),
         ({"prompt": "0123", "cache_salt": "s"}, "t", "cache_salt is 't', and 's' in the prompt; give one"),
         (5, None, "prompt_token_ids is not a list of integers"),

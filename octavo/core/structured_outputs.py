@@ -12,6 +12,7 @@ from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest
 
 FORMS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_FALLBACK: Final = "disable_fallback"
 _IN_JSON: Final = ("json", "structural_tag")
 _NEEDS: Final = {
     "reasoning_begin": "reasoning_end",
@@ -60,10 +61,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             return value
         if not isinstance(value, Mapping):
             raise InvalidRequest(f"{field} is {value!r:.60}, expected an object with one of {_listed()}", field=field)
-        unknown = [name for name in value if name not in cls.__struct_fields__]
+        # a dump of vLLM's parameters has all its options, those that are off too; nothing falls back here
+        given = {
+            name: each for name, each in value.items() if each is not None and each is not False and name != _FALLBACK
+        }
+        unknown = [name for name in given if name not in cls.__struct_fields__]
         if unknown:
             raise InvalidRequest(f"{field} has the field {unknown[0]!r:.60}; known are {_listed()}", field=field)
-        given = {name: each for name, each in value.items() if each is not None}
         for name in _IN_JSON:
             if isinstance(given.get(name), dict | list):
                 given[name] = _as_json(given[name], field)

@@ -263,8 +263,9 @@ class InputProcessor:
         if max(num_tokens, num_positions) >= limit:
             beyond = f" and its videos last {num_positions} positions" if num_positions > num_tokens else ""
             raise ContextTooLong(
-                f"the prompt has {num_tokens} tokens{beyond}, but the context holds {limit} and at least one of them "
-                f"is for the answer; shorten the prompt to {limit - 1} tokens{self._longer_context()}",
+                f"the prompt has {num_tokens} tokens{beyond}, but this model's maximum context length is "
+                f"{limit} and at least one token is for the answer; shorten the prompt to {limit - 1} tokens"
+                f"{self._longer_context()}",
                 field=field,
             )
 
@@ -274,8 +275,8 @@ class InputProcessor:
         # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
         if len(text) > 16 * limit and len(text) > limit * self.tokenizer.longest_token_chars:
             raise ContextTooLong(
-                f"the prompt has {len(text)} characters, more than the {limit} tokens of the context can stand for; "
-                f"shorten the prompt{self._longer_context()}",
+                f"the prompt has {len(text)} characters, but this model's maximum context length is {limit} tokens, "
+                f"which cannot stand for so many; shorten the prompt{self._longer_context()}",
                 field="prompt",
             )
 
@@ -347,8 +348,9 @@ class InputProcessor:
             if wanted > context_left:
                 raise ContextTooLong(
                     f"the prompt has {num_prompt_tokens} tokens and max_tokens is {wanted}, together "
-                    f"{num_prompt_tokens + wanted}, but the context holds {self.ready.max_model_len}; set "
-                    f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
+                    f"{num_prompt_tokens + wanted}, but this model's maximum context length is "
+                    f"{self.ready.max_model_len}; set max_tokens to at most {context_left}, or "
+                    f"shorten the prompt{self._longer_context()}",
                     field="max_tokens",
                 )
             check_runs_alone(num_prompt_tokens, wanted, params, self._setup.max_num_seqs)

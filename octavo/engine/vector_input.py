@@ -122,8 +122,8 @@ class VectorInput:
             raise InvalidRequest("the prompt is empty; it must have a token", field="prompt", code="empty_prompt")
         if len(kept) > limit:
             raise ContextTooLong(
-                f"the prompt has {len(kept)} tokens, but the model takes {limit}; shorten it, or set "
-                "truncate_prompt_tokens to -1 to keep its beginning",
+                f"the prompt has {len(kept)} tokens, but this model's maximum context length is {limit}; shorten it, "
+                "or set truncate_prompt_tokens to -1 to keep its beginning",
                 field="prompt",
             )
         for token_id in (min(kept), max(kept)):

@@ -142,7 +142,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
     Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
     Endpoint("POST", "/v1/responses", responses.create, ResponsesRequest, ModelResponse),
-    Endpoint("GET", "/v1/responses/{response_id}", responses.stored),
+    *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),
     Endpoint("POST", "/v1/messages", messages.create, MessagesRequest, MessageResponse),
     Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount),
     Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, EmbeddingList),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from octavo.core.outputs import RequestError
 from octavo.errors import (
+    ContextTooLong,
     EngineDeadError,
     EngineRestartingError,
     EngineUnresponsiveError,
@@ -52,6 +53,7 @@ class MessagesError(msgspec.Struct, frozen=True):
 
     type: str
     message: str
+    details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesErrorBody(msgspec.Struct, frozen=True):
@@ -94,7 +96,11 @@ class ApiError(OctavoError):
         """The body in the form of Anthropic's API."""
         other = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = "overloaded_error" if self.status == 503 else _TYPES.get(self.status, other)
-        return MessagesErrorBody(MessagesError(kind, str(self)))
+        # by these the clients of this API know that they have to compact the conversation, or to send it whole
+        begin = "prompt is too long: " if self.code == ContextTooLong.code else ""
+        details: dict[str, Any] = {"error_code": self.code, "unsupported": [self.param]}
+        is_thread = self.code == "thread_unsupported_request"
+        return MessagesErrorBody(MessagesError(kind, f"{begin}{self}", details if is_thread else msgspec.UNSET))
 
     def response(self, path: str = "") -> Response:
         """Return the response of the endpoint at this path."""

@@ -26,9 +26,6 @@ class FormFields(RequestBody, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: Annotated[
-        Any, Refused("grammars are read by llguidance alone", harmless=("auto", "guidance", "llguidance"))
-    ] = None
     guided_whitespace_pattern: Annotated[
         Any, Refused("set disable_any_whitespace in structured_outputs, or leave it out")
     ] = None

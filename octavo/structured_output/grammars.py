@@ -62,17 +62,21 @@ def without_forcing(grammar: str) -> str:
     return f"{_NO_FORCING}\n{lark or f'start: %json {json.dumps(schema)}'}"
 
 
-def check_grammar(params: StructuredOutputsParams) -> None:
-    """Raise InvalidRequest for a grammar that is wrong, too large, or not supported. May take a second."""
+def check_grammar(params: StructuredOutputsParams) -> list[str]:
+    """Return what is left out of a grammar with a lenient schema. May take a second.
+
+    Raises InvalidRequest for a grammar that is wrong, too large, or not supported.
+    """
     if params.form is None:
-        return
+        return []
     from llguidance import LLMatcher
 
     if params.json is not None:
         _refuse_counts(params)
-    error = LLMatcher.validate_grammar(grammar_of(params), limits=parser_limits())
-    if error and not error.startswith("WARNING"):
-        raise _refused(params, error)
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar_of(params), limits=parser_limits())
+    if is_wrong:
+        raise _refused(params, " ".join(messages))
+    return messages
 
 
 def parser_limits() -> LLParserLimits:

@@ -144,6 +144,6 @@ def test_a_video_that_lasts_longer_than_the_context_is_refused_and_harms_nobody(
     error = found[1].error
     assert error is not None
     assert "the prompt has 29 tokens and its videos last" in error.message
-    assert "but the context holds 400" in error.message
+    assert "maximum context length is 400" in error.message
     (completion,) = found[2].outputs
     assert len(completion.token_ids) == len(found[0].outputs[0].token_ids)

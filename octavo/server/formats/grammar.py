@@ -17,7 +17,8 @@ from octavo.server.schema.tools import Tool
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
 
-_NO_SPACE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LENIENT: Final = {**_STRICT, "lenient": True}
 _ANY_OBJECT: Final = {"type": "object"}
 _NOTHING: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _TEXT: Final = r"/(.|\n)*/"
@@ -46,6 +47,7 @@ class _Grammar:
         # the text before the name is no part of the grammar: that begins behind it
         is_free = not (asked.must_call or calls.is_bare)
         self._trigger = (calls.begin or calls.opens[0].pieces[0].literal) if is_free else ""
+        self._options: Mapping[str, Any] = _STRICT
         self._rules = [r"SPACE: /[ \n]{0,2}/", rf"TEXT: {_TEXT}"]
 
     def form(self) -> StructuredOutputsParams:
@@ -84,15 +86,17 @@ class _Grammar:
             field = f"tools[{(self._asked.tools or []).index(tool)}].function.parameters"
             raise InvalidRequest(f"{field}.type is {schema['type']!r:.60}, must be 'object'", field=field)
         is_loose = not (self._asked.must_call or tool.function.strict)
+        # only strict tools promise every keyword; of others those that the grammar does not know are left out
+        self._options = _STRICT if tool.function.strict else _LENIENT
         if calls.content == "pythonic":
             return f"{self._spelled(f'{name}(')} {self._keywords(schema, number)} {self._spelled(')')}"
         if calls.content == "tags":
             body = f"{self._tags(schema, number)}"
         elif calls.content == "json":
-            body = _json_rule(_ANY_OBJECT if is_loose else schema)
+            body = self._json(_ANY_OBJECT if is_loose else schema)
         else:
             head = f'{{"{calls.name_key}": {json.dumps(name)}, "{calls.arguments_key}": '
-            body = f'{self._spelled(head)} {_json_rule(_ANY_OBJECT if is_loose else schema)} "}}"'
+            body = f'{self._spelled(head)} {self._json(_ANY_OBJECT if is_loose else schema)} "}}"'
         if is_list or calls.is_bare:
             return body
         close = self._mark(*calls.closes[:1])
@@ -114,7 +118,7 @@ class _Grammar:
             elif each.get("type") == "string":
                 value = self._until(f"v{number}_{place}", tag.close, line)
             else:
-                value = f"{_json_rule(each)} {line} {self._mark(tag.close)}"
+                value = f"{self._json(each)} {line} {self._mark(tag.close)}"
             self._rule(name, f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
             parts.append(name if key in required else f"{name}?")
         return " ".join(parts)
@@ -129,13 +133,16 @@ class _Grammar:
         behind, first = '""', '""'
         for place, key in reversed([*enumerate(keys)]):
             each = properties[key]
-            value = '("True" | "False")' if each.get("type") == "boolean" else _json_rule(each)
+            value = '("True" | "False")' if each.get("type") == "boolean" else self._json(each)
             part = self._rule(f"k{number}_{place}", f"{self._spelled(f'{key}=')} {value}")
             following = self._rule(f"t{number}_{place}", behind)
             behind = f'", " {part} {following}' if key in required else f'(", " {part})? {following}'
             first = f"{part} {following}" if key in required else f"{part} {following} | {first}"
             first = self._rule(f"f{number}_{place}", first)
         return first
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        return f"%json {json.dumps({**schema, 'x-guidance': self._options})}"
 
     def _until(self, name: str, close: Mark, line: str = "") -> str:
         """Return a text that ends at its first mark `close`, and the mark."""
@@ -159,10 +166,6 @@ class _Grammar:
         """Return a text in the notation of the grammar; special tokens stand by their ids, as no text spells them."""
         parts = filter(None, self._cut.split(text))
         return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts)
-
-
-def _json_rule(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _NO_SPACE})}"
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +15,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
+from octavo.logging import escaped
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of
 from octavo.server.formats.grammar import call_form
@@ -21,6 +24,8 @@ from octavo.server.schema.chat import ChatCompletionRequest
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _TAIL_TOKENS: Final = 16
 """Tokens in which a mark of reasoning is looked for."""
@@ -93,26 +98,24 @@ class ModelFormat:
             )
         if not asked.constrains_calls:
             return
-        if asked.form() is not None and asked.must_call:
-            raise InvalidRequest(
-                "tool_choice demands a call, and another field the form of the text; leave one of them out",
-                field="tool_choice",
-            )
         from octavo.structured_output.grammars import check_grammar
 
         form = call_form(self.format, asked, self.tokenizer)
         try:
-            check_grammar(form)
+            left_out = check_grammar(form)
         except InvalidRequest as error:
             raise _unusable(asked, error) from error
+        if left_out:
+            _warn_once(" ".join(left_out))
 
     def form(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
-        """Return the form of a response, None for any text: the one that the request gives, or that of the calls that
-        it demands. It holds behind reasoning. is_open: the prompt ends inside of reasoning."""
+        """Return the form of a response, None for any text: that of the calls that the request demands, which leave no
+        text for another form, or the one that it gives. It holds behind reasoning. is_open: the prompt ends inside of
+        reasoning."""
         form = asked.form()
         if self.format is None:
             return form
-        if form is None and asked.constrains_calls:
+        if asked.must_call or (form is None and asked.constrains_calls):
             form = call_form(self.format, asked, self.tokenizer)
         reasoning, budget = self.format.reasoning, asked.thinking_token_budget
         if reasoning is None or (form is None and budget is None):
@@ -267,6 +270,12 @@ class _Choice:
         return others
 
 
+@functools.lru_cache(64)
+def _warn_once(left_out: str) -> None:
+    """Log what the grammar of calls leaves out, once for each text while it is remembered."""
+    logger.warning("calls of tools that are not strict may break their schemas: %s", escaped(left_out)[:400])
+
+
 def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
     """Return the error of calls whose grammar cannot be used: that of the first tool whose schema is to blame."""
     from octavo.structured_output.grammars import check_grammar
@@ -275,7 +284,9 @@ def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidReq
         function, field = tool.function, f"tools[{index}].function.parameters"
         if function.parameters and tool in asked.callable_tools and (asked.must_call or function.strict):
             try:
-                check_grammar(StructuredOutputsParams(json=json.dumps(function.parameters)))
+                options = {} if function.strict else {"x-guidance": {"lenient": True}}
+                rule = f"start: %json {json.dumps({**function.parameters, **options})}"
+                check_grammar(StructuredOutputsParams(grammar=rule))
             except InvalidRequest as own:
                 remedy = "change it, or let tool_choice be auto and leave strict out"
                 return InvalidRequest(f"{field}: {own}; {remedy}", field=field, code=own.code)

@@ -16,9 +16,11 @@ _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmles
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A piece of text in a message."""
+    """A piece of text in a message. The other fields are marks for caches, without effect."""
 
     text: str
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
@@ -40,10 +42,11 @@ class ImageUrl(Struct, forbid_unknown_fields=True):
 
 
 class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    """An image in a message."""
+    """An image in a message. uuid, cache_control: without effect."""
 
     image_url: ImageUrl | str
     uuid: str | None = None
+    cache_control: dict[str, Any] | None = None
     text: ClassVar[str] = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,7 +113,10 @@ else:
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One turn of a conversation: a role and its text."""
+    """One turn of a conversation: a role and its text.
+
+    annotations, cache_control, provider_specific_fields: what other servers and clients write; without effect.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -121,6 +127,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
 
     function_call: Annotated[Any, _FUNCTIONS] = None
     audio: Annotated[Any, WRITES_TEXT] = None
@@ -129,8 +137,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         """Return the number of its characters. Raises InvalidRequest, which names `field`, when a part is too long."""
         parts = self.content if isinstance(self.content, list) else []
         check_entries(f"{field}.content", len(parts), REQUEST_LIMITS["messages[].content"].entries)
-        if self.annotations is not None:
-            check_field("messages[].annotations", self.annotations, f"{field}.annotations")
+        for name in ("annotations", "cache_control", "provider_specific_fields"):
+            check_field(f"messages[].{name}", getattr(self, name), f"{field}.{name}")
         num_chars = sum(len(part.text) for part in parts) + check_calls(self.tool_calls or [], field)
         for name in ("content", "refusal", "reasoning_content", "reasoning", "name", "tool_call_id"):
             text = getattr(self, name)
@@ -207,15 +215,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     echo: bool | None = None
     prediction: Prediction | None = None
-
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
 
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -229,14 +231,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     function_call: Annotated[Any, _FUNCTIONS] = None
     audio: Annotated[Any, WRITES_TEXT] = None
     modalities: Annotated[Any, Refused(WRITES_TEXT.because, harmless=(["text"],))] = None
-    store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
-    verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
     moderation: Annotated[Any, Refused("the server does not judge texts")] = None
     web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise InvalidRequest(
@@ -273,8 +273,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     @property
     def template_values(self) -> dict[str, Any] | None:
         """What the template may use besides the messages; chat_template_kwargs win over fields of the same name."""
-        fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
-        given = {name: value for name, value in fields.items() if value is not None}
+        names = ("documents", "reasoning_effort", "verbosity")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**given, **(self.chat_template_kwargs or {})} if given else self.chat_template_kwargs
 
     @property

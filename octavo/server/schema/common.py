@@ -12,8 +12,7 @@ from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody
-from octavo.server.forms import FormFields
-from octavo.server.schema.others import OfOthers
+from octavo.server.schema.others import OfOthers, WithoutEffect
 
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ def _json_type(name: str, annotation: Any, description: str) -> Any:
 
 
 if TYPE_CHECKING:
-    _SamplingFields = FormFields
+    _SamplingFields = WithoutEffect
 else:
     _HINTS = get_type_hints(SamplingParams)
     _SamplingFields = defstruct(

@@ -195,16 +195,15 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
-    metadata: MessageMetadata | None = None
+    metadata: MessageMetadata | None = None  # type: ignore[assignment]
 
-    cache_control: dict[str, Any] | None = None
-    service_tier: str | None = None
     speed: str | None = None
     inference_geo: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
     context_management: dict[str, Any] | None = None
 
+    thread: dict[str, Any] | None = None
     container: Annotated[Any, Refused("the server has no containers")] = None
     mcp_servers: Annotated[Any, Refused("the server runs no tools itself", harmless=([],))] = None
     diagnostics: Annotated[Any, Refused("ask for return_cache_info in a chat")] = None
@@ -213,6 +212,12 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
 
     def check(self) -> None:
         ShimRequest.check(self)
+        if self.thread is not None:
+            raise InvalidRequest(
+                "thread is not supported: nothing is stored; send the whole conversation each time",
+                field="thread",
+                code="thread_unsupported_request",
+            )
         if self.output_config is not None:
             refuse_unsupported(self.output_config, "output_config.")
 

@@ -19,6 +19,22 @@ _FIELDS: Final[dict[str, dict[str, tuple[Any, ...]]]] = msgspec.json.decode(
 )
 """By the reason: the fields, and the values of each that mean the same as none."""
 
+
+class WithoutEffect(FormFields, kw_only=True):
+    """Fields that are accepted and change nothing: requests are neither stored nor billed, prefixes are cached without
+    marks, and llguidance alone reads grammars."""
+
+    cache_control: dict[str, Any] | None = None
+    guided_decoding_backend: str | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+
 OfOthers: Final = defstruct(
     "OfOthers",
     [
@@ -26,7 +42,7 @@ OfOthers: Final = defstruct(
         for because, names in _FIELDS.items()
         for name, harmless in names.items()
     ],
-    bases=(FormFields,),
+    bases=(WithoutEffect,),
     kw_only=True,
 )
 """The base of requests for generated text."""

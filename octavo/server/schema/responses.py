@@ -152,7 +152,7 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """The form of the text."""
 
     format: dict[str, Any] | None = None
-    verbosity: Annotated[Any, Refused(_UNKNOWN.because, harmless=("medium",))] = None
+    verbosity: str | None = None
 
 
 class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -174,6 +174,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         "max_tokens": "max_output_tokens",
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
     }
 
     input: str | list[dict[str, Any]]
@@ -187,14 +188,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
 
     include: list[str] | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
     max_tool_calls: Int | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
 
     previous_response_id: Annotated[Any, _STORED] = None
@@ -203,7 +197,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
     background_options: Annotated[Any, _STORED] = None
     prompt: Annotated[Any, Refused("no prompts are stored; send input")] = None
     context_management: Annotated[Any, Refused("the input is read as it is sent", harmless=([],))] = None
-    truncation: Annotated[Any, Refused("shorten the input before sending it", harmless=("disabled",))] = None
+    truncation: Literal["auto", "disabled"] | None = None
     moderation: Annotated[Any, Refused("the server has no moderation")] = None
     image: Annotated[Any, WRITES_TEXT] = None
     access_programs: Annotated[Any, _UNKNOWN] = None
@@ -212,9 +206,8 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         ShimRequest.check(self)
-        for part, name in ((self.text, "text"), (self.reasoning, "reasoning")):
-            if part is not None:
-                refuse_unsupported(part, f"{name}.")
+        if self.reasoning is not None:
+            refuse_unsupported(self.reasoning, "reasoning.")
 
     def turns(self) -> list[tuple[str, dict[str, Any]]]:
         messages: list[tuple[str, dict[str, Any]]] = []
@@ -246,6 +239,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self._response_format(),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "verbosity": None if self.text is None else self.text.verbosity,
             "logprobs": True if self.wants_logprobs else None,
             "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
             "tools": tools or None,

@@ -15,6 +15,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, converted, refused_fields
 from octavo.server.schema.chat import AudioPart, ChatCompletionRequest
 from octavo.server.schema.common import GenerationRequest
+from octavo.server.schema.others import WithoutEffect
 
 _ONE: Final = Refused("this API has one response; send several requests", harmless=(1,))
 _LIKELIEST: Final = Refused("this API has no beam search; completions and chats have it", harmless=(False,))
@@ -159,7 +160,9 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         RequestBody.check(self)
 
 
-_COMMON_FIELDS: Final = (*GenerationRequest.__struct_fields__, "chat_template_kwargs")
+_COMMON_FIELDS: Final = [
+    name for name in GenerationRequest.__struct_fields__ if name not in WithoutEffect.__annotations__
+] + ["chat_template_kwargs"]
 
 
 def neutral(asked: RequestBody) -> RequestBody:

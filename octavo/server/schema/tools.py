@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
 from octavo.errors import InvalidRequest
@@ -16,24 +16,31 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 class Function(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that a model may call. parameters: the JSON schema of its arguments. strict: they follow it."""
+    """A function that a model may call. parameters: the JSON schema of its arguments. strict: they follow it.
+
+    returned: the schema of what it returns, as transformers describes functions. cache_control: without effect.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    returned: dict[str, Any] | None = field(default=None, name="return")
     strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool; there are functions alone."""
+    """A tool; there are functions alone. cache_control: without effect."""
 
     type: Literal["function"] = "function"
     function: Function
+    cache_control: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tool as chat templates read it."""
         function = msgspec.to_builtins(self.function)
-        function.pop("strict", None)
+        for name in ("strict", "cache_control"):
+            function.pop(name, None)
         return {"type": "function", "function": {"description": "", "parameters": {}, **function}}
 
 

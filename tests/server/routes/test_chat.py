@@ -176,6 +176,23 @@ def test_messages_reach_the_template_as_text(client: openai.OpenAI, server: Serv
     assert not prompt.add_special_tokens
 
 
+def test_marks_of_caches_and_of_other_clients_change_no_prompt(client: openai.OpenAI, server: Served) -> None:
+    server.llm.max_prompt_len = 4096
+    marks: Any = {"cache_control": {"type": "ephemeral"}}
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {}, **marks}], **marks},
+        {"role": "assistant", "content": "b", "provider_specific_fields": {"refusal": None}},
+    ]
+    tools: Any = [{"type": "function", "function": {"name": "f", **marks}, **marks}]
+    plain: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    client.chat.completions.create(model="letters", messages=messages, tools=tools, max_tokens=1)
+    client.chat.completions.create(
+        model="letters", messages=plain, tools=[{"type": "function", "function": {"name": "f"}}], max_tokens=1
+    )
+    marked, unmarked = (prompt.text for _, prompt, _, _ in server.llm.requests)
+    assert marked == unmarked
+
+
 def test_a_turn_that_ended_within_its_reasoning_needs_no_content(client: openai.OpenAI, server: Served) -> None:
     turn: Any = {"role": "assistant", "content": None, "reasoning": "hm"}
     client.chat.completions.create(model="letters", messages=[*MESSAGES, turn, *MESSAGES], max_tokens=1)
@@ -321,6 +338,16 @@ def test_refusal_in_a_stream_comes_before_the_stream(client: openai.OpenAI) -> N
     [
         {"tools": None, "tool_choice": "none", "functions": [], "response_format": {"type": "text"}},
         {"modalities": ["text"], "store": False, "metadata": {"a": "b"}, "user": "u", "parallel_tool_calls": True},
+        {"store": True, "service_tier": "auto", "cache_control": {"type": "ephemeral"}, "prompt_cache_key": "a"},
+        {"top_logprobs": 0, "guided_decoding_backend": "xgrammar", "logits_processors": [], "mm_processor_kwargs": {}},
+        {
+            "structured_outputs": {
+                "choice": ["a"],
+                "regex": None,
+                "disable_fallback": True,
+                "disable_additional_properties": False,
+            }
+        },
         {"temperature": None, "stop": None, "n": None, "logprobs": False, "stream": None, "use_beam_search": False},
     ],
 )

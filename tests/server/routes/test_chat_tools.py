@@ -12,6 +12,7 @@ import pytest
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import loading_app
+from octavo.structured_output.grammars import check_grammar
 from tests.server import raw
 from tests.server.conftest import Served
 
@@ -132,6 +133,37 @@ def test_a_call_that_is_demanded_has_a_grammar(client: openai.OpenAI, thinking: 
     assert '\\"name\\": \\"f\\"' not in demanded.grammar
 
 
+def test_a_call_that_is_demanded_leaves_no_text_for_another_form(client: openai.OpenAI, thinking: Served) -> None:
+    ask(client, tool_choice="required", response_format={"type": "json_object"})
+    [form] = [params.structured_outputs for _, _, params, _ in thinking.llm.requests]
+    assert form is not None
+    assert form.form == "grammar"
+
+
+def test_keywords_that_no_grammar_has_are_left_out_of_tools_that_are_not_strict(
+    client: openai.OpenAI, thinking: Served
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "propertyNames": {"pattern": "a"},
+        "required": ["a"],
+    }
+    function = {"name": "f", "parameters": parameters}
+    ask(client, tool_choice="required", tools=[{"type": "function", "function": function}])
+    [form] = [params.structured_outputs for _, _, params, _ in thinking.llm.requests]
+    assert form is not None
+    assert check_grammar(form) == ['Unimplemented keys: ["propertyNames"]']
+    with pytest.raises(openai.BadRequestError, match="propertyNames"):
+        ask(client, tools=[{"type": "function", "function": {**function, "strict": True}}])
+
+
+def test_what_a_function_returns_reaches_the_template(client: openai.OpenAI, thinking: Served) -> None:
+    ask(client, tools=[{"type": "function", "function": {"name": "f", "return": {"type": "string"}}}])
+    [(_, prompt, _, _)] = thinking.llm.requests
+    assert '"return":{"type":"string"}' in prompt.text
+
+
 def test_forms_hold_behind_reasoning_whose_length_may_be_limited(client: openai.OpenAI, thinking: Served) -> None:
     ask(client, tool_choice="required", extra_body={"thinking_token_budget": 5})
     ask(client, tools=openai.NOT_GIVEN, extra_body={"guided_regex": "a"})
@@ -217,7 +249,6 @@ def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "invalid_value"),
         (
             {
                 "tool_choice": "required",
@@ -226,6 +257,7 @@ def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(
                     {
                         "function": {
                             "name": "h",
+                            "strict": True,
                             "parameters": {"properties": {"a": {"uniqueItems": True, "type": "array"}}},
                         }
                     },

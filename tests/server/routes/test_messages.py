@@ -181,6 +181,13 @@ def test_errors_have_the_form_of_this_api(server: Served, fields: Any, words: st
     assert words in answer.json["error"]["message"]
 
 
+def test_clients_learn_that_a_prompt_is_too_long_and_that_threads_are_not_kept(server: Served) -> None:
+    message = create(server, max_tokens=10**6).json["error"]["message"]
+    assert message.startswith("prompt is too long: ")
+    details = create(server, thread={"type": "create"}).json["error"]["details"]
+    assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 def test_errors_of_every_status_have_a_kind_of_this_api(server: Served) -> None:
     assert create(server, model="nope").json["error"]["type"] == "not_found_error"
     server.llm.error, server.llm.error_after = RequestError("full", code="queue_full"), 0

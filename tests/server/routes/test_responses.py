@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from octavo.core.outputs import RequestError
 from octavo.errors import InvalidRequest
+from octavo.server.decode import decode
 from octavo.server.formats.events import ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.routes.responses import _Output
 from octavo.server.schema.chat import TextPart
@@ -219,11 +220,11 @@ def test_an_error_on_the_way_ends_the_stream_with_a_failed_response(client: open
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "all"}, "truncation"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "x" * 17}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": [{"type": "function", "nam": "f"}]}, "tools[0].nam"),
@@ -250,5 +251,11 @@ def test_messages_of_errors_name_the_field_of_this_api(server: Served) -> None:
 
 def test_nothing_is_stored(client: openai.OpenAI, server: Served) -> None:
     assert client.responses.create(model="letters", input="hi", store=True).model_extra["store"] is False  # type: ignore[index]
-    with pytest.raises(openai.NotFoundError, match="not stored"):
-        client.responses.retrieve("resp_1")
+    for look_up in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="not stored"):
+            look_up("resp_1")
+
+
+def test_verbosity_reaches_the_template() -> None:
+    asked = decode(b'{"input": "a", "text": {"verbosity": "low"}, "truncation": "auto"}', ResponsesRequest)
+    assert asked.as_chat().template_values == {"verbosity": "low"}
