@@ -97,7 +97,8 @@ class ApiError(OctavoError):
         other = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = "overloaded_error" if self.status == 503 else _TYPES.get(self.status, other)
         # by these the clients of this API know that they have to compact the conversation, or to send it whole
-        begin = "prompt is too long: " if self.code == ContextTooLong.code else ""
+        is_too_long = self.code == ContextTooLong.code and self.param != "max_tokens"
+        begin = "prompt is too long: " if is_too_long else ""
         details: dict[str, Any] = {"error_code": self.code, "unsupported": [self.param]}
         is_thread = self.code == "thread_unsupported_request"
         return MessagesErrorBody(MessagesError(kind, f"{begin}{self}", details if is_thread else msgspec.UNSET))

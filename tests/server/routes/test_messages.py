@@ -8,6 +8,7 @@ import pytest
 
 from octavo.core.outputs import RequestError
 from octavo.server.decode import converted
+from octavo.server.errors import ApiError
 from octavo.server.formats.events import ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.routes.messages import _Blocks
 from octavo.server.schema.messages import CountTokensRequest
@@ -181,9 +182,13 @@ def test_errors_have_the_form_of_this_api(server: Served, fields: Any, words: st
     assert words in answer.json["error"]["message"]
 
 
-def test_clients_learn_that_a_prompt_is_too_long_and_that_threads_are_not_kept(server: Served) -> None:
-    message = create(server, max_tokens=10**6).json["error"]["message"]
-    assert message.startswith("prompt is too long: ")
+@pytest.mark.parametrize(("param", "begin"), [("messages", "prompt is too long: "), ("max_tokens", "")])
+def test_clients_learn_that_a_prompt_is_too_long(param: str, begin: str) -> None:
+    error = ApiError(400, "so many", param=param, code="context_length_exceeded")
+    assert error.messages_body.error.message == f"{begin}so many"
+
+
+def test_clients_learn_that_threads_are_not_kept(server: Served) -> None:
     details = create(server, thread={"type": "create"}).json["error"]["details"]
     assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
