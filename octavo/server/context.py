@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from octavo.config.server_args import ServerArgs
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import LiveFeed
@@ -90,6 +92,11 @@ class ServerContext:
     @property
     def max_model_len(self) -> int:
         return self.model.max_model_len if self._llm is None else self._llm.ready.max_model_len
+
+    @property
+    def reads_images(self) -> bool | UnsetType:
+        """Whether the model reads images; UNSET while it loads."""
+        return UNSET if self._llm is None else self._llm.input.media.reads_images
 
     @property
     def models(self) -> ServedModels:

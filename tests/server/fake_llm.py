@@ -91,7 +91,7 @@ class FakeAsyncLLM:
 
     def __init__(self, model_names: tuple[str, ...] = ("letters", "alias"), lora: LoRAConfig | None = None) -> None:
         self.tokenizer = LetterTokenizer()
-        self.input = self  # it is its own input processor
+        self.input = self.media = self  # it is its own input processor
         self.input_setup = None  # no other process could do this one's work
         self.config = EngineConfig(
             model=ModelConfig(
@@ -129,6 +129,7 @@ class FakeAsyncLLM:
         self.sentence = SENTENCE
         self.max_prompt_len = MAX_MODEL_LEN
         self.num_beams = 1000
+        self.reads_images = True
         self.pooling: PoolingConfig | None = None
         self.fault: Exception | None = None
         self.adapter_error: str | None = None

@@ -77,6 +77,7 @@ async function start() {
   }
   byId("status").textContent = "";
   byId("model").append(...models.data.map(({ id }) => el("option", { value: id }, id)));
+  playground.allowImages(models.data.every((each) => each.reads_images !== false));
   byId("model").hidden = false;
 }
 

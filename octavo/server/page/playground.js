@@ -253,10 +253,15 @@ export function startPlayground(settings, modelOf) {
     prompt.focus();
   };
   startTokenCard();
+  let readsImages = true;
   return {
+    allowImages(isAllowed) {
+      readsImages = isAllowed;
+      images.allow(mode === "chat" && readsImages);
+    },
     setMode(name) {
       mode = name;
-      images.allow(mode === "chat");
+      images.allow(mode === "chat" && readsImages);
       byId("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";
       prompt.placeholder = mode === "chat" ? "Write a message (Enter sends, Shift+Enter is a new line)" : "Text to continue (Ctrl+Enter sends)";
       render();

@@ -35,6 +35,7 @@ def _model(context: ServerContext, name: str) -> Model:
         created=context.created,
         root=context.model.name,
         max_model_len=context.max_model_len,
+        reads_images=context.reads_images,
     )
 
 
@@ -46,4 +47,5 @@ def _adapter(context: ServerContext, request: Request, adapter: LoRARequest) -> 
         root=adapter.lora_path if caller_of(request).may(Right.OPERATE) else adapter.lora_name,
         parent=context.model.served_model_names[0],
         max_model_len=context.max_model_len,
+        reads_images=context.reads_images,
     )

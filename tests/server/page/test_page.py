@@ -130,6 +130,16 @@ def test_images_are_dropped_shown_removed_and_sent(page: Browser, server: Served
     assert page.wait("document.querySelectorAll('.user .prompt .token').length") == len(prompt.text)
 
 
+def test_a_model_for_text_alone_gets_no_images(page: Browser, server: Served) -> None:
+    assert not page.run("document.getElementById('image-button').hidden")
+    server.llm.reads_images = False
+    page.open(f"{server.url}/")
+    page.wait("!document.getElementById('model').hidden")
+    assert page.run("document.getElementById('image-button').hidden")
+    page.run(DROP % (GIF, "image/gif"))
+    assert page.run("document.getElementById('pictures').hidden")
+
+
 def test_the_span_of_an_image_is_one_mark_in_the_tokens_of_its_prompt(page: Browser) -> None:
     given = '{token_strs: ["a", "<i>", "<i>", "b"], media: [{kind: "image", offset: 1, length: 2}]}'
     view = f"import('/page/images.js').then(({{ promptView }}) => promptView({given}))"

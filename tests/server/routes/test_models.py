@@ -17,7 +17,8 @@ def test_every_served_name_is_listed(client: openai.OpenAI) -> None:
 
 
 def test_model_tells_its_context(server: Served) -> None:
-    assert ask(server.url, "/v1/models/letters").json["max_model_len"] == 256
+    model = ask(server.url, "/v1/models/letters").json
+    assert (model["max_model_len"], model["reads_images"]) == (256, True)
 
 
 def test_answer_carries_the_name_that_was_asked_for(client: openai.OpenAI) -> None:
