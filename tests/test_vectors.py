@@ -109,7 +109,7 @@ def test_a_text_model_makes_vectors_when_asked_and_text_otherwise(tmp_path: Path
         (long,) = llm.embed("w1 " * 129)
         assert long.outputs is None
         assert long.error is not None
-        assert "131 tokens, but the model takes 130" in long.error.message
+        assert "131 tokens, but this model's maximum context length is 130" in long.error.message
         cut = llm.embed("w1 w2 w3", truncate_prompt_tokens=3)[0]
         assert cut.prompt_token_ids == [1, 5, 2]
     with LLM(str(tmp_path)) as llm:

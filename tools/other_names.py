@@ -106,6 +106,7 @@ VLLM_NOTES: Final = {
 VLLM_REQUEST_NOTES: Final = {
     "cache_salt": "divides a key's cache; keys share nothing unless they are in one group",
     "priority": "counts under `--scheduling-policy priority`",
+    "guided_decoding_backend": "has no effect: llguidance alone reads grammars",
     "chat_template": "needs `--trust-request-chat-template` in a request",
     "return_token_ids": "ids of prompt and output beside the text",
 }

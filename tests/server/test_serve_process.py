@@ -39,7 +39,11 @@ class ServerProcess:
         ]
         for reader in self._readers:
             reader.start()
-        eventually(lambda: self.out or self.process.poll() is not None)
+        try:
+            eventually(lambda: self.out or self.process.poll() is not None)
+        except AssertionError:
+            self.process.kill()  # nobody else knows of it
+            raise
         assert self.out, "".join(self.errors)
         found = re.search(r"http://127\.0\.0\.1:[0-9]+", self.out[0])
         assert found is not None

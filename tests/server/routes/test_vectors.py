@@ -73,7 +73,7 @@ def test_long_inputs_are_refused_or_cut_at_their_end(embedding: Served) -> None:
     refused = post(embedding, "/v1/embeddings", input="x" * 300)
     assert refused.status == 400
     assert refused.json["error"]["code"] == "context_length_exceeded"
-    assert "301 tokens, but the model takes 256" in refused.json["error"]["message"]
+    assert "301 tokens, but this model's maximum context length is 256" in refused.json["error"]["message"]
     assert refused.json["error"]["param"] == "input"
     cut = post(embedding, "/v1/embeddings", input="abc", truncate_prompt_tokens=2)
     assert cut.json["data"][0]["embedding"] == [0, 97]
