@@ -6,7 +6,7 @@ So an engine of the same sizes finds a binary for each of its launches, whatever
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, cast
@@ -56,7 +56,7 @@ ADAPTED_SPECS: Final = (
     *(INT8, INT4, INT4_G128, CodeSpec(4, 128, "none", torch.bfloat16), CodeSpec(4, 128, "zeros", torch.bfloat16)),
     *(CodeSpec(4, 128, "none", torch.float16), CodeSpec(4, 128, "zeros", torch.float16)),
 )
-"""Of codes in every type, with adapters: those of `--quantization`, and those of GPTQ and AWQ."""
+"""Of codes in every type, with adapters and with activations of 16 bits: those of `--quantization`, GPTQ and AWQ."""
 SPECS: Final = (NVFP4, *(each.spec for each in BLOCK_TYPES.values() if each.spec is not None))
 """Of codes in the first type: those of NVFP4 and MXFP4, and of GGUF."""
 STACKED_SPECS: Final = (*ADAPTED_SPECS[:5], MXFP4, NVFP4)
@@ -168,6 +168,7 @@ def launches(
             _run(runtime, config, first, first, Coded(CodeSpec(8, group, "none", torch.float32, is_float=True)))
         for spec, dtype in product(ADAPTED_SPECS, (first, *others)):
             _multiply_codes(runtime, spec, dtype, has_adapters=True)
+            _multiply_codes(runtime, replace(spec, activation_bits=16), dtype, has_adapters=False)
         for spec in SPECS:
             _multiply_codes(runtime, spec, first, has_adapters=False)
         for spec in STACKED_SPECS:

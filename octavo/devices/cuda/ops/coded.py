@@ -33,7 +33,8 @@ LARGE: Final = {"BM": 64, "BN": 64, "STEPS": 2, "num_warps": 4, "num_stages": 3}
 OF_FACTORS: Final = {**LARGE, "BM": 32, "STEPS": 4}
 """The same where two levels of sums are kept in registers."""
 WIDE: Final = {"BM": 128, "BN": 128, "STEPS": 2, "num_warps": 8, "num_stages": 3}
-"""Of prompts, where the sums of all inputs are integers: registers are for them alone while they are made."""
+"""Of prompts, where the sums of all inputs are integers: registers are for them alone while they are made. Activations
+of 16 bits have a second sum."""
 UNFUSED: Final = {"enable_fp_fusion": False}
 """Products and sums are rounded one by one, as the reference does it."""
 QUANTIZED: Final = {"BLOCK": 4096, "num_warps": 8}
@@ -46,7 +47,7 @@ def tile_of(spec: CodeSpec, tokens: int) -> dict[str, int]:
     for tile in (SKINNY, MIDDLE):
         if tokens <= tile["BM"]:
             return tile
-    if not spec.group and tokens > LARGE["BM"]:
+    if not spec.group and spec.activation_bits == 8 and tokens > LARGE["BM"]:
         return WIDE
     return OF_FACTORS if spec.super_group else LARGE
 
