@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Annotated, Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
+from octavo.logging import escaped
 from octavo.server.decode import Refused, RequestBody
-from octavo.structured_output.grammars import check_grammar
+from octavo.structured_output.grammars import check_grammar, lenient_schema
+
+logger = logging.getLogger(__name__)
 
 _GUIDED: Final = {
     "guided_json": "json",
@@ -45,7 +50,8 @@ class FormFields(RequestBody, kw_only=True):
         form = self.form()
         if form is not None:
             try:
-                check_grammar(form)
+                if left_out := check_grammar(form):
+                    warn_once("texts of a schema that is not strict", " ".join(left_out))
             except InvalidRequest as error:
                 name = self._form_field()
                 raise InvalidRequest(f"{name}: {error}", field=name, code=error.code) from error
@@ -60,6 +66,12 @@ class FormFields(RequestBody, kw_only=True):
         return given[0] if given else None
 
 
+@functools.lru_cache(64)
+def warn_once(what: str, left_out: str) -> None:
+    """Log what a grammar leaves out of lenient schemas, once for each text while it is remembered."""
+    logger.warning("%s may break it: %s", what, escaped(left_out)[:400])
+
+
 def _of_response_format(value: dict[str, Any]) -> StructuredOutputsParams:
     field = "response_format"
     match value.get("type"):
@@ -69,11 +81,13 @@ def _of_response_format(value: dict[str, Any]) -> StructuredOutputsParams:
             described = value.get("json_schema")
             # an answer without a schema is any JSON, as OpenAI has it where strict is off
             schema = described.get("schema", {}) if isinstance(described, dict) else None
-            if not isinstance(schema, dict):
+            if not isinstance(described, dict) or not isinstance(schema, dict):
                 raise InvalidRequest(
                     "response_format.json_schema must be an object with a schema, which is an object too", field=field
                 )
-            return StructuredOutputsParams.of({"json": schema}, field)
+            form = StructuredOutputsParams.of({"json": schema}, field)
+            # OpenAI promises that a text follows any schema only where strict is set
+            return form if described.get("strict") is True else StructuredOutputsParams(grammar=lenient_schema(schema))
         case "structural_tag":
             return StructuredOutputsParams.of({"structural_tag": value}, field)
         case kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
@@ -47,6 +48,12 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         raise
     except Exception as error:  # of converters that other people wrote
         raise _refused(params, str(error)) from None
+
+
+def lenient_schema(schema: Mapping[str, Any]) -> str:
+    """Return the grammar of JSON that follows a schema, but for keywords that llguidance does not have."""
+    options = {"lenient": True, "whitespace_pattern": _MOST_SPACE}
+    return f"start: %json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def without_forcing(grammar: str) -> str:

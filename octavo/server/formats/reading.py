@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -15,17 +13,15 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
-from octavo.logging import escaped
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of
 from octavo.server.formats.grammar import call_form
 from octavo.server.formats.parser import OutputParser
+from octavo.server.forms import warn_once
 from octavo.server.schema.chat import ChatCompletionRequest
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 _TAIL_TOKENS: Final = 16
 """Tokens in which a mark of reasoning is looked for."""
@@ -106,7 +102,7 @@ class ModelFormat:
         except InvalidRequest as error:
             raise _unusable(asked, error) from error
         if left_out:
-            _warn_once(" ".join(left_out))
+            warn_once("calls of tools whose schemas are not strict", " ".join(left_out))
 
     def form(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
         """Return the form of a response, None for any text: that of the calls that the request demands, which leave no
@@ -268,12 +264,6 @@ class _Choice:
             others.insert(0, ReasoningDelta("".join(self._held)))
             self._held = []
         return others
-
-
-@functools.lru_cache(64)
-def _warn_once(left_out: str) -> None:
-    """Log what the grammar of calls leaves out, once for each text while it is remembered."""
-    logger.warning("calls of tools that are not strict may break their schemas: %s", escaped(left_out)[:400])
 
 
 def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:

@@ -250,7 +250,7 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
         if output is not None:
             fields["reasoning_effort"] = output.effort
             if output.format is not None:
-                form = {"name": "output", "schema": output.format.schema}
+                form = {"name": "output", "schema": output.format.schema, "strict": True}
                 fields["response_format"] = {"type": "json_schema", "json_schema": form}
         if self.messages[-1].role == "assistant":
             # the response goes on with the last message
