@@ -141,8 +141,8 @@ class BeamSearch:
             token_id=found.top_ids[place],
             logprob=found.top_logprobs[place],
             rank=order.index(place) + 1,
-            top_ids=[found.top_ids[each] for each in listed],
-            top_logprobs=[found.top_logprobs[each] for each in listed],
+            top_ids=tuple(found.top_ids[each] for each in listed),
+            top_logprobs=tuple(found.top_logprobs[each] for each in listed),
         )
 
 
@@ -157,7 +157,7 @@ def _possible(found: TokenLogprobs) -> TokenLogprobs:
     )
 
 
-def _scores(found: TokenLogprobs) -> list[float]:
+def _scores(found: TokenLogprobs) -> tuple[float, ...]:
     return found.scores or found.top_logprobs
 
 

@@ -157,9 +157,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_id: int
     logprob: float | None = None
     rank: int = 0
-    top_ids: list[int] = []
-    top_logprobs: list[float] = []
-    scores: list[float] = []
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
     stop_places: tuple[int, ...] = ()
 
 

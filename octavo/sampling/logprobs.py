@@ -32,7 +32,11 @@ def token_logprobs(
         ranks, top_ids, top_values = _likeliest(logprobs, row_index[draws], chosen[draws], count)
         for i, rank, ids, likeliest in zip(draws, ranks, top_ids, top_values, strict=True):
             results[i] = TokenLogprobs(
-                token_id=token_ids[i], logprob=values[i], rank=rank, top_ids=ids, top_logprobs=likeliest
+                token_id=token_ids[i],
+                logprob=values[i],
+                rank=rank,
+                top_ids=tuple(ids),
+                top_logprobs=tuple(likeliest),
             )
     return results
 
@@ -43,9 +47,9 @@ def ranked_tokens(ids: list[int], scores: list[float], logprobs: list[float]) ->
     return TokenLogprobs(
         token_id=ids[0],
         logprob=logprobs[0],
-        top_ids=ids,
-        top_logprobs=logprobs,
-        scores=[] if scores == logprobs else scores,
+        top_ids=tuple(ids),
+        top_logprobs=tuple(logprobs),
+        scores=() if scores == logprobs else tuple(scores),
     )
 
 

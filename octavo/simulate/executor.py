@@ -248,5 +248,5 @@ def _candidates(token: int, path: list[int], count: int, spread: float) -> Token
     left = log(1 - best)
     logprobs = [log(best), *(left - place * _LOG_2 for place in range(1, count))]
     logprobs.sort(reverse=True)
-    ids = list(range(token, token + count))
-    return TokenLogprobs(token_id=token, logprob=logprobs[0], rank=1, top_ids=ids, top_logprobs=logprobs)
+    ids = tuple(range(token, token + count))
+    return TokenLogprobs(token_id=token, logprob=logprobs[0], rank=1, top_ids=ids, top_logprobs=tuple(logprobs))

@@ -99,7 +99,7 @@ def check_described(found: TokenLogprobs, expected: TokenLogprobs, exact: Tensor
     assert found.logprob == pytest.approx(exact[found.token_id].item(), rel=1e-6, abs=2e-6)
     assert found.rank == int((logits > logits[found.token_id]).sum()) + 1
     likeliest = logits.argsort(descending=True, stable=True)[: len(expected.top_ids)]
-    assert found.top_ids == likeliest.tolist()
+    assert list(found.top_ids) == likeliest.tolist()
     assert found.top_logprobs == pytest.approx(exact[likeliest].tolist(), rel=1e-6, abs=2e-6)
 
 

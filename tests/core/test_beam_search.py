@@ -26,7 +26,10 @@ def candidates(prefix: list[int], count: int) -> TokenLogprobs:
     logprobs = distribution(prefix)
     order = sorted(range(VOCABULARY), key=lambda token: -logprobs[token])[:count]
     return TokenLogprobs(
-        token_id=order[0], logprob=logprobs[order[0]], top_ids=order, top_logprobs=[logprobs[t] for t in order]
+        token_id=order[0],
+        logprob=logprobs[order[0]],
+        top_ids=tuple(order),
+        top_logprobs=tuple(logprobs[t] for t in order),
     )
 
 
@@ -71,14 +74,14 @@ def test_finished_beams_are_sorted_and_their_scores_are_those_of_their_tokens() 
 def listed(*logprobs: float) -> TokenLogprobs:
     """Tokens 0, 1, 2, … with these log-probabilities."""
     return TokenLogprobs(
-        token_id=0, logprob=logprobs[0], top_ids=list(range(len(logprobs))), top_logprobs=list(logprobs)
+        token_id=0, logprob=logprobs[0], top_ids=tuple(range(len(logprobs))), top_logprobs=tuple(logprobs)
     )
 
 
 def test_scores_decide_and_log_probabilities_are_reported() -> None:
     beams = BeamSearch(SamplingParams(use_beam_search=True, n=2, max_tokens=1, logprobs=2), 1, frozenset())
     found = TokenLogprobs(
-        token_id=7, top_ids=[7, 5, 6, 4], top_logprobs=[-4.0, -2.0, -1.0, -3.0], scores=[71.0, -2.0, -3.0, -math.inf]
+        token_id=7, top_ids=(7, 5, 6, 4), top_logprobs=(-4.0, -2.0, -1.0, -3.0), scores=(71.0, -2.0, -3.0, -math.inf)
     )
     beams.step([found])
     first, second = beams.finished
@@ -86,8 +89,8 @@ def test_scores_decide_and_log_probabilities_are_reported() -> None:
     assert (first.logprobs[0].logprob, first.logprobs[0].rank) == (-4.0, 3)
     assert (second.logprobs[0].logprob, second.logprobs[0].rank) == (-2.0, 2)
     for beam in (first, second):
-        assert beam.logprobs[0].top_ids == [6, 5]
-        assert beam.logprobs[0].top_logprobs == [-1.0, -2.0]
+        assert beam.logprobs[0].top_ids == (6, 5)
+        assert beam.logprobs[0].top_logprobs == (-1.0, -2.0)
 
 
 def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:
@@ -95,7 +98,7 @@ def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:
     first = beams.step([listed(-0.1, -2.0, *[-math.inf] * 4)])
     assert [each.token_ids for each in first] == [[0], [1]]
     assert first[0].path is not None
-    assert first[0].path.token.top_ids == [0, 1]
+    assert first[0].path.token.top_ids == (0, 1)
     # one of the two beams has no way on
     assert beams.step([listed(*[-math.inf] * 6), listed(-0.5, *[-math.inf] * 5)]) == []
     assert [beam.token_ids for beam in beams.finished] == [[1, 0]]
@@ -123,7 +126,7 @@ def test_more_alternatives_than_candidates_are_listed_but_not_searched(num_logpr
     beams.step([listed(*logprobs)])
     assert [beam.token_ids for beam in beams.finished] == [[0], [1]]
     for beam in beams.finished:
-        assert beam.logprobs[0].top_logprobs == logprobs[:num_logprobs]
+        assert beam.logprobs[0].top_logprobs == tuple(logprobs[:num_logprobs])
 
 
 def test_never_hopes_for_length_where_length_is_rewarded() -> None:
@@ -141,9 +144,9 @@ def test_never_does_not_give_up_where_length_is_punished() -> None:
     """Finished at -1 and -2.1 * 2; running at -0.15, which is -0.3 now, and -15 only after a hundred tokens."""
     given = SamplingParams(use_beam_search=True, n=2, max_tokens=100, early_stopping="never", length_penalty=-1.0)
     beams = BeamSearch(given, 100, frozenset({0}))
-    likely = TokenLogprobs(token_id=2, top_ids=[2, 0, 3, 4], top_logprobs=[-0.1, -1.0, -3.0, -4.0])
+    likely = TokenLogprobs(token_id=2, top_ids=(2, 0, 3, 4), top_logprobs=(-0.1, -1.0, -3.0, -4.0))
     beams.step([likely])
-    later = TokenLogprobs(token_id=2, top_ids=[2, 0, 3, 4], top_logprobs=[-0.05, -2.0, -9.0, -9.5])
+    later = TokenLogprobs(token_id=2, top_ids=(2, 0, 3, 4), top_logprobs=(-0.05, -2.0, -9.0, -9.5))
     beams.step([later, later])
     assert [beam.score for beam in beams.finished] == pytest.approx([-1.0, -4.2])
     assert beams.running
@@ -183,7 +186,7 @@ def test_a_long_search_costs_and_ends_like_a_short_one() -> None:
     """Paths are chains: a search of many steps neither copies them nor recurses through them."""
     given = SamplingParams(use_beam_search=True, best_of=2, max_tokens=5000)
     beams = BeamSearch(given, 5000, frozenset())
-    found = TokenLogprobs(token_id=1, logprob=-0.5, top_ids=[1, 2, 3, 4], top_logprobs=[-0.5, -1.5, -2.5, -3.5])
+    found = TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 2, 3, 4), top_logprobs=(-0.5, -1.5, -2.5, -3.5))
     while beams.running:
         beams.step([found] * len(beams.running))
     assert beams.finished[0].token_ids == [1] * 5000

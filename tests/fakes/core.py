@@ -197,13 +197,13 @@ def endless(request: EngineCoreRequest, index: int) -> Iterable[int]:
 
 def token_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
     """Log-probability -0.5, the second likeliest behind the byte "a", and then the bytes after it."""
-    top_ids = ([ord("a"), token_id, *list(range(ord("b"), ord("z")))])[:num_top]
+    top_ids = (ord("a"), token_id, *range(ord("b"), ord("z")))[:num_top]
     return TokenLogprobs(
         token_id=token_id,
         logprob=-0.5,
         rank=2,
         top_ids=top_ids,
-        top_logprobs=[-0.1 * (number + 1) for number in range(num_top)],
+        top_logprobs=tuple(-0.1 * (number + 1) for number in range(num_top)),
     )
 
 

@@ -324,8 +324,8 @@ class HashExecutor:
         return TokenLogprobs(
             token_id=best[0].token_id,
             logprob=best[0].logprob,
-            top_ids=[token.token_id for token in best],
-            top_logprobs=[token.logprob for token in best],
+            top_ids=tuple(token.token_id for token in best),
+            top_logprobs=tuple(token.logprob for token in best),
         )
 
     def _draw(self, read: list[int], params: SamplingParams, index: int, position: int) -> TokenLogprobs:

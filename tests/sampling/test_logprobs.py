@@ -12,7 +12,7 @@ def table(rows: int = 4, vocab_size: int = 50) -> torch.Tensor:
 def test_logprob_alone_when_nothing_more_is_wanted() -> None:
     logprobs = table()
     (token,) = token_logprobs(logprobs, [2], [7], [None])
-    assert (token.token_id, token.rank, token.top_ids) == (7, 0, [])
+    assert (token.token_id, token.rank, token.top_ids) == (7, 0, ())
     assert token.logprob == logprobs[2, 7].item()
 
 
@@ -20,14 +20,14 @@ def test_zero_gives_the_rank_of_the_drawn_token_only() -> None:
     logprobs = table()
     order = logprobs[1].argsort(descending=True).tolist()
     (token,) = token_logprobs(logprobs, [1], [order[4]], [0])
-    assert (token.rank, token.top_ids, token.top_logprobs) == (5, [], [])
+    assert (token.rank, token.top_ids, token.top_logprobs) == (5, (), ())
 
 
 def test_likeliest_tokens_come_in_falling_order() -> None:
     logprobs = table()
     (token,) = token_logprobs(logprobs, [3], [0], [6])
-    assert token.top_ids == logprobs[3].argsort(descending=True)[:6].tolist()
-    assert token.top_logprobs == logprobs[3].sort(descending=True).values[:6].tolist()
+    assert list(token.top_ids) == logprobs[3].argsort(descending=True)[:6].tolist()
+    assert list(token.top_logprobs) == logprobs[3].sort(descending=True).values[:6].tolist()
 
 
 def test_more_than_the_vocabulary_gives_the_vocabulary() -> None:

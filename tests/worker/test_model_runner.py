@@ -172,7 +172,7 @@ def test_prompt_logprobs_describe_each_following_token(monkeypatch: pytest.Monke
             model.compute_logits(torch.tensor([[float(next_token(prompt[:position]))]]))[0], -1
         )
         assert token.logprob == expected[prompt[position]].item()
-        assert token.top_logprobs == expected.topk(2).values.tolist()
+        assert list(token.top_logprobs) == expected.topk(2).values.tolist()
     assert second.tokens[0].token_id == next_token(prompt)
 
 

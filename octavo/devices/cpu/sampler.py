@@ -269,8 +269,8 @@ class _Read:
             token_id=self.tokens[draw],
             logprob=float(self._logprobs[draw]),
             rank=self._ranks[draw],
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
+            top_ids=tuple(top_ids),
+            top_logprobs=tuple(top_logprobs),
         )
 
     def listed(self, first: int, count: int) -> tuple[list[int], list[float]]:

@@ -72,6 +72,6 @@ def tokens_of(
             token_id=token_id,
             logprob=line[0],
             rank=int(line[1]),
-            top_ids=[int(each) for each in top[: min(count, num_top)]],
-            top_logprobs=list(top[num_top : num_top + count]),
+            top_ids=tuple(int(each) for each in top[: min(count, num_top)]),
+            top_logprobs=tuple(top[num_top : num_top + count]),
         )

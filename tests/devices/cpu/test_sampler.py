@@ -61,7 +61,7 @@ def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
         drawn = [token.token_id for token in one.tokens]
         assert drawn == [token.token_id for token in other.tokens]
         # those of the model, not of what a processor made of it
-        assert one.tokens[0].top_ids == logits[row].topk(2).indices.tolist()
+        assert list(one.tokens[0].top_ids) == logits[row].topk(2).indices.tolist()
         assert one.tokens[0].logprob == pytest.approx(other.tokens[0].logprob, abs=2e-6)
         assert all(token_id % 2 == 0 for token_id in drawn) or row % 2
 
@@ -166,7 +166,7 @@ def test_beams_get_the_likeliest_tokens_after_the_processors() -> None:
     # nothing may follow: that ends a beam, not a request
     assert found[4].error is None
     assert found[4].candidates is not None
-    assert found[4].candidates.top_logprobs == [-math.inf] * 3
+    assert found[4].candidates.top_logprobs == (-math.inf,) * 3
     # a row is the same alone
     for place, row in enumerate(rows):
         assert native().rank(logits[place : place + 1].clone(), [row], [counts[place]]) == [found[place]]
@@ -183,8 +183,8 @@ def test_what_the_processors_leave_is_not_normalised_again() -> None:
         known = dict(zip(barred.top_ids, barred.top_logprobs, strict=True))
         for token in (9, 4, 7):
             assert known[token] == pytest.approx(logprobs[0, token].item(), abs=2e-6)
-        assert barred.top_logprobs[3:] == [-math.inf] * 2
-        assert barred.scores == []
+        assert barred.top_logprobs[3:] == (-math.inf,) * 2
+        assert barred.scores == ()
         found = dict(zip(biased.top_ids, zip(biased.scores, biased.top_logprobs, strict=True), strict=True))
         for token, bias in ((4, 2.0), (9, -1.0), (5, 0.0)):
             score, logprob = found[token]

@@ -34,7 +34,7 @@ def found_in(logits: torch.Tensor, expected: RowSamples, count: int | None) -> R
     kept: dict[str, Any] = {"token_id": token.token_id, "logprob": exact[token.token_id].item()}
     if count is not None:
         kept["rank"] = int((logits > logits[token.token_id]).sum()) + 1
-        kept |= {"top_ids": likeliest.tolist(), "top_logprobs": exact[likeliest].tolist()}
+        kept |= {"top_ids": tuple(likeliest.tolist()), "top_logprobs": tuple(exact[likeliest].tolist())}
     return RowSamples([type(token)(**kept)])
 
 

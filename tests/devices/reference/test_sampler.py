@@ -59,7 +59,7 @@ def test_logprobs_are_those_of_the_models_distribution() -> None:
     assert described.token_id == 5
     assert described.logprob == expected[5].item()
     assert described.rank == int((expected > expected[5]).sum()) + 1
-    assert described.top_ids == expected.topk(4).indices.tolist()
+    assert list(described.top_ids) == expected.topk(4).indices.tolist()
     assert plain.logprob is None
 
 
