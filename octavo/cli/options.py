@@ -39,6 +39,7 @@ _GROUPS = (
     "Model",
     "Adapters (LoRA)",
     "Vectors",
+    "Chats",
     "Images and sounds",
     "Memory and cache",
     "Scheduling",

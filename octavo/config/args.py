@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from octavo.config.chat_args import ChatArgs
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
 from octavo.config.lora_args import LoRAArgs
@@ -26,7 +27,7 @@ PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelArgs(MediaArgs):
+class ModelArgs(ChatArgs, MediaArgs):
     """Which weights and tokenizer, and how they are read."""
 
     heading: ClassVar = "Model"
@@ -113,7 +114,6 @@ class ModelArgs(MediaArgs):
             "anything else is a directory or file to read."
         ),
     ] = "auto"
-    chat_template: Annotated[str | None, Arg("Chat template instead of the checkpoint's: a file or its text.")] = None
     max_logprobs: Annotated[
         int, Arg("Most log-probabilities per position that a request may ask for; -1 is the whole vocabulary.", ge=-1)
     ] = 20

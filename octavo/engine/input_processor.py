@@ -118,15 +118,14 @@ class InputProcessor:
         if template is None:
             raise no_template()
         messages, media = without_media(messages, self.media.urls, self.media.check)
-        given = (messages, options.chat_template_kwargs, options.tools)
+        values = {**self._model.default_chat_template_kwargs, **(options.chat_template_kwargs or {})}
+        given = (messages, values, options.tools)
         spellings = self.tokenizer.special_spellings
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
         text = template.render(hidden[0], options, limits)
         text, cuts = (text, ()) if hidden is given else spellings.show(text)
-        return Prompt(
-            checked_text(text, "messages"), add_special_tokens=False, cuts=cuts, multi_modal_data=media or None
-        )
+        return Prompt(checked_text(text, "messages"), None, False, cuts=cuts, multi_modal_data=media or None)
 
     def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
         """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""

@@ -97,6 +97,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     engine = [
         "Model",
         "Vectors",
+        "Chats",
         "Images and sounds",
         "Memory and cache",
         "Scheduling",

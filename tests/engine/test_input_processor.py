@@ -151,6 +151,18 @@ def test_conversation_becomes_a_prompt_with_one_bos(tmp_path: Path) -> None:
     assert other.text == "<bos>hi"
 
 
+def test_templates_get_the_engines_values_unless_a_chat_has_others(tmp_path: Path) -> None:
+    template = "{{ enable_thinking | default('unset') }} {{ style | default('unset') }}"
+    user = [{"role": "user", "content": "hi"}]
+    plain = processor(tmp_path, tokenizer={"chat_template": template})
+    assert plain.render_chat(user).text == "unset unset"
+    values = {"enable_thinking": False, "style": "plain"}
+    inputs = processor(tmp_path, tokenizer={"chat_template": template}, default_chat_template_kwargs=values)
+    assert inputs.render_chat(user).text == "False plain"
+    assert inputs.render_chat(user, ChatOptions(chat_template_kwargs={"enable_thinking": True})).text == "True plain"
+    assert inputs.read_prefix(user).text == "False plain"
+
+
 def test_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     inputs = processor(tmp_path, tokenizer={"chat_template": None})
     with pytest.raises(InvalidRequest, match="no chat template.*start octavo with the argument chat_template"):

@@ -33,12 +33,19 @@ TURN_CPU_S = 0.3
 """Several times what the worst turn takes, processor time alone: a busy machine does not count."""
 
 
-def texts(directory: Path, template: str | None = None, max_model_len: int = 1 << 20) -> Texts:
+def texts(
+    directory: Path,
+    template: str | None = None,
+    max_model_len: int = 1 << 20,
+    policy: TextPolicy | None = None,
+    **model: Any,
+) -> Texts:
     tokenizer = byte_tokenizer(directory, **({} if template is None else {"chat_template": template}))
-    setup = InputSetup(engine_config(str(directory)).model, core_ready(max_model_len=max_model_len), max_num_seqs=4)
+    ready = core_ready(max_model_len=max_model_len)
+    setup = InputSetup(engine_config(str(directory), **model).model, ready, max_num_seqs=4)
     tools = InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(directory, tokenizer))
-    preparer = Preparer(tools, TextPolicy())
-    return Texts(preparer, TextPool(TextSetup(setup, TextPolicy())), OpenRequests())
+    policy = policy or TextPolicy()
+    return Texts(Preparer(tools, policy), TextPool(TextSetup(setup, policy)), OpenRequests())
 
 
 def request(body: Any) -> Request:
@@ -214,3 +221,30 @@ async def test_templates_see_documents_and_effort_and_the_values_that_a_request_
     body["chat_template_kwargs"] = {"reasoning_effort": "high"}
     _, [prompt] = await prepared.read(request(body), ChatCompletionRequest)
     assert prompt.text == "a, high" or prompt.token_ids == [*b"high"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_each_api_gives_templates_the_engines_values_unless_the_request_has_others(
+    tmp_path: Path, padding: int
+) -> None:
+    template = "{{ enable_thinking }}{{ reasoning_effort }}"
+    values = {"enable_thinking": False, "reasoning_effort": "low"}
+    prepared = texts(tmp_path, template, default_chat_template_kwargs=values)
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x" * padding}]}
+
+    async def written(kind: Any, **fields: Any) -> str:
+        if kind is TokenizeRequest:
+            answered = await prepared.answer(request(chat | fields), kind)
+            return bytes(json.loads(answered.body)["tokens"]).decode()
+        body = {"input": "x" * padding} if kind is ResponsesRequest else chat | {"max_tokens": 1}
+        _, [prompt] = await prepared.read(request(body | fields), kind)
+        return prompt.text if prompt.token_ids is None else bytes(prompt.token_ids).decode()
+
+    kinds = (ChatCompletionRequest, ResponsesRequest, MessagesRequest, TokenizeRequest)
+    for kind in kinds:
+        assert await written(kind) == "Falselow"
+        assert await written(kind, chat_template_kwargs={"enable_thinking": True}) == "Truelow"
+    assert await written(ChatCompletionRequest, reasoning_effort="high") == "Falsehigh"
+    assert await written(ResponsesRequest, reasoning={"effort": "high"}) == "Falsehigh"
+    assert await written(MessagesRequest, thinking={"type": "enabled"}) == "Truelow"
