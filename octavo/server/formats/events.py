@@ -20,18 +20,24 @@ class ReasoningDelta(Struct, frozen=True):
 
 
 class ToolCallBegin(Struct, frozen=True):
-    """The begin of a call: its index among the calls of a choice, its id, and the name of the tool."""
+    """The begin of a call: its index among the calls of a choice, its id, and the name of the tool.
+
+    is_custom: of a custom tool; the pieces make its input.
+    """
 
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """A piece of the arguments of a call. The pieces of a call make JSON, unless the text was cut."""
+    """A piece of the arguments of a call. The pieces of a call make JSON, unless the text was cut; those of a
+    custom tool make its input."""
 
     index: int
     arguments: str
+    is_custom: bool = False
 
 
 class ToolCallEnd(Struct, frozen=True):
@@ -45,11 +51,12 @@ OutputEvent = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallDelta | ToolC
 
 
 class ReadCall(Struct):
-    """A call of a tool: its arguments are JSON, as text."""
+    """A call of a tool: its arguments are JSON, as text; of a custom tool they are its input."""
 
     id: str
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
 class ReadOutput(Struct):
@@ -72,8 +79,8 @@ def joined(events: Iterable[OutputEvent]) -> ReadOutput:
                 texts.append(text)
             case ReasoningDelta(text):
                 reasoning.append(text)
-            case ToolCallBegin(_, call_id, name):
-                calls.append(ReadCall(call_id, name))
+            case ToolCallBegin(_, call_id, name, is_custom):
+                calls.append(ReadCall(call_id, name, is_custom=is_custom))
                 arguments.append([])
             case ToolCallDelta(index, piece):
                 arguments[index].append(piece)

@@ -23,6 +23,8 @@ _ANY_OBJECT: Final = {"type": "object"}
 _NOTHING: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _TEXT: Final = r"/(.|\n)*/"
 _LAZY: Final = r"/(.|\n)*?/"
+_OF_CUSTOM: Final = re.compile(r"\^\(\?:(.*)\)\$", re.DOTALL)
+_UNESCAPED: Final = re.compile(r"(\\.)|[/\n]")
 
 
 def call_form(form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> StructuredOutputsParams:
@@ -116,7 +118,7 @@ class _Grammar:
                     f"({' | '.join(self._spelled(str(word)) for word in each['enum'])}) {line} {self._mark(tag.close)}"
                 )
             elif each.get("type") == "string":
-                value = self._until(f"v{number}_{place}", tag.close, line)
+                value = self._until(f"v{number}_{place}", tag.close, line, _whole_pattern(each))
             else:
                 value = f"{self._json(each)} {line} {self._mark(tag.close)}"
             self._rule(name, f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
@@ -144,12 +146,12 @@ class _Grammar:
     def _json(self, schema: Mapping[str, Any]) -> str:
         return f"%json {json.dumps({**schema, 'x-guidance': self._options})}"
 
-    def _until(self, name: str, close: Mark, line: str = "") -> str:
-        """Return a text that ends at its first mark `close`, and the mark."""
+    def _until(self, name: str, close: Mark, line: str = "", pattern: str = "") -> str:
+        """Return a text that ends at its first mark `close`, and the mark. pattern: what the text matches."""
         mark = self._mark(close)
         if "<[" in mark:
-            return f"TEXT {line} {mark}"
-        return self._rule(f"{name}[lazy]", f"{_LAZY} {line} {mark}").removesuffix("[lazy]")
+            return f"{pattern or 'TEXT'} {line} {mark}"
+        return self._rule(f"{name}[lazy]", f"{pattern or _LAZY} {line} {mark}").removesuffix("[lazy]")
 
     def _open(self, name: str = "") -> str:
         mark = self._calls.opens[0]
@@ -166,6 +168,15 @@ class _Grammar:
         """Return a text in the notation of the grammar; special tokens stand by their ids, as no text spells them."""
         parts = filter(None, self._cut.split(text))
         return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts)
+
+
+def _whole_pattern(schema: Mapping[str, Any]) -> str:
+    """Return the pattern of a text as a terminal, where it is the regular expression of a custom tool; else nothing."""
+    found = _OF_CUSTOM.fullmatch(str(schema.get("pattern", "")))
+    if found is None:
+        return ""
+    body = _UNESCAPED.sub(lambda each: each[1] or {"/": r"\/", "\n": r"\n"}[each[0]], found[1])
+    return f"/({body})/"
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

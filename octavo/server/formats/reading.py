@@ -13,6 +13,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
+from octavo.server.formats.custom import CustomInputs
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of
 from octavo.server.formats.grammar import call_form
@@ -76,7 +77,7 @@ class ModelFormat:
                 field="thinking_token_budget",
                 code="unsupported_parameter",
             )
-        if not asked.tools or asked.tool_choice == "none":
+        if not asked.tools or asked.call_mode == "none":
             return
         if self.format is None or self.format.calls is None:
             raise InvalidRequest(
@@ -85,7 +86,7 @@ class ModelFormat:
                 field="tools",
                 code="unsupported_parameter",
             )
-        if asked.tool_choice in (None, "auto") and not self._allows_auto:
+        if asked.call_mode == "auto" and not self._allows_auto:
             raise InvalidRequest(
                 "tool_choice is auto, which this server does not allow; set it to required or to one tool, or start "
                 "the server with --enable-auto-tool-choice",
@@ -137,7 +138,7 @@ class ModelFormat:
         """Return what reads the outputs of a request; None where their text is all there is."""
         if self.format is None:
             return None
-        reads_calls = bool(asked.tools) and asked.tool_choice != "none"
+        reads_calls = bool(asked.tools) and asked.call_mode != "none"
         reads_reasoning = self.format.reasoning is not None and asked.separate_reasoning is not False
         if not (reads_calls or reads_reasoning):
             return None
@@ -199,7 +200,8 @@ class OutputReader:
         self._model = model
         self._asked = asked
         self._reasoning = reasoning
-        self._tools = {tool.function.name: tool.function.parameters or {} for tool in asked.tools or []}
+        self._tools = {tool.function.name: tool.function.parameters or {} for tool in asked.callable_tools}
+        self._custom_names = [tool.function.name for tool in asked.callable_tools if tool.custom is not None]
         self._reads_calls = calls
         self._choices: dict[int, _Choice] = {}
         self.shows_special = model.has_special_marks
@@ -217,7 +219,7 @@ class OutputReader:
                 reads_reasoning=self._reasoning,
                 drops=self._model.special_texts if hides else (),
             )
-            choice = self._choices[completion.index] = _Choice(parser, self._model)
+            choice = self._choices[completion.index] = _Choice(parser, self._model, self._custom_names)
         events = choice.read(completion)
         if self._asked.include_reasoning is False:
             return [event for event in events if not isinstance(event, ReasoningDelta)]
@@ -236,8 +238,9 @@ class OutputReader:
 class _Choice:
     """The parser of a choice, and the tokens of its reasoning."""
 
-    def __init__(self, parser: OutputParser, model: ModelFormat) -> None:
+    def __init__(self, parser: OutputParser, model: ModelFormat, custom_names: Sequence[str]) -> None:
         self.parser = parser
+        self._custom = CustomInputs(custom_names)
         self.num_reasoning_tokens = 0
         self._model = model
         self._token_ids: list[int] | None = []
@@ -254,7 +257,7 @@ class _Choice:
                 self._token_ids = None
             elif any(isinstance(event, TextDelta) for event in events):
                 self._token_ids = None
-        return events
+        return self._custom.read(events)
 
     def in_one_piece(self, events: list[OutputEvent], is_last: bool) -> list[OutputEvent]:
         """Return the events with all reasoning in one, before what follows it."""
@@ -271,13 +274,14 @@ def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidReq
     from octavo.structured_output.grammars import check_grammar
 
     for index, tool in enumerate(asked.tools or []):
-        function, field = tool.function, f"tools[{index}].function.parameters"
+        function, is_custom = tool.function, tool.custom is not None
+        field = f"tools[{index}].{'custom.format' if is_custom else 'function.parameters'}"
         if function.parameters and tool in asked.callable_tools and (asked.must_call or function.strict):
             try:
                 options = {} if function.strict else {"x-guidance": {"lenient": True}}
                 rule = f"start: %json {json.dumps({**function.parameters, **options})}"
                 check_grammar(StructuredOutputsParams(grammar=rule))
             except InvalidRequest as own:
-                remedy = "change it, or let tool_choice be auto and leave strict out"
+                remedy = "change it" + ("" if is_custom else ", or let tool_choice be auto and leave strict out")
                 return InvalidRequest(f"{field}: {own}; {remedy}", field=field, code=own.code)
     return InvalidRequest(f"the schemas of tools cannot be used: {error}", field="tools", code=error.code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -40,13 +40,32 @@ class FunctionCall(Struct, kw_only=True):
     arguments: str
 
 
+class CustomCall(Struct, kw_only=True):
+    """The name of a custom tool and its input; in a chunk, what is new of it."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCall(Struct, kw_only=True):
     """A call that the model makes; in a chunk, what is new of it."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCall
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, arguments: str, *, is_custom: bool, name: str | UnsetType = UNSET, **fields: Any) -> ToolCall:
+        """Return a call, or what is new of it. arguments: of a custom tool, its input. name: of a call that begins."""
+        kind: Literal["function", "custom"] = "custom" if is_custom else "function"
+        return cls(
+            type=UNSET if name is UNSET else kind,
+            function=UNSET if is_custom else FunctionCall(name=name, arguments=arguments),
+            custom=CustomCall(name=name, input=arguments) if is_custom else UNSET,
+            **fields,
+        )
 
 
 class ChatMessage(Struct, kw_only=True):

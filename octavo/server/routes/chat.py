@@ -19,7 +19,6 @@ from octavo.server.responses.chat import (
     ChatCompletionResponse,
     ChatMessage,
     Delta,
-    FunctionCall,
     ToolCall,
 )
 from octavo.server.schema.chat import ChatCompletionRequest
@@ -82,8 +81,7 @@ class _ChatCompletion(Turn):
         read = joined(self.events(output, completion))
         reasoning: Any = UNSET if read.reasoning is None else read.reasoning
         calls = [
-            ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
-            for call in read.calls
+            ToolCall.of(call.arguments, is_custom=call.is_custom, id=call.id, name=call.name) for call in read.calls
         ]
         return ChatMessage(
             content=self.asked.echoed_text + (read.text or "") or (None if calls else ""),
@@ -129,10 +127,9 @@ def _delta(event: OutputEvent) -> Delta | None:
             return Delta(content=text)
         case ReasoningDelta(text):
             return Delta(reasoning_content=text, reasoning=text)
-        case ToolCallBegin(index, call_id, name):
-            function = FunctionCall(name=name, arguments="")
-            return Delta(tool_calls=[ToolCall(index=index, id=call_id, type="function", function=function)])
-        case ToolCallDelta(index, arguments):
-            return Delta(tool_calls=[ToolCall(index=index, function=FunctionCall(arguments=arguments))])
+        case ToolCallBegin(index, call_id, name, is_custom):
+            return Delta(tool_calls=[ToolCall.of("", is_custom=is_custom, index=index, id=call_id, name=name)])
+        case ToolCallDelta(index, arguments, is_custom):
+            return Delta(tool_calls=[ToolCall.of(arguments, is_custom=is_custom, index=index)])
         case _:
             return None

@@ -99,8 +99,8 @@ class _Output:
                     yield from self._begin(OutputItem(type="function_call", id="fc", arguments="", **call))
             case ToolCallDelta(_, arguments):
                 self._pieces.append(arguments)
-                if self._kind == "function_call":
-                    yield self._of_item("response.function_call_arguments.delta", delta=arguments)
+                kind = "function_call_arguments" if self._kind == "function_call" else "custom_tool_call_input"
+                yield self._of_item(f"response.{kind}.delta", delta=arguments)
             case ToolCallEnd(_, is_cut):
                 yield from self.end("incomplete" if is_cut else "completed")
 
@@ -113,8 +113,7 @@ class _Output:
             item.arguments = text
             yield self._of_item("response.function_call_arguments.done", name=item.name, arguments=text)
         elif item.type == "custom_tool_call":
-            item.input = _text_of_custom(text)
-            yield self._of_item("response.custom_tool_call_input.delta", delta=item.input)
+            item.input = text
             yield self._of_item("response.custom_tool_call_input.done", input=item.input)
         else:
             part = self._part(text)
@@ -238,12 +237,3 @@ class _ModelResponse(ShimTurn[ResponsesRequest]):
             output_tokens_details=OutputTokensDetails(self.reasoning_tokens() or 0),
             total_tokens=usage.total_tokens,
         )
-
-
-def _text_of_custom(arguments: str) -> str:
-    """Return the input of a custom tool; the text as it is where it was cut."""
-    try:
-        found = msgspec.json.decode(arguments, type=dict[str, Any]).get("input")
-    except msgspec.DecodeError:
-        return arguments
-    return found if isinstance(found, str) else arguments

@@ -10,7 +10,7 @@ from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_fiel
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, refuse_unsupported
 from octavo.server.schema.common import WRITES_TEXT, GenerationRequest, Int
-from octavo.server.schema.tools import MessageToolCall, NamedTool, Tool, check_calls, check_tools
+from octavo.server.schema.tools import ChosenTools, MessageToolCall, Tool, check_calls, check_tools
 
 _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))
 
@@ -220,7 +220,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     prediction: Prediction | None = None
 
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
@@ -252,23 +252,32 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         check_tools(self.tools, self.tool_choice)
 
     @property
+    def call_mode(self) -> Literal["none", "auto", "required"]:
+        """Whether the response has no calls, may have some, or must be calls."""
+        choice = self.tool_choice
+        return choice.mode if isinstance(choice, ChosenTools) else choice or "auto"
+
+    @property
     def must_call(self) -> bool:
         """Return whether the response must be calls."""
-        return bool(self.tools) and self.tool_choice not in (None, "none", "auto")
+        return bool(self.tools) and self.call_mode == "required"
 
     @property
     def callable_tools(self) -> list[Tool]:
         """Return the tools that the choice leaves."""
-        choice = self.tool_choice
-        tools = self.tools or []
-        return [
-            tool for tool in tools if not isinstance(choice, NamedTool) or tool.function.name == choice.function.name
-        ]
+        if not isinstance(self.tool_choice, ChosenTools):
+            return self.tools or []
+        names = set(self.tool_choice.names)
+        return [tool for tool in self.tools or [] if tool.function.name in names]
 
     @property
     def constrains_calls(self) -> bool:
-        """Return whether calls have a grammar: those that the request demands, and those of strict tools."""
-        return self.must_call or (self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or []))
+        """Return whether calls have a grammar: those that the request demands, those of strict tools, and those of
+        allowed tools, as the model sees the others too."""
+        is_strict = isinstance(self.tool_choice, ChosenTools) or any(
+            tool.function.strict for tool in self.callable_tools
+        )
+        return self.must_call or (self.call_mode == "auto" and is_strict)
 
     @property
     def template_values(self) -> dict[str, Any] | None:

@@ -16,7 +16,6 @@ from octavo.server.schema.shim import (
     ShimRequest,
     TextBlock,
     Unreadable,
-    as_json,
     called,
     content_of,
     function,
@@ -108,6 +107,26 @@ _ITEMS: Final[dict[str, type[_Item]]] = {
 }
 
 
+class CustomFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the input of a custom tool is: any text, or one of a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "grammar":
+            for name in ("syntax", "definition"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"Object missing required field `{name}`")
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the format of the tool of the chat."""
+        if self.type == "text":
+            return {"type": "text"}
+        return {"type": "grammar", "grammar": {"syntax": self.syntax, "definition": self.definition}}
+
+
 class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function, or a custom tool, whose input is one text. What follows `format` has no effect."""
 
@@ -116,31 +135,31 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
+    format: CustomFormat | None = None
     output_schema: Any = None
     defer_loading: bool | None = None
     allowed_callers: Any = None
     is_async: bool | None = field(default=None, name="async")
 
     def as_chat(self, namespace: str | None) -> dict[str, Any]:
-        """Return the tool of the chat. A custom tool becomes a function with the one parameter `input`."""
+        """Return the tool of the chat."""
         name = joined_name(namespace, self.name)
         if self.type == "function":
             return function(name, self.description, self.parameters, self.strict)
-        description = self.description or ""
-        if self.format is not None and self.format.get("type") == "grammar":
-            description += (
-                f"\nThe input follows this grammar ({self.format.get('syntax')}):\n{self.format.get('definition')}"
-            )
-        return function(name, description, CUSTOM_PARAMETERS)
+        given = {"description": self.description, "format": None if self.format is None else self.format.as_chat()}
+        return {"type": "custom", "custom": {"name": name, **given}}
 
 
-CUSTOM_PARAMETERS: Final = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
+class ToolName(Struct, kw_only=True):
+    """A tool that a choice names. Clients may send its whole definition, of which the rest is not read."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the choice of the chat."""
+        return {"type": self.type, self.type: {"name": joined_name(self.namespace, self.name)}}
 
 
 def joined_name(namespace: str | None, name: str) -> str:
@@ -271,25 +290,33 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         return named
 
     def _chat_tools(self) -> tuple[list[dict[str, Any]], Any]:
-        named, choice = self.named_tools(), self.tool_choice
+        choice: Any = self.tool_choice
         if isinstance(choice, dict):
-            kind = choice.get("type")
-            if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
-                allowed = {each.get("name") for each in choice["tools"] if isinstance(each, dict)}
-                named = {name: tool for name, tool in named.items() if name in allowed}
-                choice = choice.get("mode")
-            elif kind in ("function", "custom"):
-                choice = {"type": "function", "function": {"name": choice.get("name")}}
-            else:
-                raise InvalidRequest(
-                    f"tool_choice is of type {kind!r:.60}; it is none, auto, required, or of type function, custom or "
-                    "allowed_tools: the server runs no tools itself",
-                    field="tool_choice",
-                    code="unsupported_parameter",
-                )
-        tools = [tool.as_chat(namespace) for namespace, tool in named.values()]
+            choice = self._chosen_tools(choice)
+        tools = [tool.as_chat(namespace) for namespace, tool in self.named_tools().values()]
         # the tools that were skipped cannot be called
         return tools, None if not tools and choice in ("auto", "none") else choice
+
+    def _chosen_tools(self, choice: dict[str, Any]) -> Any:
+        """Return the choice of the chat. Tools that OpenAI runs itself are skipped, as they are among the tools."""
+        kind, tools = choice.get("type"), choice.get("tools")
+        if kind in ("function", "custom"):
+            return converted(choice, ToolName, "tool_choice").as_chat()
+        if kind != "allowed_tools" or not isinstance(tools, list):
+            raise InvalidRequest(
+                f"tool_choice is of type {kind!r:.60}; it is none, auto, required, or of type function, custom or "
+                "allowed_tools with tools: the server runs no tools itself",
+                field="tool_choice",
+                code="unsupported_parameter",
+            )
+        allowed = [
+            converted(each, ToolName, f"tool_choice.tools[{index}]").as_chat()
+            for index, each in enumerate(tools)
+            if not isinstance(each, dict) or each.get("type") in ("function", "custom")
+        ]
+        if tools and not allowed and choice.get("mode") == "auto":
+            return "none"
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": allowed}}
 
     def _response_format(self) -> dict[str, Any] | None:
         form = None if self.text is None else self.text.format
@@ -317,8 +344,10 @@ def _message(item: _Item, where: str) -> dict[str, Any] | None:
         case MessageItem(role=role, content=content):
             return {"role": role, "content": content_of(content, f"{where}.content")}
         case CallItem(call_id=call_id, name=name):
-            arguments = item.arguments if item.input is None else as_json({"input": item.input})
-            call = called(call_id, joined_name(item.namespace, name), arguments)
+            call = called(call_id, joined_name(item.namespace, name), item.arguments)
+            if item.input is not None:
+                custom = {"name": joined_name(item.namespace, name), "input": item.input}
+                call = {"id": call_id, "type": "custom", "custom": custom}
             return {"role": "assistant", "tool_calls": [call]}
         case CallOutputItem(call_id=call_id, output=output):
             return {"role": "tool", "tool_call_id": call_id, "content": content_of(output, f"{where}.output")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -172,6 +173,35 @@ def test_calls_that_a_model_chooses_follow_strict_schemas_behind_the_trigger(nam
         for output in outputs:
             assert (output.text or "").startswith(prefix or "So:")
             assert len(output.calls) == (not prefix)
+
+
+@pytest.mark.parametrize("regex", [r"a/b{1,3}\d?", r"a\/b", "x\ny|z", '[a-z"<]{1,9}'])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_input_of_a_custom_tool_matches_its_regular_expression(name: str, regex: str) -> None:
+    form, inputs = form_of(name), []
+    definition = {"type": "grammar", "grammar": {"syntax": "regex", "definition": regex}}
+    tool = {"type": "custom", "custom": {"name": "c", "format": definition}}
+    for choice in ("required", "auto"):
+        request = asked(tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+        wanted = call_form(form, request, tokenizer())
+        for seed in range(2):
+            text = "".join(wanted.triggers) + (walk(wanted.grammar or "", seed) or "")
+            parser = OutputParser(form, {"c": (request.tools or [])[0].function.parameters or {}})
+            inputs += [json.loads(call.arguments)["input"] for call in joined(parser.feed(text, is_last=True)).calls]
+    assert len(inputs) >= 2  # text is no call where calls have no mark
+    assert all(re.fullmatch(regex, each) for each in inputs), inputs
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_are_not_allowed_are_not_in_the_grammar(name: str) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    wanted = call_form(
+        form_of(name), asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}), tokenizer()
+    )
+    assert "get-weather" not in (wanted.grammar or "")
+    assert "now" in (wanted.grammar or "")
+    is_bare = form_of(name).calls.is_bare  # type: ignore[union-attr]
+    assert bool(wanted.triggers) is not is_bare
 
 
 def test_special_tokens_stand_by_their_ids_and_a_named_tool_is_alone() -> None:

@@ -23,6 +23,10 @@ from tests.server.raw import ask, events
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
 
+def allowed(*tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": "required", "tools": [*tools]}
+
+
 def test_response_has_what_the_openai_api_promises(client: openai.OpenAI, server: Served) -> None:
     response = client.responses.create(model="letters", input="hi", instructions="be short", max_output_tokens=6)
     assert response.id.startswith("resp_")
@@ -88,7 +92,7 @@ def test_items_become_the_turns_of_a_conversation() -> None:
     request = ResponsesRequest(input=given, instructions="i")
     calls = [
         {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
-        {"id": "c2", "type": "function", "function": {"name": "patch", "arguments": '{"input":"*** Begin"}'}},
+        {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}},
     ]
     assert request.turns() == [
         ("instructions", {"role": "system", "content": "i"}),
@@ -127,12 +131,36 @@ def test_tools_of_the_client_are_passed_on_and_those_of_the_server_are_skipped()
             {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
             {"type": "namespace", "name": "mcp__disk__", "description": "", "tools": [{**TOOL, "name": "read"}]},
         ],
-        tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]},
+    )
+    names = ["f", "patch", "mcp__disk__read"]
+    assert [tool.function.name for tool in request.as_chat().tools or []] == [*request.named_tools()] == names
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_the_model_sees_all_tools_and_calls_those_that_are_allowed(mode: str) -> None:
+    space = {"type": "namespace", "name": "disk", "tools": [{**TOOL, "name": "read"}]}
+    allowed = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "patch"},
+        {**TOOL, "namespace": "disk", "name": "read"},
+    ]
+    request = ResponsesRequest(
+        input="a",
+        tools=[TOOL, {"type": "web_search"}, {"type": "custom", "name": "patch"}, space],
+        tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed},
     )
     chat = request.as_chat()
-    assert [tool.function.name for tool in chat.tools or []] == ["patch"]
-    assert chat.tool_choice == "required"
-    assert [*request.named_tools()] == ["f", "patch", "mcp__disk__read"]
+    assert [tool.function.name for tool in chat.tools or []] == ["f", "patch", "disk__read"]
+    assert [tool.function.name for tool in chat.callable_tools] == ["patch", "disk__read"]
+    assert (chat.call_mode, chat.must_call, chat.constrains_calls) == (mode, mode == "required", True)
+
+
+def test_where_only_tools_of_the_server_are_allowed_none_is_called() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}
+    request = ResponsesRequest(input="a", tools=[TOOL, {"type": "web_search"}], tool_choice=choice)
+    assert request.as_chat().call_mode == "none"
+    request.tools = [{"type": "web_search"}]
+    assert request.as_chat().tools is None
 
 
 def test_fields_become_those_of_a_chat() -> None:
@@ -164,7 +192,7 @@ def test_reasoning_calls_and_text_are_items_of_their_own() -> None:
         ToolCallDelta(0, ":1}"),
         ToolCallEnd(0),
         ToolCallBegin(1, "call_1", "patch"),
-        ToolCallDelta(1, '{"input": "*"}'),
+        ToolCallDelta(1, "*"),
     ]
     found = [event for each in written for event in output.add(each, [])] + list(output.end())
     assert [event.type.removeprefix("response.") for event in found] == [
@@ -227,6 +255,12 @@ def test_an_error_on_the_way_ends_the_stream_with_a_failed_response(client: open
         ({"text": {"verbosity": "x" * 17}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice.name"),
+        ({"tool_choice": allowed({"type": "function", "name": "g"}), "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": allowed({"type": "function"}), "tools": [TOOL]}, "tool_choice.tools[0].name"),
+        ({"tool_choice": allowed(), "tools": [TOOL]}, "tool_choice"),
+        ({"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]}, "tools[0].format.syntax"),
         ({"tools": [{"type": "function", "nam": "f"}]}, "tools[0].nam"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "a"}, {"role": "user", "contnt": "a"}]}, "input[1].contnt"),
