@@ -168,6 +168,10 @@ def test_the_turn_ends_where_the_model_ends_it(server: Served) -> None:
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0] is of type 'bash_20250124'"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f"}]}, "tool_choice names 'g'"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"propertyNames": {}}}}},
+            'output_config.format: json cannot be used: Unimplemented keys: ["propertyNames"]',
+        ),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences has 65 entries"),
         ({"thinking": {"type": "enabled", "budget_tokens": -3}}, "thinking.budget_tokens is -3, must be at least 0"),
         ({"stop_sequences": ["a" * 300]}, "stop_sequences[0] has 300 characters"),
