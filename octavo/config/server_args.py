@@ -158,6 +158,13 @@ class ServerArgs:
     enable_auto_tool_choice: Annotated[
         bool, Arg("Let the model choose whether it calls a tool; without it a request must demand a call.")
     ] = True
+    exclude_tools_when_tool_choice_none: Annotated[
+        bool,
+        Arg(
+            "Leave tools out of the prompt where tool_choice is none. By default they stay in it, so that all turns of "
+            "a conversation share their beginning in the prefix cache."
+        ),
+    ] = False
     allow_runtime_lora_updating: Annotated[
         bool,
         Arg(

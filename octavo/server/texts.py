@@ -74,6 +74,7 @@ class TextPolicy(msgspec.Struct, frozen=True):
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     enable_auto_tool_choice: bool = True
+    exclude_tools_when_tool_choice_none: bool = False
 
     @classmethod
     def of(cls, args: ServerArgs) -> TextPolicy:
@@ -210,10 +211,13 @@ class Preparer:
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
-        if isinstance(asked, ChatCompletionRequest) and asked.tools:
+        if isinstance(asked, ChatCompletionRequest) and asked.tools and not self._excludes_tools(asked):
             messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
             options = msgspec.structs.replace(options, tools=tools)
         return self.tools.render_chat(messages, options, limits)
+
+    def _excludes_tools(self, asked: ChatCompletionRequest) -> bool:
+        return self.policy.exclude_tools_when_tool_choice_none and asked.tool_choice == "none"
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True):

@@ -248,3 +248,27 @@ async def test_each_api_gives_templates_the_engines_values_unless_the_request_ha
     assert await written(ChatCompletionRequest, reasoning_effort="high") == "Falsehigh"
     assert await written(ResponsesRequest, reasoning={"effort": "high"}) == "Falsehigh"
     assert await written(MessagesRequest, thinking={"type": "enabled"}) == "Truelow"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("template", ["{{ tools[0].function.name if tools }}", "{{ messages[0].content }}"])
+async def test_tools_that_may_not_be_called_are_in_the_prompt_unless_the_server_leaves_them_out(
+    tmp_path: Path, template: str
+) -> None:
+    function = {"name": "look_up", "parameters": {"type": "object"}}
+    chat = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
+    item = {"input": "a", "tools": [{"type": "function", **function}]}
+    message = {"messages": [USER], "max_tokens": 1, "tools": [{"name": "look_up", "input_schema": {"type": "object"}}]}
+    none: dict[str, Any] = {"type": "none"}
+    for excludes in (False, True):
+        policy = TextPolicy(tool_call_parser="hermes", exclude_tools_when_tool_choice_none=excludes)
+        prepared = texts(tmp_path, template, policy=policy)
+        for kind, body, choices in (
+            (ChatCompletionRequest, chat, ("auto", "none")),
+            (ResponsesRequest, item, ("auto", "none")),
+            (MessagesRequest, message, ({"type": "auto"}, none)),
+        ):
+            for choice in choices:
+                _, [prompt] = await prepared.read(request({**body, "tool_choice": choice}), kind)
+                is_none = choice in ("none", none)
+                assert ("look_up" in (prompt.text or "")) != (excludes and is_none)
