@@ -28,7 +28,7 @@ from octavo.server.responses.live import LiveEvent
 from octavo.server.responses.messages import MessageResponse, TokenCount
 from octavo.server.responses.models import Model, ModelList
 from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
-from octavo.server.responses.responses import ModelResponse
+from octavo.server.responses.responses import InputTokens, ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
 from octavo.server.responses.vectors import (
@@ -63,7 +63,7 @@ from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
-from octavo.server.schema.responses import Reasoning, ResponsesRequest, TextConfig
+from octavo.server.schema.responses import InputTokensRequest, Reasoning, ResponsesRequest, TextConfig
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.schema.vectors import (
     ClassifyRequest,
@@ -142,6 +142,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
     Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
     Endpoint("POST", "/v1/responses", responses.create, ResponsesRequest, ModelResponse),
+    Endpoint("POST", "/v1/responses/input_tokens", responses.input_tokens, InputTokensRequest, InputTokens),
     *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),
     Endpoint("POST", "/v1/messages", messages.create, MessagesRequest, MessageResponse),
     Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount),

@@ -30,11 +30,13 @@ from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
 from octavo.server.responses.messages import TokenCount
+from octavo.server.responses.responses import InputTokens
 from octavo.server.responses.tokens import DetokenizeResponse, MediaSpan, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.prefix_cache import PrefixRequest
+from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.shim import ShimRequest, neutral
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.schema.vectors import VectorRequest
@@ -57,7 +59,7 @@ _PROMPTS: Final = ("messages", "input", "prompt")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
-AnswerRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest
+AnswerRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest | InputTokensRequest
 """The requests whose response is about tokens alone."""
 
 
@@ -145,8 +147,8 @@ class Preparer:
         return Answered(asked.model, msgspec.json.encode(value))
 
     def _counted(
-        self, asked: TokenizeRequest | CountTokensRequest, limits: RenderLimits | None
-    ) -> TokenCount | TokenizeResponse:
+        self, asked: TokenizeRequest | CountTokensRequest | InputTokensRequest, limits: RenderLimits | None
+    ) -> TokenizeResponse | TokenCount | InputTokens:
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
@@ -155,6 +157,8 @@ class Preparer:
             tokens, media = self.tools.media.read(prompt, tokens)
         if isinstance(asked, CountTokensRequest):
             return TokenCount(len(tokens))
+        if isinstance(asked, InputTokensRequest):
+            return InputTokens(len(tokens))
         return TokenizeResponse(
             count=len(tokens),
             max_model_len=self.tools.ready.max_model_len,

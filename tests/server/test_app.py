@@ -17,7 +17,7 @@ from octavo.server.app import build_app
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
-from octavo.server.schema.responses import ResponsesRequest
+from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from tests.server.conftest import Served
 from tests.server.fake_llm import FakeAsyncLLM
@@ -29,6 +29,7 @@ ENDPOINTS = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": InputTokensRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
 }
@@ -58,6 +59,7 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
         "/tokenize": {"prompt": st.text(max_size=5) | values},
         "/detokenize": {"tokens": st.lists(st.integers(-1, 1200), max_size=4) | values},
         "/v1/responses": {"input": st.text(max_size=5) | st.lists(messages | values, max_size=3) | values},
+        "/v1/responses/input_tokens": {"input": st.text(max_size=5) | st.lists(messages | values, max_size=3) | values},
         "/v1/messages": {"messages": st.lists(messages, max_size=3) | values},
         "/v1/messages/count_tokens": {"messages": st.lists(messages, max_size=3) | values},
     }[path]

@@ -15,7 +15,7 @@ from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
-from octavo.server.schema.responses import ResponsesRequest
+from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 REQUESTS = [
@@ -23,6 +23,7 @@ REQUESTS = [
     CompletionRequest,
     CountTokensRequest,
     DetokenizeRequest,
+    InputTokensRequest,
     MessagesRequest,
     PinPrefixRequest,
     PrefixRequest,

@@ -21,7 +21,7 @@ from octavo.server.open_requests import OpenRequests
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
-from octavo.server.schema.responses import ResponsesRequest
+from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.tokens import TokenizeRequest
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import INLINE_BYTES, Preparer, TextPolicy, Texts, TextSetup
@@ -162,6 +162,9 @@ def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> Non
             if kind is MessagesRequest:
                 counted = await reads.answer(request({"messages": messages}), CountTokensRequest)
                 assert json.loads(counted.body) == {"input_tokens": len(ids)}
+            if kind is ResponsesRequest:
+                counted = await reads.answer(request({"input": content}), InputTokensRequest)
+                assert json.loads(counted.body) == {"input_tokens": len(ids), "object": "response.input_tokens"}
 
     asyncio.run(run())
 

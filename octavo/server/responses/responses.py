@@ -1,4 +1,4 @@
-"""The response of `POST /v1/responses`, and the events of its stream."""
+"""The responses of `POST /v1/responses` and `POST /v1/responses/input_tokens`, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class ResponseUsage(Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+
+
+class InputTokens(Struct, frozen=True):
+    """Response of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
 
 
 class OutputPart(Struct, kw_only=True):

@@ -325,6 +325,10 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
 
 
+class InputTokensRequest(ResponsesRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/responses/input_tokens`: an input; how it would be answered is accepted without effect."""
+
+
 def _item(given: dict[str, Any], where: str) -> _Item:
     name = given.get("type", "message")
     kind = _ITEMS.get(name) if isinstance(name, str) else None

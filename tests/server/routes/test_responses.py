@@ -40,6 +40,19 @@ def test_response_has_what_the_openai_api_promises(client: openai.OpenAI, server
     assert server.llm.requests[0][1].text == "system: be short\nuser: hi\nassistant: "
 
 
+def test_tokens_of_an_input_are_counted(client: openai.OpenAI, server: Served) -> None:
+    counted = client.responses.input_tokens.count(model="letters", input="hi", instructions="be short")
+    num_tokens = len("system: be short\nuser: hi\nassistant: ")
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", num_tokens)
+    assert (
+        client.responses.create(model="letters", input="hi", instructions="be short").usage.input_tokens == num_tokens
+    )
+    answer = ask(server.url, "/v1/responses/input_tokens", {"input": "hi", "max_output_tokens": 5, "temperature": 0.5})
+    assert answer.json == {"object": "response.input_tokens", "input_tokens": len("user: hi\nassistant: ")}
+    assert ask(server.url, "/v1/responses/input_tokens", {"input": "hi", "model": "x"}).status == 404
+    assert ask(server.url, "/v1/responses/input_tokens", {"input": "hi", "tool": 1}).error["param"] == "tool"
+
+
 def test_a_stream_has_the_events_in_their_order_and_ends_with_the_whole_response(
     client: openai.OpenAI, server: Served
 ) -> None:
