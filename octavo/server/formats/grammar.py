@@ -21,9 +21,11 @@ _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_sep
 _LENIENT: Final = {**_STRICT, "lenient": True}
 _ANY_OBJECT: Final = {"type": "object"}
 _NOTHING: Final = {"type": "object", "properties": {}, "additionalProperties": False}
-_TEXT: Final = r"/(.|\n)*/"
+_ANY: Final = r"(.|\n)*"
+_TEXT: Final = f"/{_ANY}/"
 _LAZY: Final = r"/(.|\n)*?/"
-_OF_CUSTOM: Final = re.compile(r"\^\(\?:(.*)\)\$", re.DOTALL)
+_ANCHORED: Final = re.compile(r"(\^?)(.*?)((?<!\\)\$)?", re.DOTALL)
+_GROUPED: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\([^()]*\)", re.DOTALL)
 _UNESCAPED: Final = re.compile(r"(\\.)|[/\n]")
 
 
@@ -113,12 +115,12 @@ class _Grammar:
         parts = []
         for place, (key, each) in enumerate(_properties(schema).items()):
             name = f"p{number}_{place}"
-            if each.get("type") == "string" and isinstance(each.get("enum"), list):
-                value = (
-                    f"({' | '.join(self._spelled(str(word)) for word in each['enum'])}) {line} {self._mark(tag.close)}"
-                )
+            words = each.get("enum", [each["const"]] if isinstance(each.get("const"), str) else None)
+            if each.get("type") == "string" and isinstance(words, list):
+                value = f"({' | '.join(self._spelled(str(word)) for word in words)}) {line} {self._mark(tag.close)}"
             elif each.get("type") == "string":
-                value = self._until(f"v{number}_{place}", tag.close, line, _whole_pattern(each))
+                pattern = _text_pattern(each) if self._options is _STRICT else ""
+                value = self._until(f"v{number}_{place}", tag.close, line, pattern)
             else:
                 value = f"{self._json(each)} {line} {self._mark(tag.close)}"
             self._rule(name, f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
@@ -170,13 +172,27 @@ class _Grammar:
         return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts)
 
 
-def _whole_pattern(schema: Mapping[str, Any]) -> str:
-    """Return the pattern of a text as a terminal, where it is the regular expression of a custom tool; else nothing."""
-    found = _OF_CUSTOM.fullmatch(str(schema.get("pattern", "")))
-    if found is None:
-        return ""
-    body = _UNESCAPED.sub(lambda each: each[1] or {"/": r"\/", "\n": r"\n"}[each[0]], found[1])
-    return f"/({body})/"
+def _text_pattern(schema: Mapping[str, Any]) -> str:
+    """Return what a string matches as a terminal; nothing for any text. Raises InvalidRequest."""
+    least, most, terminals = schema.get("minLength", 0), schema.get("maxLength"), []
+    if least or most is not None:
+        terminals.append(rf"/(.|\n){{{least},{'' if most is None else most}}}/")
+    if "pattern" in schema:
+        begin, body, end = _ANCHORED.fullmatch(str(schema["pattern"])).groups()  # type: ignore[union-attr]
+        if (begin or end) and "|" in _without_groups(body):
+            raise InvalidRequest(
+                f"tools: the pattern {schema['pattern']!r:.60} has anchors beside alternatives: write them as ^(?:a|b)$",
+                field="tools",
+                code="invalid_grammar",
+            )
+        body = _UNESCAPED.sub(lambda each: each[1] or {"/": r"\/", "\n": r"\n"}[each[0]], body)
+        terminals.append(f"/{'' if begin else _ANY}({body}){'' if end else _ANY}/")
+    return f"({' & '.join(terminals)})" if terminals else ""
+
+
+def _without_groups(regex: str) -> str:
+    shorter = _GROUPED.sub("", regex)
+    return regex if shorter == regex else _without_groups(shorter)
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from octavo.builtin import model_directory
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
@@ -190,6 +191,42 @@ def test_the_input_of_a_custom_tool_matches_its_regular_expression(name: str, re
             inputs += [json.loads(call.arguments)["input"] for call in joined(parser.feed(text, is_last=True)).calls]
     assert len(inputs) >= 2  # text is no call where calls have no mark
     assert all(re.fullmatch(regex, each) for each in inputs), inputs
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_texts_of_strict_tools_follow_patterns_and_lengths(name: str) -> None:
+    texts = {
+        "whole": {"pattern": r"^[a-z/]{2}(?:\d|x)$"},
+        "part": {"pattern": "x|y", "maxLength": 4},
+        "begin": {"pattern": r"^a\$"},
+        "short": {"minLength": 2, "maxLength": 3},
+        "fixed": {"const": "a\nb"},
+    }
+    properties = {key: {"type": "string", **each} for key, each in texts.items()}
+    schema = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "c", "parameters": schema, "strict": True}}
+    form, found = form_of(name), []
+    wanted = call_form(form, asked(tools=[tool], tool_choice="required"), tokenizer())
+    for seed in range(4):
+        parser = OutputParser(form, {"c": schema})
+        output = joined(parser.feed(walk(wanted.grammar or "", seed) or "", is_last=True))
+        found += [json.loads(call.arguments) for call in output.calls]
+    assert found
+    for each in found:
+        assert all(re.search(text.get("pattern", ""), each[key]) for key, text in texts.items()), each
+        assert (len(each["part"]) <= 4, 2 <= len(each["short"]) <= 3, each["fixed"]) == (True, True, "a\nb"), each
+
+
+def test_alternatives_beside_anchors_are_refused_where_texts_stand_between_tags() -> None:
+    def form(pattern: str, *, strict: bool) -> StructuredOutputsParams:
+        schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+        tool = {"type": "function", "function": {"name": "c", "parameters": schema, "strict": strict}}
+        return call_form(form_of("qwen3_coder"), asked(tools=[tool]), tokenizer())
+
+    with pytest.raises(InvalidRequest, match="write them as"):
+        form("^a|b$", strict=True)
+    assert form("^a|b$", strict=False) == form("x", strict=False)
+    assert form(r"^(a|(b|c))[|]\|$", strict=True) != form("x", strict=False)
 
 
 @pytest.mark.parametrize("name", FORMATS)
