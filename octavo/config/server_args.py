@@ -158,6 +158,10 @@ class ServerArgs:
     enable_auto_tool_choice: Annotated[
         bool, Arg("Let the model choose whether it calls a tool; without it a request must demand a call.")
     ] = True
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        Arg("Write tokens of log-probabilities as token_id:123, unless a request has return_tokens_as_token_ids."),
+    ] = False
     exclude_tools_when_tool_choice_none: Annotated[
         bool,
         Arg(

@@ -28,6 +28,7 @@ from octavo.server.checks import Fields
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
+from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
 from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from octavo.server.schema.audio import TranscriptionRequest
@@ -274,6 +275,16 @@ class Generation(ABC):
     def token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
         """Return the token ids of a choice where the request asks for them."""
         return completion.token_ids if self.asked.return_token_ids else UNSET
+
+    @property
+    def shows_ids(self) -> bool:
+        """Return whether tokens of log-probabilities are shown by their ids."""
+        asked = self.asked.return_tokens_as_token_ids
+        return self.context.args.return_tokens_as_token_ids if asked is None else asked
+
+    def shown(self, positions: Sequence[Any]) -> Sequence[Any]:
+        """Return positions of log-probabilities whose tokens have texts, or ids alone where that is asked for."""
+        return by_ids(positions) if self.shows_ids else positions
 
     async def respond(self) -> Response | EventStream:
         """Return the response: whole, or as a stream of events. Raises InvalidRequest or ApiError."""

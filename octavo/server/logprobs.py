@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from octavo.core.outputs import Logprob
 from octavo.server.responses.chat import ChatLogprobs, ContentLogprob, TokenLogprob
@@ -50,6 +53,15 @@ def completion_logprobs(
         token_logprobs.append(None if position is None else position[token_id].logprob)
         top_logprobs.append(None if position is None else _top(position, num_top, text, position[token_id]))
     return CompletionLogprobs(list(texts), token_logprobs, top_logprobs, offsets)
+
+
+def by_ids(positions: Sequence[Position | None]) -> list[Any]:
+    """Return positions whose tokens have no texts, so that they are shown by their ids."""
+    return [
+        position
+        and {token_id: msgspec.structs.replace(each, decoded_token=None) for token_id, each in position.items()}
+        for position in positions
+    ]
 
 
 def token_text(token_id: int, position: Position | None) -> str:

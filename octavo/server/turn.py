@@ -79,7 +79,7 @@ class Turn(Generation):
             return None
         return chat_logprobs(
             completion.token_ids,
-            completion.logprobs or [],
+            self.shown(completion.logprobs or []),
             self.asked.top_logprobs or 0,
             self.context.llm.tokenizer.token_bytes,
         )

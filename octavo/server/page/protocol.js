@@ -97,7 +97,7 @@ const OTHERS = new Set(
     "messages prompt logprobs top_logprobs prompt_logprobs return_token_ids echo add_generation_prompt user metadata " +
     "continue_final_message chat_template max_completion_tokens tools tool_choice functions function_call request_id " +
     "parallel_tool_calls service_tier safety_identifier prompt_cache_key prompt_cache_retention return_cache_info " +
-    "stream_interval documents store modalities audio verbosity web_search_options logits_processors").split(" "),
+    "return_tokens_as_token_ids stream_interval documents store modalities audio verbosity web_search_options logits_processors").split(" "),
 );
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "n"];
 

@@ -134,8 +134,9 @@ class _Completion(Generation):
             offsets += [num_prompt_chars + offset for offset in completion.text_offsets or []]
         if not token_ids:
             return None
+        positions = [*self.shown(positions)]
         texts = [token_text(*pair) for pair in zip(token_ids, positions, strict=True)]
-        if positions[0] is None:
+        if positions[0] is None and not self.shows_ids:
             # the first token of a prompt has no predecessor, and so no entry that would hold its text
             texts[0] = self.context.llm.tokenizer.token_text(token_ids[0])
         return completion_logprobs(texts, token_ids, positions, num_top, offsets)

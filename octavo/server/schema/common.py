@@ -82,6 +82,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     return_cache_info: bool | None = None
     return_timings: bool | None = None

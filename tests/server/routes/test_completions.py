@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -13,6 +14,27 @@ from tests.server.raw import ask, events
 
 def complete(server: Served, **fields: Any) -> Any:
     return ask(server.url, "/v1/completions", {"prompt": "ab", **fields})
+
+
+def test_tokens_of_log_probabilities_are_shown_by_ids_where_that_is_asked_for(
+    server: Served, start_server: Callable[..., Served]
+) -> None:
+    fields: dict[str, Any] = {"prompt": "hi", "logprobs": 1, "echo": True, "max_tokens": 2}
+    texts, ids = (
+        ask(server.url, "/v1/completions", {**fields, "return_tokens_as_token_ids": shows_ids}).json["choices"][0]
+        for shows_ids in (False, True)
+    )
+    assert texts["logprobs"]["tokens"] == ["<s>", "h", "i", "B", "l"]
+    assert ids["logprobs"]["tokens"] == [f"token_id:{number}" for number in (0, *b"hiBl")]
+    assert ids["logprobs"]["top_logprobs"][3].keys() == {"token_id:66", "token_id:67"}
+    assert (ids["text"], ids["logprobs"]["text_offset"]) == (texts["text"], texts["logprobs"]["text_offset"])
+    served = start_server(return_tokens_as_token_ids=True)
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 1, "max_tokens": 1}
+    [token] = ask(served.url, "/v1/chat/completions", chat).json["choices"][0]["logprobs"]["content"]
+    assert (token["token"], token["bytes"], token["top_logprobs"][0]["token"]) == ("token_id:66", [66], "token_id:67")
+    chat["return_tokens_as_token_ids"] = False
+    [token] = ask(served.url, "/v1/chat/completions", chat).json["choices"][0]["logprobs"]["content"]
+    assert token["token"] == "B"
 
 
 def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI) -> None:
