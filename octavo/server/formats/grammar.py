@@ -181,7 +181,7 @@ def _text_pattern(schema: Mapping[str, Any]) -> str:
         begin, body, end = _ANCHORED.fullmatch(str(schema["pattern"])).groups()  # type: ignore[union-attr]
         if (begin or end) and "|" in _without_groups(body):
             raise InvalidRequest(
-                f"tools: the pattern {schema['pattern']!r:.60} has anchors beside alternatives: write them as ^(?:a|b)$",
+                f"tools: the pattern {schema['pattern']!r:.60} has anchors beside alternatives; write ^(?:a|b)$",
                 field="tools",
                 code="invalid_grammar",
             )

@@ -223,7 +223,7 @@ def test_alternatives_beside_anchors_are_refused_where_texts_stand_between_tags(
         tool = {"type": "function", "function": {"name": "c", "parameters": schema, "strict": strict}}
         return call_form(form_of("qwen3_coder"), asked(tools=[tool]), tokenizer())
 
-    with pytest.raises(InvalidRequest, match="write them as"):
+    with pytest.raises(InvalidRequest, match="anchors beside alternatives"):
         form("^a|b$", strict=True)
     assert form("^a|b$", strict=False) == form("x", strict=False)
     assert form(r"^(a|(b|c))[|]\|$", strict=True) != form("x", strict=False)
