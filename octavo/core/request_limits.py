@@ -57,6 +57,7 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
         chars=MAX_PROMPT_CHARS,
         total_chars=MAX_REQUEST_CHARS,
     ),
+    "suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
     "tokens": FieldLimits("they are decoded in one piece", entries=MAX_REQUEST_TOKENS),
     "messages": FieldLimits(_TEMPLATE, entries=4096, total_chars=MAX_PROMPT_CHARS),
     "messages[].content": FieldLimits(_TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS),

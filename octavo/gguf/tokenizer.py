@@ -118,6 +118,7 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise CheckpointError(f"{file.path}: its tokenizer is not usable ({error}); download it again") from error
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
+    names |= {"fim_pre": "fim_prefix", "fim_suf": "fim_suffix", "fim_mid": "fim_middle"}
     special = {}
     for theirs, ours in names.items():
         at = file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")

@@ -20,6 +20,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.core.media import MediaInput
 from octavo.core.prompt import Prompt, checked_text
 from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
+from octavo.engine.fill_in import fill_in_prompt
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.template_budget import RenderLimits
 from octavo.errors import InvalidRequest
@@ -125,6 +126,8 @@ class Preparer:
             asked.check_form()
         if isinstance(asked, CompletionRequest):
             adds = asked.add_special_tokens is not False
+            if asked.suffix:
+                return [self._filled_in(prompt, asked.suffix, adds) for prompt in asked.prompts()]
             return [
                 Prompt(text=prompt, add_special_tokens=adds) if isinstance(prompt, str) else Prompt(token_ids=prompt)
                 for prompt in asked.prompts()
@@ -140,6 +143,11 @@ class Preparer:
         if asked.add_special_tokens is None:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
+
+    def _filled_in(self, prompt: str | list[int], suffix: str, adds: bool) -> Prompt:
+        if not isinstance(prompt, str):
+            raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
+        return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds)
 
     def answer(self, asked: AnswerRequest, limits: RenderLimits | None = None) -> Answered:
         """Return the response of an endpoint about tokens. limits: what rendering may cost."""
@@ -280,7 +288,7 @@ def _without_text(asked: RequestBody) -> RequestBody:
     if messages := getattr(asked, "messages", None):
         echoed = getattr(asked, "echoed_text", "")
         changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
-    unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction")
+    unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix")
     changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
     return msgspec.structs.replace(asked, **changes)
 

@@ -79,6 +79,9 @@ class LetterTokenizer:
     def has_id(self, token_id: int) -> bool:
         return token_id < VOCAB_SIZE
 
+    def token_id(self, token: str | None) -> int | None:
+        return BOS if token == "<s>" else None
+
 
 class FakeAsyncLLM:
     """Answers each sequence with SENTENCE, again and again, up to max_tokens (31 when there is no limit).

@@ -38,10 +38,13 @@ def texts(
     template: str | None = None,
     max_model_len: int = 1 << 20,
     policy: TextPolicy | None = None,
+    tokenizer_config: dict[str, Any] | None = None,
+    vocab_size: int | None = None,
     **model: Any,
 ) -> Texts:
-    tokenizer = byte_tokenizer(directory, **({} if template is None else {"chat_template": template}))
-    ready = core_ready(max_model_len=max_model_len)
+    config = {**(tokenizer_config or {}), **({} if template is None else {"chat_template": template})}
+    tokenizer = byte_tokenizer(directory, **config)
+    ready = core_ready(max_model_len=max_model_len, **({} if vocab_size is None else {"vocab_size": vocab_size}))
     setup = InputSetup(engine_config(str(directory), **model).model, ready, max_num_seqs=4)
     tools = InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(directory, tokenizer))
     policy = policy or TextPolicy()
@@ -275,3 +278,19 @@ async def test_tools_that_may_not_be_called_are_in_the_prompt_unless_the_server_
                 _, [prompt] = await prepared.read(request({**body, "tool_choice": choice}), kind)
                 is_none = choice in ("none", none)
                 assert ("look_up" in (prompt.text or "")) != (excludes and is_none)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_a_completion_with_a_suffix_is_a_prompt_to_fill_in(tmp_path: Path, padding: int) -> None:
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    listed = {str(259 + at): {"content": name, "special": True} for at, name in enumerate(names)}
+    prepared = texts(tmp_path, tokenizer_config={"added_tokens_decoder": listed}, vocab_size=262)
+    body = {"prompt": ["a", "b"], "suffix": "c" + "x" * padding}
+    asked, prompts = await prepared.read(request(body), CompletionRequest)
+    behind = [260, *body["suffix"].encode(), 261]
+    assert [prompt.token_ids for prompt in prompts] == [[259, *b"a", *behind], [259, *b"b", *behind]]
+    assert bool(asked.suffix) == (padding == 0)
+    for fields, words in (({"echo": True}, "does not go with echo"), ({"prompt": [1, 2]}, "needs a prompt of text")):
+        with pytest.raises((InvalidRequest, ApiError), match=f"suffix {words}"):
+            await prepared.read(request(body | fields), CompletionRequest)

@@ -14,14 +14,17 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     """`POST /v1/completions`."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: Int | None = None
 
-    suffix: Annotated[Any, Refused("filling in before a suffix is not there yet", harmless=("",))] = None
     prompt_embeds: Annotated[Any, Refused("send text or token ids")] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)
+        for name in ("echo", "truncate_prompt_tokens"):
+            if self.suffix and getattr(self, name):
+                raise InvalidRequest(f"suffix does not go with {name}; leave one out", field="suffix")
         if self.echo and self.truncate_prompt_tokens is not None:
             raise InvalidRequest("echo does not go with truncate_prompt_tokens; leave one out", field="echo")
         if self.echo and self.prompt_logprobs is not None:
