@@ -95,7 +95,13 @@ def describe_limits(argument: Argument) -> str:
         tuple: "texts",
         dict: "name=value pairs",
     }
-    words = "bytes" if arg.is_bytes else noun[argument.kind]
+    words = (
+        "bytes"
+        if arg.is_bytes
+        else "JSON object"
+        if argument.kind is dict and argument.of is Any
+        else noun[argument.kind]
+    )
     return words + _bounds(arg)
 
 

@@ -29,7 +29,8 @@ def explain(*, given: Given) -> int:
     config = configure(_without_weights(args))
     num_replicas = config.replicas.data_parallel_size
     plans, operators, disk = prepared(replica_config(config, 0))
-    say(render_facts("model", model_facts(config, Checkpoint.open(Path(config.model.path)))), end="\n\n")
+    checkpoint = Checkpoint.open(Path(config.model.path), config.model.hf_overrides)
+    say(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
     say(render_facts("machine", platform_facts(Platform.detect())), end="\n\n")
     if num_replicas > 1:
         say(f"each of {num_replicas} replicas has the following", end="\n\n")

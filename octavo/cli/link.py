@@ -42,5 +42,5 @@ def is_loopback(host: str) -> bool:
 
 def hello_of(model: ModelConfig, role: str | None = None) -> Hello:
     """Return what a front is, or a core with a role."""
-    digest = model_digest(Path(model.path), with_weights=False)
+    digest = model_digest(Path(model.path), model.hf_overrides, with_weights=False)
     return Hello(octavo=__version__, model=model.served_model_names[0], config=digest, role=role)

@@ -37,6 +37,7 @@ _GROUPS = (
     "Engines",
     "Server",
     "Model",
+    "Checkpoint",
     "Adapters (LoRA)",
     "Vectors",
     "Chats",

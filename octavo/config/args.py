@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from octavo.config.chat_args import ChatArgs
+from octavo.config.checkpoint_args import CheckpointArgs
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
 from octavo.config.lora_args import LoRAArgs
@@ -27,7 +28,7 @@ PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelArgs(ChatArgs, MediaArgs):
+class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs):
     """Which weights and tokenizer, and how they are read."""
 
     heading: ClassVar = "Model"
@@ -107,13 +108,6 @@ class ModelArgs(ChatArgs, MediaArgs):
             le=2**63 - 1,
         ),
     ] = None
-    generation_config: Annotated[
-        str,
-        Arg(
-            "Where sampling defaults come from: auto is the checkpoint's generation_config.json, none is octavo's own, "
-            "anything else is a directory or file to read."
-        ),
-    ] = "auto"
     max_logprobs: Annotated[
         int, Arg("Most log-probabilities per position that a request may ask for; -1 is the whole vocabulary.", ge=-1)
     ] = 20

@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from octavo.config.overrides import overridden
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.text_config import TEXT_CONFIG, flattened
@@ -60,13 +61,16 @@ class Checkpoint(Section):
         """All of `config.json` as it is written."""
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
-        """Read the config of the directory `path`, or of a GGUF file. Raises CheckpointError when it is neither."""
+    def open(cls, path: Path, overrides: Mapping[builtins.str, Any] | None = None) -> Checkpoint:
+        """Read the config of the directory `path`, or of a GGUF file, with the values of `overrides` (`hf_overrides`).
+
+        Raises CheckpointError when it is neither, ConfigError for overrides that are refused.
+        """
         path = model_file(path)
         if is_gguf(path):
             from octavo.config.gguf_checkpoint import GGUFCheckpoint
 
-            return GGUFCheckpoint(path)
+            return GGUFCheckpoint(path, overrides)
         if not path.is_dir():
             state = "is a file" if path.exists() else "does not exist"
             raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
@@ -76,7 +80,7 @@ class Checkpoint(Section):
         for name in _QUANTIZATION_CONFIGS:
             if config.get(QUANTIZATION) is None and (path / name).is_file():
                 config[QUANTIZATION] = {"quant_method": "gptq", **read_json_object(path / name)}
-        return cls(path, config)
+        return cls(path, overridden(config, overrides or {}))
 
     @cached_property
     def generation_config(self) -> Mapping[builtins.str, Any]:
@@ -193,15 +197,8 @@ class Checkpoint(Section):
         generation = Section(
             self.generation_config if with_generation_config else {}, str(self.path / GENERATION_CONFIG)
         )
-        for section in (generation, self):
-            ids = section.values.get("eos_token_id")
-            if ids is None:
-                continue
-            listed = ids if isinstance(ids, list) else [ids]
-            if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
-                raise section.error("eos_token_id", "a token id or a list of them")
-            return tuple(listed)
-        return ()
+        found = read_token_ids(generation)
+        return (read_token_ids(self) or ()) if found is None else found
 
     def weight_files(self) -> tuple[WeightFile, ...]:
         """Return the files to load, safetensors before `.bin`. Raises CheckpointError when none or not all exist."""
@@ -279,6 +276,17 @@ class Checkpoint(Section):
                 "download the model again"
             )
         return tuple(WeightFile(self.path / name, frozenset(names[name])) for name in sorted(names))
+
+
+def read_token_ids(section: Section) -> tuple[int, ...] | None:
+    """Return the tokens of `eos_token_id`, one or several; None where it is absent. Raises CheckpointError."""
+    ids = section.values.get("eos_token_id")
+    if ids is None:
+        return None
+    listed = ids if isinstance(ids, list) else [ids]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+        raise section.error("eos_token_id", "a token id or a list of them")
+    return tuple(listed)
 
 
 def model_file(path: Path) -> Path:

@@ -6,6 +6,7 @@ numbers in a plan are bytes unless their name says otherwise.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -316,6 +317,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     return [
         ("name", model.name),
         ("directory", model.path),
+        *([("overrides", json.dumps(model.hf_overrides))] if model.hf_overrides else []),
         ("architecture", checkpoint.architecture),
         ("parameters", f"{parameters:,}" if parameters else "not counted: the weights are quantised, or not read"),
         ("number format", f"{model.dtype}{stored}"),

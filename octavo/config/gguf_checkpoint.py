@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint, WeightFile
+from octavo.config.overrides import overridden
 from octavo.config.safetensors_header import TensorInfo
 from octavo.gguf.layout import placed_tensors, read_config
 from octavo.gguf.reader import GGUFFile, read_gguf
@@ -29,10 +30,10 @@ class GGUFCheckpoint(Checkpoint):
 
     gguf: GGUFFile
 
-    def __init__(self, path: Path) -> None:
-        """Raise CheckpointError for a damaged file, UnsupportedModel for an architecture that octavo does not have."""
+    def __init__(self, path: Path, overrides: Mapping[builtins.str, Any] | None = None) -> None:
+        """Raise as `Checkpoint.open` does, and UnsupportedModel for an architecture that octavo does not have."""
         self.gguf = read_gguf(path)
-        super().__init__(self.gguf.path, read_config(self.gguf))
+        super().__init__(self.gguf.path, overridden(read_config(self.gguf), overrides or {}))
 
     @cached_property
     def generation_config(self) -> Mapping[builtins.str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from octavo.config.args import CacheArgs, EngineArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
-from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
+from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object, read_token_ids
 from octavo.config.device_args import DeviceArgs
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
@@ -29,12 +30,12 @@ from octavo.config.schema import (
     ReplicaConfig,
     SchedulerConfig,
 )
-from octavo.config.section import LARGEST_SIZE
+from octavo.config.section import LARGEST_SIZE, Section
 from octavo.config.speculative_args import speculative_config
 from octavo.config.speech import read_speech
 from octavo.config.transfer import transfer_config
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import CheckpointError, ConfigError, InvalidRequest
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest, suggestion
 from octavo.platform import Platform
 
 _GENERATION_KEYS = {
@@ -47,6 +48,7 @@ _GENERATION_KEYS = {
 }
 """Keys of generation_config.json that have a sampling parameter, and which."""
 
+_END_TOKENS = "eos_token_id"
 _PACKED_CACHE_FROM_BYTES = 128 << 20
 """Smaller weights are packed in a moment."""
 
@@ -65,7 +67,7 @@ def configure(args: EngineArgs) -> EngineConfig:
     tokenizer_path = hub.locate_tokenizer(args, model_path)
     return resolve(
         args,
-        Checkpoint.open(model_path),
+        Checkpoint.open(model_path, args.hf_overrides),
         Platform.detect(),
         tokenizer_path=tokenizer_path,
         cache_directory=user_directory("cache"),
@@ -113,9 +115,9 @@ def resolve(
                 "max_model_len": max_model_len,
                 "user_set_max_model_len": args.max_model_len is not None,
                 "vocab_size": checkpoint.positive("vocab_size"),
-                "eos_token_ids": _eos_token_ids(args.generation_config, checkpoint),
+                "eos_token_ids": _eos_token_ids(args, checkpoint),
                 "bos_token_id": checkpoint.bos_token_id(),
-                "generation_defaults": _generation_defaults(args.generation_config, checkpoint, max_model_len),
+                "generation_defaults": _generation_defaults(args, checkpoint, max_model_len),
                 "chat_template": _chat_template(args.chat_template),
                 "pooling": pooling,
                 "speech": read_speech(checkpoint),
@@ -315,26 +317,49 @@ def _dtype(args: EngineArgs, checkpoint: Checkpoint) -> DType:
     return cast(DType, checkpoint.dtype_name())
 
 
-def _generation_defaults(source: str, checkpoint: Checkpoint, max_model_len: int) -> dict[str, GenerationDefault]:
+def _generation_defaults(args: EngineArgs, checkpoint: Checkpoint, max_model_len: int) -> dict[str, GenerationDefault]:
     """Return the sampling values of generation_config.json under the names of SamplingParams, those that it states."""
-    where, values = _generation_values(source, checkpoint)
-    defaults = {ours: values[theirs] for theirs, ours in _GENERATION_KEYS.items() if values.get(theirs) is not None}
+    where, values = _generation_values(args.generation_config, checkpoint)
+    defaults = _sampling_values(values)
     try:
         SamplingParams(**defaults)
     except InvalidRequest as error:
         raise CheckpointError(f"{where}: {error}; correct the file, or start with generation_config none") from error
+    defaults |= _overrides(args.override_generation_config)
     if defaults.get("max_tokens", 0) >= max_model_len:
         # a default made for a longer context than this one is no request for more than fits
         defaults["max_tokens"] = None
     return defaults
 
 
-def _eos_token_ids(source: str, checkpoint: Checkpoint) -> tuple[int, ...]:
+def _sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {ours: values[theirs] for theirs, ours in _GENERATION_KEYS.items() if values.get(theirs) is not None}
+
+
+def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling values of `override_generation_config`. Raises ConfigError."""
+    for name in values:
+        if name != _END_TOKENS and name not in _GENERATION_KEYS:
+            known = (*_GENERATION_KEYS, _END_TOKENS)
+            raise ConfigError(
+                f"override_generation_config has {name!r}, expected {', '.join(known)}{suggestion(name, known)}"
+            )
+    try:
+        SamplingParams(**_sampling_values(values))
+    except InvalidRequest as error:
+        raise ConfigError(f"override_generation_config: {error}") from error
+    return _sampling_values(values)
+
+
+def _eos_token_ids(args: EngineArgs, checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the tokens that end a text. A damaged generation_config.json is an error where its values are used."""
     try:
-        token_ids = checkpoint.eos_token_ids()
+        own = read_token_ids(Section(args.override_generation_config, "override_generation_config"))
+        token_ids = checkpoint.eos_token_ids() if own is None else own
     except CheckpointError as error:
-        if source == "auto":
+        if _END_TOKENS in args.override_generation_config:
+            raise ConfigError(str(error)) from error
+        if args.generation_config == "auto":
             raise
         _log.warning("%s; end tokens come from config.json alone", error)
         token_ids = checkpoint.eos_token_ids(with_generation_config=False)

@@ -9,7 +9,7 @@ from octavo.config.section import Section
 
 TEXT_CONFIG: Final = "text_config"
 
-_OF_THE_WHOLE: Final = frozenset(
+OF_THE_WHOLE: Final = frozenset(
     {"architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "quantization_config", "torch_dtype"}
 )
 """Keys whose value beside `text_config` counts; of the others the one within."""
@@ -48,7 +48,7 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     text = Section(config, where).section(TEXT_CONFIG)
     values = dict(config)
     for name, value in text.values.items() if text else ():
-        if value is not None and (name not in _OF_THE_WHOLE or values.get(name) is None):
+        if value is not None and (name not in OF_THE_WHOLE or values.get(name) is None):
             values[name] = value
     if config.get("tie_word_embeddings") is True:  # where one of the two states it, head and embedding are one
         values["tie_word_embeddings"] = True

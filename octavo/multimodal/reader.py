@@ -49,7 +49,7 @@ class MediaReader:
         from octavo.multimodal.log_mel import LogMel
 
         path = Path(self._model.path)
-        return LogMel.of(path, Checkpoint.open(path).values)
+        return LogMel.of(path, Checkpoint.open(path, self._model.hf_overrides).values)
 
     @cached_property
     def _written(self) -> ImagePrompts | SoundPrompts | None:
@@ -58,7 +58,8 @@ class MediaReader:
         from octavo.multimodal.sound_prompts import SoundPrompts
 
         path, limits = Path(self._model.path), media_limits(self._model)
-        checkpoint = Checkpoint.open(path) if (path / CONFIG).is_file() else None
+        has_config, overrides = (path / CONFIG).is_file(), self._model.hf_overrides
+        checkpoint = Checkpoint.open(path, overrides) if has_config else None
         if checkpoint is None:
             return None
         if (section := sound_section(checkpoint)) is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -41,7 +42,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             torch=version("torch"),
             native_module=module,
             kernels=levels[0] if wanted == "auto" and levels else wanted,
-            files=model_digest(Path(config.model.path), with_weights=config.model.load_format != "dummy"),
+            files=model_digest(
+                Path(config.model.path), config.model.hf_overrides, with_weights=config.model.load_format != "dummy"
+            ),
         )
 
     def difference(self, other: Self) -> str | None:
@@ -58,13 +61,13 @@ _REMEDIES: Final = {
     "torch": "install the same version on all machines",
     "native_module": "install the same build of octavo on all machines",
     "kernels": "set instruction_set to one that all machines have",
-    "files": "give every machine the same files of the model",
+    "files": "give every machine the same files of the model, and the same hf_overrides",
 }
 
 
-def model_digest(path: Path, *, with_weights: bool = True) -> str:
-    """Return 16 hexadecimal digits of SHA-256 over config.json and the weight files' sizes and samples of each."""
-    checkpoint = Checkpoint.open(path)
+def model_digest(path: Path, overrides: Mapping[str, Any] | None = None, *, with_weights: bool = True) -> str:
+    """Return 16 hexadecimal digits of SHA-256 over config.json with `overrides`, and weight sizes and samples."""
+    checkpoint = Checkpoint.open(path, overrides)
     digest = hashlib.sha256(msgspec.json.encode(checkpoint.values, order="sorted"))
     for file in checkpoint.weight_files() if with_weights else ():
         size = file.path.stat().st_size

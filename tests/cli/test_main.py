@@ -96,6 +96,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     headings = re.findall(r"^(\w[\w ,]*):$", shown, re.MULTILINE)
     engine = [
         "Model",
+        "Checkpoint",
         "Vectors",
         "Chats",
         "Images and sounds",

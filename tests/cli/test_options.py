@@ -45,7 +45,7 @@ def flag_values(name: str) -> tuple[list[str], Any]:
         return [flag, "a", flag, "b"], ("a", "b")
     if name == "speculative_config":
         return [flag, '{"method": "ngram", "prompt_lookup_max": 3}'], {"method": "ngram", "prompt_lookup_max": 3}
-    if name == "default_chat_template_kwargs":
+    if argument.of is Any and argument.kind is dict:
         return [flag, '{"enable_thinking": false}'], {"enable_thinking": False}
     if name == "limit_mm_per_prompt":
         return [flag, "image=3"], {"image": 3}
