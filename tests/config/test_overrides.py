@@ -10,6 +10,7 @@ import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import model_facts
 from octavo.config.overrides import overridden
 from octavo.config.resolve import resolve
 from octavo.errors import ConfigError
@@ -65,6 +66,10 @@ def test_a_longer_context_and_another_digest_follow(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path / "model")
     assert Checkpoint.open(path).max_model_len() == 256
     assert Checkpoint.open(path, {"rope_scaling": YARN}).max_model_len() == 1024
+    config = resolve(
+        EngineArgs(model=str(path), hf_overrides={"rope_theta": 1.0}), Checkpoint.open(path), Platform.detect()
+    )
+    assert dict(model_facts(config, Checkpoint.open(path)))["overrides"] == '{"rope_theta": 1.0}'
     file = convert(path, "llama")
     assert Checkpoint.open(file, {"max_position_embeddings": 512}).max_model_len() == 512
     digests = {model_digest(path, each) for each in (None, {}, {"rope_theta": 1.0}, {"rope_scaling": YARN})}
