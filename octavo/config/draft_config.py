@@ -31,7 +31,8 @@ def draft_config(
             f"{args.tensor_parallel_size}: all ranks make the guesses of a head together, and only one draws; take "
             "greedy"
         )
-    draft = Checkpoint.open(draft_path)
+    overrides = args.hf_overrides if speculative.method == "mtp" else {}
+    draft = Checkpoint.open(draft_path, overrides)
     if speculative.method == "draft_model":
         _check_tokens(checkpoint, tokenizer_path, draft, same_size=speculative.draft_sample_method == "same_key")
     elif speculative.method != "mtp":
@@ -42,6 +43,7 @@ def draft_config(
         quantization=speculative.quantization,
         activation_bits=args.activation_bits,
         sample_method=speculative.draft_sample_method,
+        overrides=overrides,
     )
 
 

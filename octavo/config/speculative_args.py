@@ -71,13 +71,15 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that guesses in the workers. path: its checkpoint on this machine; the rest is as the user set it."""
+    """The model that guesses in the workers. path: its checkpoint on this machine. overrides: those of the model, where
+    it is a part of that. The rest is as the user set it."""
 
     method: str
     path: str
     quantization: str | None = None
     activation_bits: int = 8
     sample_method: str = "greedy"
+    overrides: dict[str, Any] = {}
 
 
 def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:

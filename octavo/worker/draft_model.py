@@ -40,7 +40,7 @@ class DraftModel:
         self._config = config
         self._target = target.shape
         self._scheduler = scheduler
-        checkpoint = Checkpoint.open(Path(config.path))
+        checkpoint = Checkpoint.open(Path(config.path), config.overrides)
         model_class, mesh = _class_of(config.method, checkpoint)
         self._opened = LoadedModel.open(
             checkpoint,
@@ -80,7 +80,7 @@ class DraftModel:
     def identity(self) -> dict[str, str]:
         """Return what decides the bits of its keys and values, besides those of the model. Raises CheckpointError."""
         return {
-            "draft_model": model_digest(Path(self._config.path)),
+            "draft_model": model_digest(Path(self._config.path), self._config.overrides),
             "draft_quantization": str(self._config.quantization),
         }
 

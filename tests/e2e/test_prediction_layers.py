@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, EngineArgs, SamplingParams
+from octavo.config.resolve import configure
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
 from tests.e2e.test_draft_heads import proposals
@@ -71,12 +72,13 @@ def load(path: Path, *, is_on: bool = True, **options: Any) -> LLM:
     "options",
     [
         {},
-        {"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16},
+        {"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16, "hf_overrides": {"rope_theta": 500.0}},
         pytest.param({"tensor_parallel_size": 2, "threads": 1}, marks=pytest.mark.long),
     ],
 )
 def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) -> None:
-    with load(path, is_on=False, quantization=options.get("quantization")) as llm:
+    model = {name: options[name] for name in ("quantization", "hf_overrides") if name in options}
+    with load(path, is_on=False, **model) as llm:
         expected = answers(llm)
     with load(path, max_num_seqs=8, **options) as llm:
         for _ in range(2):
@@ -151,3 +153,9 @@ class _Layer:
 
     def logits(self, stream: Tensor) -> Tensor:
         return self.norm(stream, "shared_head.norm") @ self.weights["shared_head.head.weight"].T
+
+
+def test_a_prediction_layer_has_the_overrides_of_its_model(path: Path) -> None:
+    args = EngineArgs(model=str(path), speculative_config={"method": "mtp"}, hf_overrides={"rope_theta": 500.0})
+    draft = configure(args).draft
+    assert draft is not None and draft.overrides == {"rope_theta": 500.0}
