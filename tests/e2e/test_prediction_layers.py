@@ -158,4 +158,5 @@ class _Layer:
 def test_a_prediction_layer_has_the_overrides_of_its_model(path: Path) -> None:
     args = EngineArgs(model=str(path), speculative_config={"method": "mtp"}, hf_overrides={"rope_theta": 500.0})
     draft = configure(args).draft
-    assert draft is not None and draft.overrides == {"rope_theta": 500.0}
+    assert draft is not None
+    assert draft.overrides == {"rope_theta": 500.0}
