@@ -39,6 +39,10 @@ class _Line(msgspec.Struct):
     method: str = "POST"
 
 
+class _Body(msgspec.Struct):
+    stream: Any = None
+
+
 class _Response(msgspec.Struct):
     status_code: int
 
@@ -143,14 +147,20 @@ async def _result(app: App, line: bytes | None) -> bytes:
         custom_id = asked.custom_id
         if asked.method != "POST" or not asked.url.startswith("/v1/"):
             raise ValueError(f"{asked.method} {asked.url} is no request of a batch; use POST and a path below /v1/")
-        content = msgspec.json.decode(asked.body)
-        if isinstance(content, dict) and content.get("stream"):
+        if _wants_stream(asked.body):
             raise ValueError("stream is true, but a batch has no streams; leave it out")
         status, request_id, body = await _ask(app, asked)
     except (ValueError, RecursionError) as error:
         problem: dict[str, Any] = {"code": "invalid_request", "message": str(error)}
         return _encoded(custom_id, None, problem)
     return _encoded(custom_id, {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}, None)
+
+
+def _wants_stream(body: msgspec.Raw) -> bool:
+    try:
+        return bool(msgspec.json.decode(body, type=_Body).stream)
+    except msgspec.DecodeError:
+        return False  # the application says what is wrong with it
 
 
 def _encoded(custom_id: str | None, response: Any, error: Any) -> bytes:

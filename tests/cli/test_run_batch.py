@@ -47,3 +47,13 @@ async def test_a_line_that_nests_deeply_has_an_error_and_the_others_their_result
     results = [json.loads(each) for each in target.read_text().splitlines()]
     assert "recursion" in results[0]["error"]["message"]
     assert results[1]["response"]["status_code"] == 200
+
+
+@pytest.mark.anyio
+async def test_a_number_that_is_out_of_range_is_named_by_its_field(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a", "temperature": 1e400}}')
+    await write_results(build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs()), source, target)
+    [result] = [json.loads(each) for each in target.read_text().splitlines()]
+    assert result["response"]["status_code"] == 400
+    assert result["response"]["body"]["error"]["message"] == "temperature: number out of range"
