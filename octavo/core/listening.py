@@ -22,10 +22,14 @@ _PAUSE_S: Final = 0.1
 
 @contextmanager
 def in_time(connection: socket.socket) -> Iterator[None]:
-    """Enclose a greeting, which ends after `GREETING_S` however slowly its bytes come."""
+    """Enclose a greeting, which ends after `GREETING_S` however slowly its bytes come. Raises OSError where there can
+    be no more threads."""
     expiry = threading.Timer(GREETING_S, cut, [connection])
     expiry.daemon = True
-    expiry.start()
+    try:
+        expiry.start()
+    except RuntimeError as error:
+        raise ConnectionError(str(error)) from error
     try:
         yield
     finally:

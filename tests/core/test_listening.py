@@ -82,6 +82,16 @@ def test_a_greeting_ends_in_time_however_slowly_its_bytes_come(monkeypatch: pyte
     assert time.monotonic() - began < 30
 
 
+def test_a_greeting_without_a_thread_for_its_end_is_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(OSError, match="can't start new thread"), in_time(near):
+        pass
+
+
 def test_a_listener_without_descriptors_accepts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Exhausted(socket.socket):
         num_left = 2
