@@ -127,7 +127,9 @@ class Tier(Source):
             return 0
         first, num_found = self._found.get(request.request_id, (b"", 0))
         num_found = min(num_found, len(digests)) if first == digests[0] else 0
-        num_found += self._num_there([each for each in digests[num_found:] if each not in self._missing])
+        num_found += self._num_there(
+            list(itertools.takewhile(lambda each: each not in self._missing, digests[num_found:]))
+        )
         self._found[request.request_id] = digests[0], num_found
         is_worth_it = self.rates.is_worth_fetching(num_found, self._prefill_tokens_per_s(), self._clock())
         return num_found if is_worth_it else 0

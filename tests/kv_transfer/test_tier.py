@@ -155,6 +155,13 @@ def test_blocks_of_a_failed_load_are_not_found_until_they_are_saved_again(desk: 
     assert desk.find(b"1") == 1
 
 
+def test_blocks_behind_one_that_a_rank_lacks_are_not_found_in_its_place(desk: Desk) -> None:
+    for digest in (b"1", b"2", b"3"):
+        desk.store.write(digest, 0, [memoryview(digest)])
+    desk.fetch(Fetched(3, "LookupError: it is not there"), b"2")
+    assert desk.find(b"1", b"2", b"3") == 1
+
+
 def test_short_prefixes_are_computed_where_that_is_faster(tmp_path: Path) -> None:
     desk = Desk(tmp_path, tokens_per_s=4000.0)
     digests = [bytes([number]) for number in range(20)]
