@@ -5,7 +5,7 @@ A new option is a field of `RequestOptions` and of the two sets of keywords; it 
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 
@@ -120,7 +120,7 @@ def _check_priority(value: Any) -> None:
 
 def _check_deadline(value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value < math.inf):
+    if value is not None and not (is_number and 0 < value <= sys.float_info.max):
         raise InvalidRequest(
             f"first_token_deadline_s is {value!r}, must be a number of seconds above 0", field="first_token_deadline_s"
         )

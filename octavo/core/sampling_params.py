@@ -299,11 +299,12 @@ def _checked_logit_bias(value: Any) -> dict[int, float]:
     for key, each in value.items():
         try:
             token_id = int(key)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             token_id = -1
         if token_id < 0:
             raise InvalidRequest(f"logit_bias has the key {key!r}, expected a token id", field="logit_bias")
-        if isinstance(each, bool) or not isinstance(each, Real) or not abs(float(each)) <= MAX_BIAS:
+        is_number = isinstance(each, Real) and not isinstance(each, bool)
+        if not is_number or not -MAX_BIAS <= each <= MAX_BIAS:
             raise InvalidRequest(
                 f"logit_bias of {token_id} is {each!r}, must be from -{MAX_BIAS:g} to {MAX_BIAS:g}", field="logit_bias"
             )

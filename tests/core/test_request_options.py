@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_type_hints
 
 import msgspec
@@ -40,6 +41,12 @@ def test_a_name_that_is_no_option_is_told_where_it_belongs(name: str, said: str)
         RequestOptions.of_keywords({name: 1})
     with pytest.raises(TypeError, match=said):
         options_of_each(1, {name: 1})  # type: ignore[misc]
+
+
+def test_a_deadline_that_is_no_time_is_refused() -> None:
+    for value in (0, math.inf, math.nan, 10**400):
+        with pytest.raises(InvalidRequest, match="first_token_deadline_s is"):
+            RequestOptions(first_token_deadline_s=value)
 
 
 def test_a_request_carries_its_options_to_the_core() -> None:

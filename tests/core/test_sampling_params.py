@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -80,6 +82,8 @@ def test_scalars_of_numpy_are_numbers() -> None:
         ("logit_bias", {"a": 0.0}),
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {1: float("nan")}),
+        ("logit_bias", {1: 10**400}),
+        ("logit_bias", {math.inf: 0.0}),
         ("logit_bias", [1]),
         ("allowed_token_ids", []),
         ("allowed_token_ids", ["a"]),
