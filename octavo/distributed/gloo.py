@@ -57,15 +57,15 @@ class GlooGroup:
             self.receive(tensor, source)
             return
         others = [rank for rank in range(self.size) if rank != source]
-        self._finish([(rank, self._copy(self._outward[rank], tensor)) for rank in others], "receive")
+        self._finish([(rank, self._copy(self._outward, rank, tensor)) for rank in others], "receive")
 
     def send(self, tensor: Tensor, target: int) -> None:
         sent = tensor.clone()
         self._sending = [(work, each) for work, each in self._sending if not work.is_completed()]
-        self._sending.append((self._copy(self._outward[target], sent), sent))
+        self._sending.append((self._copy(self._outward, target, sent), sent))
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        self._finish([(source, self._copy(self._inward[source], tensor))], "send")
+        self._finish([(source, self._copy(self._inward, source, tensor))], "send")
 
     def watch(self) -> None:
         pass
@@ -77,20 +77,19 @@ class GlooGroup:
         self.poison("the group of ranks is closed")
         self._outward, self._inward, self._sending = (), (), []
 
-    def _copy(self, path: Any, tensor: Tensor) -> Any:
-        """Begin to copy `tensor`, from the first rank of a path to the second."""
+    def _copy(self, paths: _Paths, rank: int, tensor: Tensor) -> Any:
+        """Begin to copy `tensor` over the path to or from a rank."""
         self.check()
         # gloo does not know every element type
-        return path.broadcast([tensor.view(-1).view(torch.uint8)], BroadcastOptions())
+        return paths[rank].broadcast([tensor.view(-1).view(torch.uint8)], BroadcastOptions())
 
     def _exchange(self, share: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have one shape and type."""
-        self.check()
         share = share.contiguous()
         shares = [share if rank == self.rank else torch.empty_like(share) for rank in range(self.size)]
         others = [rank for rank in range(self.size) if rank != self.rank]
-        works = [(rank, self._copy(self._inward[rank], shares[rank])) for rank in others]
-        works += [(rank, self._copy(self._outward[rank], share)) for rank in others]
+        works = [(rank, self._copy(self._inward, rank, shares[rank])) for rank in others]
+        works += [(rank, self._copy(self._outward, rank, share)) for rank in others]
         self._finish(works, "gather")
         return shares
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 
+from octavo.distributed.gloo import GlooGroup
 from octavo.distributed.groups import open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
@@ -94,6 +97,14 @@ def test_a_killed_rank_ends_the_calls_of_the_others_and_nothing_is_left(kind: st
 def test_ranks_that_make_different_calls_raise(processes: RankProcesses) -> None:
     errors = results("shared memory", processes, works.differs, tensor=2)
     assert all(isinstance(error, EngineDeadError) and "different collective calls" in str(error) for error in errors)
+
+
+def test_calls_of_a_group_over_tcp_that_is_closed_say_so() -> None:
+    group = GlooGroup(0, range(2), (None, None), (None, None), DEADLINE_S)
+    group.close()
+    for call in (group.gather, group.broadcast, partial(group.send, target=1), partial(group.receive, source=1)):
+        with pytest.raises(EngineDeadError, match="closed"):
+            call(torch.zeros(1))
 
 
 @pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
