@@ -49,14 +49,10 @@ _TEMPLATE = "chat templates read it"
 _PROMPTS = "the prompts of a request are tokenised and queued together"
 _FORM = FieldLimits("it is compiled", entries=16_384, chars=1 << 20, total_chars=1 << 20, values=65_536, depth=64)
 _PATTERN = FieldLimits("it is compiled", chars=65_536)
+_TEXTS = FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS)
 
 REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
-    "prompt": FieldLimits(
-        _PROMPTS,
-        entries=MAX_PROMPTS,
-        chars=MAX_PROMPT_CHARS,
-        total_chars=MAX_REQUEST_CHARS,
-    ),
+    "prompt": _TEXTS,
     "suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
     "tokens": FieldLimits("they are decoded in one piece", entries=MAX_REQUEST_TOKENS),
     "messages": FieldLimits(_TEMPLATE, entries=4096, total_chars=MAX_PROMPT_CHARS),
@@ -82,11 +78,11 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "tools[].function.name": FieldLimits("it is part of a grammar", chars=128),
     "chat_template": FieldLimits("it is compiled", chars=65_536),
     "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
-    "texts": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
+    "texts": _TEXTS,
     "query": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
-    "queries": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
-    "text_1": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
-    "text_2": FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS),
+    "queries": _TEXTS,
+    "text_1": _TEXTS,
+    "text_2": _TEXTS,
     "prompt_name": FieldLimits(_LABEL, chars=256),
     "input_type": FieldLimits(_LABEL, chars=256),
     "instruction": FieldLimits("it is part of every pair", chars=65_536),
