@@ -14,13 +14,6 @@ from octavo.errors import InvalidRequest
 FORMS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _FALLBACK: Final = "disable_fallback"
 _IN_JSON: Final = ("json", "structural_tag")
-_NEEDS: Final = {
-    "reasoning_begin": "reasoning_end",
-    "reasoning_budget": "reasoning_end",
-    "triggers": "texts and a form other than structural_tag",
-    "at_least_one": "triggers",
-    "stop_after_first": "triggers",
-}
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,17 +95,18 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     def _check_regions(self, *, has_form: bool) -> None:
         """Raise InvalidRequest for a field that sets where the form begins, and has no effect or is too large."""
-        needed = {
-            "reasoning_begin": bool(self.reasoning_end),
-            "reasoning_budget": bool(self.reasoning_end),
-            "triggers": has_form and all(self.triggers) and not self.structural_tag,
-            "at_least_one": bool(self.triggers),
-            "stop_after_first": bool(self.triggers),
+        is_region = has_form and all(self.triggers) and not self.structural_tag
+        needs: dict[str, tuple[str, object]] = {
+            "reasoning_begin": ("reasoning_end", self.reasoning_end),
+            "reasoning_budget": ("reasoning_end", self.reasoning_end),
+            "triggers": ("texts and a form other than structural_tag", is_region),
+            "at_least_one": ("triggers", self.triggers),
+            "stop_after_first": ("triggers", self.triggers),
         }
-        for name, is_met in needed.items():
+        for name, (needed, is_met) in needs.items():
             if getattr(self, name) not in ("", (), None, False) and not is_met:
                 raise InvalidRequest(
-                    f"structured_outputs.{name} is set without {_NEEDS[name]}; set that too, or leave {name} out",
+                    f"structured_outputs.{name} is set without {needed}; set that too, or leave {name} out",
                     field="structured_outputs",
                 )
         if self.reasoning_budget is not None and self.reasoning_budget < 0:
