@@ -192,6 +192,7 @@ def documented_fields() -> dict[str, Param]:
 _HINTS = get_type_hints(SamplingParams, include_extras=True)
 _FIELDS: dict[str, tuple[Any, Param]] = {name: get_args(_HINTS[name]) for name in SamplingParams.__struct_fields__}
 """Annotation, and documentation with limits, by field name."""
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
 def _checked(name: str, value: Any, annotation: Any, limits: Param) -> Any:
@@ -352,11 +353,6 @@ def _check_together(params: SamplingParams) -> None:
     for name in ("length_penalty", "early_stopping"):
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(f"{name} is for beam search; set use_beam_search, or leave it out", field=name)
-
-
-_DEFAULTS: dict[str, Any] = {
-    field.name: field.default for field in msgspec.structs.fields(SamplingParams) if not field.required
-}
 
 
 def _check_beam_search(params: SamplingParams) -> None:
