@@ -83,7 +83,7 @@ def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool)
     nonces = (ours, theirs) if is_listener else (theirs, ours)
 
     def proof(by_listener: bool) -> bytes:
-        return hmac.digest(secret, b"\0\1"[by_listener:][:1] + b"".join(nonces), hashlib.sha256)
+        return hmac.digest(secret, bytes([by_listener]) + b"".join(nonces), hashlib.sha256)
 
     if not is_listener:
         connection.sendall(proof(by_listener=False))

@@ -199,21 +199,22 @@ class SequenceGroup:
     )
 
     def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int, virtual_start: float = 0.0) -> None:
-        assert request.params.max_tokens is not None, "max_tokens is resolved before a request is accepted"
+        params = request.params
+        assert params.max_tokens is not None, "max_tokens is resolved before a request is accepted"
         self.request = request
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.max_tokens = request.params.max_tokens
+        self.max_tokens = params.max_tokens
         self.arrival = arrival
         self.virtual_start = virtual_start
         first = Sequence(first_seq_id, 0, list(request.prompt_token_ids), len(request.prompt_token_ids))
         self.sequences = [first]
         self.live = [first]
-        self.width = request.params.width
-        self.is_forked = self.width == 1
+        self.width = params.width
+        self.is_forked = self.width == 1 or params.use_beam_search  # beams fork whenever they branch, not once
         self.is_drafted: bool | None = None
         self.status = SequenceStatus.WAITING
-        self.end_token_ids = frozenset(request.end_token_ids) | frozenset(request.params.stop_token_ids)
+        self.end_token_ids = frozenset(request.end_token_ids) | frozenset(params.stop_token_ids)
         self.refork_at: int | None = None
         self.was_preempted = False
         self.num_cached_tokens = 0
@@ -223,13 +224,9 @@ class SequenceGroup:
         self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
         self.num_sent_events = 0
-        self.beams: BeamSearch | None = None
         self.adapter = 0
-        params = request.params
         self.waits_for_results = params.use_beam_search or params.structured_outputs is not None
-        if request.params.use_beam_search:
-            self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
-            self.is_forked = True  # beams fork whenever they branch, not once
+        self.beams = BeamSearch(params, self.max_tokens, self.end_token_ids) if params.use_beam_search else None
         self.metrics = request.metrics.copy() if request.metrics else RequestMetrics.begin(request.arrival_time)
 
     def resume(self, seq_ids: Iterable[int]) -> None:
