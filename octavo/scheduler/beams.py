@@ -6,15 +6,8 @@ from octavo.core.beam_search import FinishedBeam
 from octavo.core.messages import SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.core.step import TokenLogprobs
 from octavo.errors import InvalidRequest
 from octavo.scheduler.registry import Registry
-
-
-def take_candidates(group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs) -> bool:
-    """Keep what may follow one beam. Returns whether all beams have theirs."""
-    sequence.candidates = candidates
-    return all(beam.candidates is not None for beam in group.live)
 
 
 def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta]:

@@ -6,7 +6,7 @@ from octavo.core.messages import EngineCoreOutput, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
-from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
+from octavo.scheduler.beams import extend_beams, nothing_found
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 
@@ -143,7 +143,9 @@ class Results:
     def _take_candidates(
         self, group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs, now: float
     ) -> list[SequenceDelta]:
-        if not take_candidates(group, sequence, candidates):
+        """Keep what may follow one beam, and extend the beams when all have theirs."""
+        sequence.candidates = candidates
+        if any(beam.candidates is None for beam in group.live):
             return []  # other beams of the group were computed in another step
         self._note_tokens(group, now)
         self._registry.stats.num_generated_tokens += len(group.live)
