@@ -8,7 +8,7 @@ produced a token is never ignored, and one that is computed again and exceeds th
 from __future__ import annotations
 
 from octavo.config.schema import SchedulerConfig
-from octavo.core.sequence import SequenceGroup, SequenceStatus
+from octavo.core.sequence import SequenceStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.plan import StepPlan, begin_plan
 from octavo.scheduler.registry import Registry
@@ -57,11 +57,5 @@ class ClassicPlanner:
         for group in list(self._registry.running):
             if group.status is not SequenceStatus.RUNNING:
                 continue  # it was preempted for one before it
-            if group.refork_at is not None or any(_gap(group, i) > 1 for i in range(len(group.live))):
+            if group.refork_at is not None or any(s.num_tokens - s.num_computed_tokens > 1 for s in group.live):
                 self._rows.plan_group(group, plan)
-
-
-def _gap(group: SequenceGroup, index: int) -> int:
-    """Return how many known tokens of a sequence are not computed."""
-    sequence = group.live[index]
-    return len(sequence.token_ids) + sequence.num_pending - sequence.num_computed_tokens
