@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -90,17 +91,7 @@ class GivenChoices:
         # a step that differs from the recorded one may ask more often
         return self._drafts.popleft() if self._drafts else []
 
-    def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
-        """Learn nothing."""
+    def _learn_nothing(self, *observed: Any, **named: Any) -> None:
+        """Ignore what a step has shown."""
 
-    def note_proposed(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
-        """Learn nothing."""
-
-    def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
-        """Learn nothing."""
-
-    def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
-        """Learn nothing."""
-
-    def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
-        """Learn nothing."""
+    note_forced = note_proposed = note_drafting = note_step = note_drawn = _learn_nothing
