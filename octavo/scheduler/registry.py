@@ -179,7 +179,7 @@ class Registry:
 
     def suspend(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
         """Move a running group to the waiting or the swapped ones; the worker releases its sequences."""
-        self._leave_running(group)
+        self._leave_device(group)
         for sequence in group.live:
             self._release(sequence)
         group.status, group.was_preempted, group.refork_at = status, True, None
@@ -216,8 +216,11 @@ class Registry:
         insort(self.running, group, key=_arrival)
         self.num_running_sequences += group.max_running_sequences
 
-    def _leave_running(self, group: SequenceGroup) -> None:
-        self.running.remove(group)
+    def _leave_device(self, group: SequenceGroup) -> None:
+        if group.status is SequenceStatus.RUNNING:
+            self.running.remove(group)
+        else:
+            self.fetching = {fetch_id: each for fetch_id, each in self.fetching.items() if each is not group}
         self.num_running_sequences -= group.max_running_sequences
         self.num_departures += 1
 
@@ -275,12 +278,8 @@ class Registry:
         """End a group with all its live sequences."""
         for sequence in list(group.live):
             self.end_sequence(group, sequence, status)
-        if group.status is SequenceStatus.RUNNING:
-            self._leave_running(group)
-        elif group.status is SequenceStatus.FETCHING:
-            self.fetching = {fetch_id: each for fetch_id, each in self.fetching.items() if each is not group}
-            self.num_running_sequences -= group.max_running_sequences
-            self.num_departures += 1
+        if group.status in _ON_DEVICE:
+            self._leave_device(group)
         else:
             self.queue_of(group).remove(group)
             if not group.was_preempted:
