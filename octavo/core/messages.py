@@ -250,7 +250,7 @@ _NUMBERS: Final = tuple(
 
 
 class Decision(msgspec.Struct, kw_only=True):
-    """One decision of the scheduler. `kind`: blocked, passed, admitted, swapped_in, preempted, unpinned, refused.
+    """One decision of the scheduler. `kind`: in a word, such as blocked, admitted, preempted or refused.
 
     A group that is blocked, or passed, step after step is one entry: from `step` to `last_step`, with the last reason.
     """

@@ -1,4 +1,4 @@
 """What runs in the next step: admission control, queues, budgets, admission, preemption, forks, ends of sequences.
 
-Imports core and kv_cache; no torch, no clock of its own (`now` is an argument). The engine core is its one user.
+No torch, and no clock of its own: `now` is an argument.
 """

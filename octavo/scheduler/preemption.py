@@ -153,14 +153,14 @@ class Preemption:
         known = self._futile.get(head.request_id)
         return known is not None and all(now >= then for now, then in zip(missing, known, strict=True))
 
-    # ---- swap or recompute ----
-
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. Returns False when they held nothing."""
         num_held = self._block_manager.pins.clear()
         if num_held:
             self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
         return num_held > 0
+
+    # ---- swap or recompute ----
 
     def _choose(self, group: SequenceGroup, plan: StepPlan | None, dropped: _Dropped) -> SwapChoice:
         manager = self._block_manager
