@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, introduce, keep_alive
-from octavo.core.listening import Greetings, in_time
+from octavo.core.listening import Greetings, cut, in_time
 from octavo.core.messages import CoreFailed, FromCore, Shutdown
 from octavo.core.processes import report_failure
 from octavo.engine.announced_executor import AnnouncedExecutor
@@ -133,8 +133,7 @@ class CoreLink:
                 if isinstance(error, BlockingIOError):
                     _log.warning("front %s has read nothing for %g s: its connection is closed", self._front, SEND_S)
                 self._connection = None
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads
+                cut(connection)  # ends the thread that reads
 
     def report(self, failure: CoreFailed) -> None:
         """Send the front why the core ends, as its last message, or log it when there is no front."""

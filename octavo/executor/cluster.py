@@ -14,7 +14,7 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, introduce, keep_alive
-from octavo.core.listening import Greetings
+from octavo.core.listening import Greetings, cut
 from octavo.core.messages import CoreFailed
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.multiprocess import Rank
@@ -74,8 +74,7 @@ class Gathering:
                 rank.connection.close()
             raise EngineDeadError(self._absence(timeout_s)) from None
         finally:
-            with suppress(OSError):  # wakes the thread that accepts
-                self._listener.shutdown(socket.SHUT_RDWR)
+            cut(self._listener)  # wakes the thread that accepts
             self._listener.close()
         return [ranks[number] for number in sorted(ranks)]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.core.listening import cut
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import SEEN_GPUS
 from octavo.executor.cluster import Gathering
@@ -169,8 +170,7 @@ def _watch(ends: Sequence[Any], ranks: Sequence[Rank]) -> None:
         for end in done:
             first = ends.index(end) * per_node
             for rank in ranks[first : first + per_node]:
-                with suppress(OSError):  # it has ended
-                    rank.connection.shutdown(socket.SHUT_RDWR)
+                cut(rank.connection)
 
 
 def _free_ports() -> int:
