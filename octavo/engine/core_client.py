@@ -58,9 +58,7 @@ class ProcessClient(CallingClient):
         core.is_used = True
         try:
             core.connection.sendall(frames.pack(config))
-            device = config.device
-            has_ranks = device.num_ranks > 1
-            return await cls.connect(core.connection, core, math.inf if has_ranks else HUNG_S)
+            return await cls.connect(core.connection, core, math.inf if config.device.num_ranks > 1 else HUNG_S)
         except BaseException as error:
             core.connection.close()
             has_failed = isinstance(error, OctavoError)  # then it ends by itself

@@ -24,7 +24,6 @@ from octavo.core.messages import (
     AddRequests,
     CoreReady,
     EngineCoreOutput,
-    EngineCoreRequest,
     SchedulerStats,
     StepOutputs,
     StopSequence,
@@ -225,7 +224,8 @@ class Replicas:
             raise self._error
         match message:
             case AddRequests(requests):
-                self._add(requests)
+                self._patience.check(self._max_waiting)
+                self._dispatch.add(requests)
             case AbortRequests(request_ids):
                 for request_id in request_ids:
                     self._abort(request_id)
@@ -246,10 +246,6 @@ class Replicas:
         replica = self._dispatch.end(request_id)
         if replica is not None and replica.is_ready:
             replica.client.send(AbortRequests([request_id]))
-
-    def _add(self, requests: list[EngineCoreRequest]) -> None:
-        self._patience.check(self._max_waiting)
-        self._dispatch.add(requests)
 
     def _update_patience(self, replica: Replica) -> None:
         async def refuse(outputs: list[EngineCoreOutput]) -> None:

@@ -332,9 +332,8 @@ class MultiprocessExecutor:
         return error
 
     def _stopped_ranks(self) -> EngineDeadError | None:
-        stopped = [rank.name for rank in self._ranks if rank.is_stopped]
-        names = ", ".join(stopped)
-        return EngineDeadError(f"{names}: stopped by a signal or a debugger") if stopped else None
+        names = ", ".join(rank.name for rank in self._ranks if rank.is_stopped)
+        return EngineDeadError(f"{names}: stopped by a signal or a debugger") if names else None
 
     def _hung_ranks(self, numbers: Sequence[int]) -> EngineDeadError | None:
         names = ", ".join(rank.name for rank in self._ranks if rank.number in numbers)

@@ -100,7 +100,9 @@ class BlockPool:
     def _evict(self) -> int:
         block = self._cached.pop()
         digest = self._forget(block)
-        self._remember(digest)
+        self._evicted[digest] = None
+        if len(self._evicted) > _REMEMBERED:
+            self._evicted.popitem(last=False)
         if self.on_evicted is not None:
             self.on_evicted(digest)
         return block
@@ -253,11 +255,6 @@ class BlockPool:
         if self.listener is not None:
             self.listener.removed(self._group, content.digest)
         return content.digest
-
-    def _remember(self, digest: bytes) -> None:
-        self._evicted[digest] = None
-        if len(self._evicted) > _REMEMBERED:
-            self._evicted.popitem(last=False)
 
     def check(self, expected_counts: dict[int, int]) -> None:
         """Prove the accounting against the users' own count of each block. Raises AssertionError."""

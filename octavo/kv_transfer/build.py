@@ -65,8 +65,7 @@ def make_connector(
             sources.append(PeerSource(secret, hello, transfer.kv_lease_s, wake))
     if transfer.kv_disk is not None or transfer.kv_host_size is not None:
         sources += _tiers(call("open_tiers")[0], block_manager, prefill_tokens_per_s)
-    num_ranks = device.num_ranks
-    return Sources(sources, num_ranks, wake, address)
+    return Sources(sources, device.num_ranks, wake, address)
 
 
 def _tiers(
