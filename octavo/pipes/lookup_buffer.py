@@ -276,16 +276,14 @@ class LookupServer:
         _reply(pipe, is_done=is_reserved)
         if not is_reserved:
             return
-        is_put = False
         try:
             entry = _receive_entry(pipe)
             if entry.num_bytes != request.num_bytes:
                 raise ValueError(f"an entry of {entry.num_bytes} bytes, {request.num_bytes} were announced")
             self._buffer.put(entry)
-            is_put = True
-        finally:
-            if not is_put:
-                self._buffer.release(request.num_bytes)
+        except BaseException:
+            self._buffer.release(request.num_bytes)
+            raise
         _reply(pipe, is_done=True)
 
     def _drop_select(self, pipe: Pipe, tokens: Tensor | None, roi: Tensor | None, wait_s: float) -> None:
