@@ -219,12 +219,11 @@ class Hub:
                 link.request_ids.add(each.request_id)
             self._replicas.send(AddRequests(requests))
         except (EngineDeadError, EngineRestartingError) as error:
-            retry_after_s = error.retry_after_s if isinstance(error, EngineRestartingError) else None
-            code = "engine_restarting" if isinstance(error, EngineRestartingError) else "engine_dead"
-            failure = RequestError(str(error), code=code, retry_after_s=retry_after_s)
-            for each in requests:
-                if taken is None:
-                    self._forget(each.request_id)
+            failure = RequestError(str(error), code="engine_dead")
+            if isinstance(error, EngineRestartingError):
+                failure = RequestError(str(error), code="engine_restarting", retry_after_s=error.retry_after_s)
+            for each in requests if taken is None else ():
+                self._forget(each.request_id)
             outputs = [EngineCoreOutput.failed(each.request_id, failure) for each in requests]
             link.send(ReplicaOutputs(self._replicas.states[0], outputs))
 
