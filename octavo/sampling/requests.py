@@ -21,8 +21,6 @@ from octavo.sampling.processors import (
     MinTokens,
     Penalties,
 )
-from octavo.sampling.processors.bad_words import barred_by_bad_words
-from octavo.sampling.processors.min_tokens import barred_by_min_tokens
 from octavo.sampling.processors.penalties import TokenCounts
 from octavo.sampling.random import packed_draw_key
 
@@ -100,8 +98,7 @@ class PackedRequest:
         if self._counts is not None:
             self._counts = self._counts.at(row)
         if self._can_bar:
-            barred = [*barred_by_min_tokens(row), *barred_by_bad_words(row)]
-            self._barred = np.array(barred, dtype=np.int64)
+            self._barred = np.array([*MinTokens.barred(row), *BadWords.barred(row)], dtype=np.int64)
         if self._masks is not None:
             self._mask = self._masks.mask(row)
         return self._pack(row.num_samples)

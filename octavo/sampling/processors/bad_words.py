@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-
-from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.processors.processor import ProcessedRow, TokenMask
+from octavo.sampling.processors.processor import BarringProcessor
 
 
-class BadWords:
+class BadWords(BarringProcessor):
     """Bars the last token of every bad word whose other tokens are the end of the output."""
 
     name = "bad_words"
 
-    def __init__(self) -> None:
-        self._barred = TokenMask()
-
     def needs(self, params: SamplingParams) -> bool:
         return bool(params.bad_words)
 
-    def update(self, rows: Sequence[ProcessedRow]) -> None:
-        self._barred = TokenMask()
-        for each in rows:
-            self._barred.add(each.row, barred_by_bad_words(each.sampling))
-
-    def apply(self, logits: Tensor) -> None:
-        self._barred.fill(logits, -math.inf)
-
-
-def barred_by_bad_words(row: SamplingRow) -> list[int]:
-    """Return the token ids that would complete a bad word."""
-    words = [word for word in row.sequence.bad_words_token_ids if word]
-    longest = max((len(word) for word in words), default=1)
-    # what the prompt says is not ours to bar: a word counts from its first token in the output
-    first = max(row.sequence.num_prompt_tokens, row.position - longest + 1)
-    tail = row.tokens[first:].tolist()
-    return [word[-1] for word in words if _ends_with(tail, word[:-1])]
+    @staticmethod
+    def barred(row: SamplingRow) -> Sequence[int]:
+        words = [word for word in row.sequence.bad_words_token_ids if word]
+        longest = max((len(word) for word in words), default=1)
+        # what the prompt says is not ours to bar: a word counts from its first token in the output
+        first = max(row.sequence.num_prompt_tokens, row.position - longest + 1)
+        tail = row.tokens[first:].tolist()
+        return [word[-1] for word in words if _ends_with(tail, word[:-1])]
 
 
 def _ends_with(tail: list[int], start: Sequence[int]) -> bool:

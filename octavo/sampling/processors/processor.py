@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -62,23 +63,29 @@ class MaskingProcessor(LogitsProcessor, Protocol):
         ...
 
 
-class TokenMask:
-    """Places (row, token) of a logits tensor, collected row by row."""
+class BarringProcessor:
+    """A `LogitsProcessor` that bars tokens, which follow from each row alone."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._token_ids: list[int] = []
 
-    def add(self, row: int, token_ids: Iterable[int]) -> None:
-        before = len(self._token_ids)
-        self._token_ids.extend(token_ids)
-        self._rows.extend([row] * (len(self._token_ids) - before))
+    @staticmethod
+    def barred(row: SamplingRow) -> Sequence[int]:
+        """Return the token ids that may not be drawn."""
+        raise NotImplementedError
 
-    def fill(self, logits: Tensor, value: float) -> None:
-        """Write `value` to all places."""
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._rows, self._token_ids = [], []
+        for each in rows:
+            token_ids = self.barred(each.sampling)
+            self._token_ids += token_ids
+            self._rows += [each.row] * len(token_ids)
+
+    def apply(self, logits: Tensor) -> None:
         if self._rows:
             # two indices, not one flat index: an id outside the vocabulary raises instead of hitting the next row
-            logits[placed(self._rows, logits), placed(self._token_ids, logits)] = value
+            logits[placed(self._rows, logits), placed(self._token_ids, logits)] = -math.inf
 
 
 def placed(values: Sequence[float] | NDArray[Any], logits: Tensor, dtype: DTypeLike = np.int64) -> Tensor:
