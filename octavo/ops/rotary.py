@@ -56,10 +56,10 @@ class Rotation(NamedTuple):
     positions: Tensor
     q_table: Tensor
     k_table: Tensor
-    q_weight: Tensor | None
-    k_weight: Tensor | None
-    eps_and_offset: tuple[float, float]
-    interleaved: bool
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    eps_and_offset: tuple[float, float] = (0.0, 0.0)
+    interleaved: bool = False
 
     def of(self, rotary: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return q [tokens, heads, dim] and k [tokens, kv_heads, dim] rotated by an implementation of `rotary`."""

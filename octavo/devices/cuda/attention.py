@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.attention.backend import Parts, Scores
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 
 HEAD_DIMS: Final = (8, 576)
 """Smallest and largest head; larger ones do not fit into an SM's memory beside their keys."""
@@ -140,7 +140,7 @@ class CudaBackend:
 
     def _store(self, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
         """Write k and v [tokens, heads, dim] to the planes of the cache; only k where it has one plane."""
-        k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (k, v))
+        k, v = dense(k), dense(v)
         tokens, heads, dim = k.shape
         shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": cache.shape[3]}
         tensors = k, v, cache[0], cache[-1], metadata.slot_mapping

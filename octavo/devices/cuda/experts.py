@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape
 
@@ -62,7 +62,7 @@ class GroupedStack(PreparedStack):
         self._scales, self._biases = state["scales"].contiguous() if group else self._weights, state.get("bias")
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
-        x, shape = x if x.stride(-1) == 1 else x.contiguous(), self._shape
+        x, shape = dense(x), self._shape
         out = room_for_rows(self, routing, shape, x, torch.float32 if in_float32 else x.dtype)
         has_many = len(out) >= _MANY * self.experts and not self._runtime.is_invariant
         tile: dict[str, Any] = LARGE if has_many else self._tile

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend
-from octavo.devices.cuda.ops.rows import dense, rotated, rotation_arguments
+from octavo.devices.cuda.ops.rows import rotated, rotation_arguments
+from octavo.devices.cuda.runtime import dense
 from octavo.ops.rotary import Rotation
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo.devices.cuda.launch import Launcher, launch_by_triton
-from octavo.ops.registry import Ops, bind, implementations
+from octavo.ops.registry import Implementation, Ops, bind, implementations
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,13 @@ def compute_type(x: Tensor) -> str:
 def power_of_2(number: int, least: int = 16) -> int:
     """Return the smallest power of 2 that is no less than the number, and at least `least`."""
     return max(least, 1 << (number - 1).bit_length())
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return x with the elements of its last dimension side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def implementation(function: Callable[..., Any]) -> Implementation:
+    """Return the implementation in Triton of the operator of this name. It takes the runtime first."""
+    return Implementation(function.__name__, "triton", lambda runtime: partial(function, runtime))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.devices.cuda.experts import grouped_arguments, num_tiles, room_for_rows
 from octavo.devices.cuda.float8 import Float8Format
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, dense
 from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
 from octavo.ops.codes import check_inputs
 from octavo.ops.experts import PreparedStack, Routing
@@ -159,7 +159,7 @@ class _Product:
         """Return codes int8 [planes, tokens, padded inputs], and scales of tokens. owners: the weight of each token
         whose order of inputs is taken."""
         spec, (tokens, inputs), planes = self.spec, x.shape, self.spec.activation_bits // 8
-        x, padded = x if x.stride(-1) == 1 else x.contiguous(), padded_inputs(spec, inputs)
+        x, padded = dense(x), padded_inputs(spec, inputs)
         codes = torch.empty((planes, tokens, padded), dtype=torch.int8, device=x.device)
         scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
         options: dict[str, Any] = {**UNFUSED, **QUANTIZED}

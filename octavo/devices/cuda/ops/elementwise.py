@@ -9,8 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.ops.rows import dense
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, dense
 from octavo.ops.registry import Implementation
 
 BLOCK: Final = 1024

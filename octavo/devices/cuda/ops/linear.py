@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.devices.cuda.experts import GroupedStack
 from octavo.devices.cuda.ops.elementwise import make_gated
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
+from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear
 from octavo.ops.registry import Implementation
@@ -121,8 +121,7 @@ def multiplied(
     inputs (1: for each row). chunks: how the inputs are divided; None where the order of sums depends neither on the
     number of inputs nor on that of columns.
     """
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    weight = state["weight"]
+    x, weight = dense(x), state["weight"]
     (tokens, inputs), outputs = x.shape, len(weight)
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.ops.rows import dense
-from octavo.devices.cuda.runtime import CudaRuntime, power_of_2
+from octavo.devices.cuda.runtime import CudaRuntime, dense, implementation, power_of_2
 from octavo.ops.recurrent import NO_LIMITS, Limits, TokenRows
-from octavo.ops.registry import Implementation
 
 CHANNELS: Final = 256
 """Of a program of a convolution."""
@@ -126,8 +122,4 @@ def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tupl
     return tensors, (states.stride(0), tables.stride(0))
 
 
-def _implementation(function: Callable[..., Tensor]) -> Implementation:
-    return Implementation(function.__name__, "triton", lambda runtime: partial(function, runtime))
-
-
-IMPLEMENTATIONS = tuple(map(_implementation, (short_convolution, gated_delta_rule, mamba2_scan, gated_rms_norm)))
+IMPLEMENTATIONS = tuple(map(implementation, (short_convolution, gated_delta_rule, mamba2_scan, gated_rms_norm)))

@@ -2,79 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.runtime import CudaRuntime, power_of_2
-from octavo.ops.registry import Implementation
+from octavo.devices.cuda.runtime import CudaRuntime, dense, implementation, power_of_2
 from octavo.ops.rotary import Rotation
 
 
-def make_rms_norm(runtime: CudaRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.norm.rms_norm`."""
-
-    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        x, heads = _with_strides(x)
-        dim = x.shape[-1]
-        runtime.launch(
-            "rows.rms_norm",
-            (out.numel() // dim,),
-            *(x, x, weight, x, out, x.stride(0), x.stride(-2), eps, offset),
-            HEADS=heads,
-            DIM=dim,
-            D=power_of_2(dim),
-            ADDS=False,
-        )
-        return out
-
-    return rms_norm
+def rms_norm(runtime: CudaRuntime, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Return what `octavo.ops.norm.rms_norm` does."""
+    return _normed(runtime, x, None, weight, eps, offset)[0]
 
 
-def make_add_rms_norm(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make `octavo.ops.norm.add_rms_norm`."""
-
-    def add_rms_norm(
-        x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-        x, heads = _with_strides(x)
-        dim = x.shape[-1]
-        runtime.launch(
-            "rows.rms_norm",
-            (out.numel() // dim,),
-            *(x, residual.contiguous(), weight, total, out, x.stride(0), x.stride(-2), eps, offset),
-            HEADS=heads,
-            DIM=dim,
-            D=power_of_2(dim),
-            ADDS=True,
-        )
-        return out, total
-
-    return add_rms_norm
+def add_rms_norm(
+    runtime: CudaRuntime, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return what `octavo.ops.norm.add_rms_norm` does."""
+    return _normed(runtime, x, residual.contiguous(), weight, eps, offset)
 
 
-def make_rotary(runtime: CudaRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make `octavo.ops.rotary.rotary`, one launch for queries and keys."""
+def _normed(
+    runtime: CudaRuntime, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of the sum of x [tokens, dim] or [tokens, heads, dim] and `residual`, and the sum."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x, dim = dense(x), x.shape[-1]
+    total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    runtime.launch(
+        "rows.rms_norm",
+        (out.numel() // dim,),
+        *(x, x if residual is None else residual, weight, total, out, x.stride(0), x.stride(-2), eps, offset),
+        HEADS=x.shape[1] if x.dim() == 3 else 1,
+        DIM=dim,
+        D=power_of_2(dim),
+        ADDS=residual is not None,
+    )
+    return out, total
 
-    def rotary(
-        q: Tensor,
-        k: Tensor,
-        positions: Tensor,
-        table: Tensor,
-        q_weight: Tensor | None = None,
-        k_weight: Tensor | None = None,
-        eps_and_offset: tuple[float, float] = (0.0, 0.0),
-        interleaved: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        return rotated(
-            runtime, q, k, Rotation(positions, table, table, q_weight, k_weight, eps_and_offset, interleaved)
-        )
 
-    return rotary
+def rotary(
+    runtime: CudaRuntime, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return what `octavo.ops.rotary.rotary` does, by one launch for queries and keys."""
+    return rotated(runtime, q, k, Rotation(positions, table, table, *options))
 
 
 def rotated(runtime: CudaRuntime, q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -109,19 +81,4 @@ def rotation_arguments(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[tuple[
     return (rotation.positions, rotation.q_table, rotation.k_table, *weights), constants
 
 
-def dense(x: Tensor) -> Tensor:
-    """Return x with the elements of its last dimension side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _with_strides(x: Tensor) -> tuple[Tensor, int]:
-    """Return x [tokens, dim] or [tokens, heads, dim] with dense heads, and the number of heads."""
-    x = dense(x)
-    return x, x.shape[1] if x.dim() == 3 else 1
-
-
-IMPLEMENTATIONS = (
-    Implementation("rms_norm", "triton", make_rms_norm),
-    Implementation("add_rms_norm", "triton", make_add_rms_norm),
-    Implementation("rotary", "triton", make_rotary),
-)
+IMPLEMENTATIONS = (implementation(rms_norm), implementation(add_rms_norm), implementation(rotary))
