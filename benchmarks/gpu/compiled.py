@@ -28,7 +28,7 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, TILE, Division
 from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
 from octavo.devices.cuda.draws import BLOCKS, WARPS
-from octavo.devices.cuda.experts import LARGE
+from octavo.devices.cuda.experts import LARGE, MIDDLE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, REFINED, SEARCHED, STEPS
 from octavo.devices.cuda.kernels import (
     attention,
@@ -47,7 +47,7 @@ from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.coded import QUANTIZED, ZEROS
 from octavo.devices.cuda.ops.coded import tile_of as coded_tile
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
-from octavo.devices.cuda.ops.linear import MIDDLE, tile_of
+from octavo.devices.cuda.ops.linear import tile_of
 from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, TOKENS
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.ops.coded import CodeSpec

@@ -12,6 +12,8 @@ from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_
 from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape
 
+MIDDLE: Final = {"BM": 32, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+"""The tile where nothing better is known, of stacks as of single weights: a row has the same bits."""
 LARGE: Final = {"BM": 128, "BN": 64, "BK": 64, "num_warps": 8, "num_stages": 3}
 """The tile of steps whose experts have many rows, if bits may depend on the number of rows."""
 _MANY: Final = 64
@@ -51,13 +53,11 @@ class GroupedStack(PreparedStack):
         state: Mapping[str, Tensor],
         first: int,
         runtime: CudaRuntime,
-        tile: dict[str, int],
         group: int = 0,
     ) -> None:
-        """tile: rows, columns and inputs of a program; that of single weights, so that a row has the same bits. group:
-        inputs that share a scale (1: all); 0 without scales."""
+        """group: inputs that share a scale (1: all); 0 without scales."""
         super().__init__(state, first)
-        self._shape, self._runtime, self._tile, self._group = shape, runtime, tile, group
+        self._shape, self._runtime, self._group = shape, runtime, group
         self._weights = runtime.floats(state["codes"].contiguous()) if group else state["weight"].contiguous()
         self._scales, self._biases = state["scales"].contiguous() if group else self._weights, state.get("bias")
 
@@ -65,7 +65,7 @@ class GroupedStack(PreparedStack):
         x, shape = dense(x), self._shape
         out = room_for_rows(self, routing, shape, x, torch.float32 if in_float32 else x.dtype)
         has_many = len(out) >= _MANY * self.experts and not self._runtime.is_invariant
-        tile: dict[str, Any] = LARGE if has_many else self._tile
+        tile: dict[str, Any] = LARGE if has_many else MIDDLE
         tensors, numbers, constants = grouped_arguments(self, routing, of_tokens=of_tokens)
         self._runtime.launch(
             "experts.experts",

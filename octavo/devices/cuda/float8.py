@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cuda.experts import GroupedStack
-from octavo.devices.cuda.ops.linear import MIDDLE, InvariantLinear, multiplied
+from octavo.devices.cuda.ops.linear import InvariantLinear, multiplied
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.coded import CodedFormat, CodeSpec
 from octavo.ops.codes import NotFinite
@@ -54,7 +54,7 @@ class Float8Format(CodedFormat):
             raise NotFinite(int(spoilt.nonzero()[0]))
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return GroupedStack(shape, state, first, self._runtime, MIDDLE, self.spec.group or 1)
+        return GroupedStack(shape, state, first, self._runtime, self.spec.group or 1)
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         return Float8Linear(self.spec, shape, state, self._runtime)

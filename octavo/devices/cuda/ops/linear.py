@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.experts import GroupedStack
+from octavo.devices.cuda.experts import MIDDLE, GroupedStack
 from octavo.devices.cuda.ops.elementwise import make_gated
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 from octavo.ops.experts import PreparedStack
@@ -17,8 +17,6 @@ from octavo.ops.registry import Implementation
 
 FEW: Final = 16
 """Rows of which reading the weight is all that takes time, whoever multiplies."""
-MIDDLE: Final = {"BM": 32, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
-"""The tile where nothing better is known."""
 _READING: Final = {"BN": 32, "BK": 128, "num_warps": 4, "num_stages": 5}
 """Columns and inputs of tiles of up to 64 rows: as many programs as can read the weight."""
 MEDIUM: Final = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
@@ -187,7 +185,7 @@ class CublasFormat(PlainFormat):
         return CublasLinear(shape, state, self._runtime)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return GroupedStack(shape, state, first, self._runtime, MIDDLE)
+        return GroupedStack(shape, state, first, self._runtime)
 
 
 class InvariantFormat(CublasFormat):
