@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
 from typing import Any, ClassVar, Final
 
 import torch
@@ -95,11 +94,8 @@ class ImageReader(DecoderStack):
         # DeepStack: what the encoder makes at several depths is added behind the first layers
         assert self.is_last, "the layers that images are added to are on one rank"
         first, *levels = torch.split(found.values, width, 1)
-        x, residual = self.begin(dataclasses.replace(batch, embeddings=EmbeddingOverride(found.token_indices, first)))
-        for layer, level in zip_longest(self.layers.values(), levels):
-            x, residual = layer(x, residual, batch)
-            x = x if level is None else x.index_add(0, found.token_indices, level)
-        return self.normalize(x, residual)
+        batch = dataclasses.replace(batch, embeddings=EmbeddingOverride(found.token_indices, first))
+        return self.through_layers(*self.begin(batch), batch, levels)
 
     def own_name(self, name: str) -> str:
         return super().own_name(_OLD_NAMES.sub("vision_tower.", name))

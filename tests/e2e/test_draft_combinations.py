@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from octavo import LLM, SamplingParams
+from octavo.core.step import RowOutput
 from octavo.errors import ConfigError
+from octavo.models.draft_heads import NUM_NOTED
+from octavo.worker.drafter import Drafter
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
 from tests.e2e import test_images as images
@@ -68,7 +73,7 @@ def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("gemma3", each) for each in METHODS] + [("qwen3_vl", each) for each in METHODS if each != "eagle3"],
+    [("gemma3", each) for each in METHODS] + [("qwen3_vl", each) for each in METHODS],
 )
 def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str, tmp_path: Path) -> None:
     path = make_vision_checkpoint(family, tmp_path / "model")
@@ -84,6 +89,21 @@ def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str,
         for _ in range(2):
             assert [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params] == expected
         assert stats(llm).num_draft_tokens > 10
+
+
+def test_a_head_reads_the_streams_of_tokens_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, widths, extend = make_vision_checkpoint("qwen3_vl", tmp_path / "model"), [], Drafter.extend
+
+    def noted(drafter: Drafter, rows: Any, outputs: Any, states: Sequence[Tensor]) -> list[RowOutput]:
+        widths.append(sum(each.shape[1] for each in states))
+        return extend(drafter, rows, outputs, states)
+
+    monkeypatch.setattr(Drafter, "extend", noted)
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
+    with LLM(str(path), speculative_config=guessing("eagle3", path, tmp_path / "other"), **options) as llm:
+        hidden_size = json.loads((path / "config.json").read_text())["text_config"]["hidden_size"]
+        llm.generate(images.PROMPTS, SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
+    assert set(widths) == {NUM_NOTED * hidden_size}
 
 
 @pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])

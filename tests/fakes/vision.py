@@ -185,7 +185,7 @@ def _qwen2() -> tuple[Any, Any]:
 def _qwen3() -> tuple[Any, Any]:
     tower = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
     own = {"patch_size": 16, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64}
-    return _qwen("Qwen3VL", "Qwen3", {**tower, **own}, mrope_interleaved=True)
+    return _qwen("Qwen3VL", "Qwen3", {**tower, **own}, {"num_hidden_layers": 3}, mrope_interleaved=True)
 
 
 def _qwen3_5() -> tuple[Any, Any]:
