@@ -79,6 +79,8 @@ class EmbeddingOverride:
     """int64 [overridden]: flat indices of the tokens, each once."""
     values: Tensor
     """[overridden, embedding size], in the model's type."""
+    levels: tuple[Tensor, ...] = ()
+    """What is added to these tokens behind each of the first layers (DeepStack), [overridden, hidden] each."""
 
     def put_into(self, x: Tensor) -> Tensor:
         """Return x [tokens, embedding size] with the vectors in their places."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -148,20 +148,15 @@ class DecoderStack(nn.Module):
 
     def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors | NotedStates:
         """Return the normalised last hidden state of every token, [tokens, hidden]; or what the next stage receives."""
-        return self.through_layers(*(self.begin(batch) if batch.received is None else batch.received), batch)
-
-    def through_layers(
-        self, x: Tensor, residual: Tensor | None, batch: ModelInput, levels: Sequence[Tensor] = ()
-    ) -> Tensor | IntermediateTensors | NotedStates:
-        """Return what `forward` does, from what the first layer receives. levels: added behind the first layers, to the
-        tokens that have other embeddings, [overridden, hidden] each."""
+        x, residual = self.begin(batch) if batch.received is None else batch.received
+        override = batch.embeddings
         streams: dict[int, Tensor] = {}
         for index, layer in self.layers.items():
             if self._noted_layers and int(index) in self._noted_layers:
                 streams[int(index)] = x if residual is None else self.add_streams(x, residual)
             x, residual = layer(x, residual, batch)
-            if int(index) < len(levels) and batch.embeddings is not None:
-                x = x.index_add(0, batch.embeddings.token_indices, levels[int(index)])
+            if override is not None and int(index) < len(override.levels):
+                x = x.index_add(0, override.token_indices, override.levels[int(index)])
         if self.is_last:
             hidden = self.normalize(x, residual)
             if not self._noted_layers:

@@ -94,8 +94,8 @@ class ImageReader(DecoderStack):
         # DeepStack: what the encoder makes at several depths is added behind the first layers
         assert self.is_last, "the layers that images are added to are on one rank"
         first, *levels = torch.split(found.values, width, 1)
-        batch = dataclasses.replace(batch, embeddings=EmbeddingOverride(found.token_indices, first))
-        return self.through_layers(*self.begin(batch), batch, levels)
+        override = EmbeddingOverride(found.token_indices, first, tuple(levels))
+        return super().forward(dataclasses.replace(batch, embeddings=override))
 
     def own_name(self, name: str) -> str:
         return super().own_name(_OLD_NAMES.sub("vision_tower.", name))
