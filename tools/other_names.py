@@ -201,5 +201,5 @@ LLAMA_CPP_ENDPOINTS: Final = (
     Row("POST /v1/messages", "POST /v1/messages"),
     Row("POST /embedding", "POST /v1/embeddings", "`input` instead of `content`"),
     Row("POST /reranking", "POST /rerank"),
-    Row("POST /infill", "POST /v1/completions", "`prompt` and `suffix` for `input_prefix` and `input_suffix`"),
+    Row("POST /infill", "POST /infill", "for llama.vim and llama.vscode ([fields](../reference/server.md#infill))"),
 )

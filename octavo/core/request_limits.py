@@ -54,6 +54,11 @@ _TEXTS = FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, tota
 REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "prompt": _TEXTS,
     "suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
+    "input_prefix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
+    "input_suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
+    "input_extra": FieldLimits(
+        _PROMPTS, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
+    ),
     "tokens": FieldLimits("they are decoded in one piece", entries=MAX_REQUEST_TOKENS),
     "messages": FieldLimits(_TEMPLATE, entries=4096, total_chars=MAX_PROMPT_CHARS),
     "messages[].content": FieldLimits(_TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS),
@@ -133,6 +138,8 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "metadata": FieldLimits(_IGNORED, entries=16, chars=512, values=64),
     "messages[].cache_control": FieldLimits(_IGNORED, chars=256, values=64),
     "messages[].provider_specific_fields": FieldLimits(_IGNORED, chars=65_536, total_chars=65_536, values=1024),
+    "samplers": FieldLimits(_IGNORED, entries=64, chars=256),
+    "response_fields": FieldLimits("each is looked up in the answer", entries=64, chars=256),
     "guided_decoding_backend": FieldLimits(_IGNORED, chars=256),
     "service_tier": FieldLimits(_IGNORED, chars=256),
     "safety_identifier": FieldLimits(_IGNORED, chars=256),

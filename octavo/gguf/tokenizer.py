@@ -118,7 +118,9 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise CheckpointError(f"{file.path}: its tokenizer is not usable ({error}); download it again") from error
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
+    names |= {each: f"fim_{each}" for each in ("prefix", "suffix", "middle")}  # the older names of the next three
     names |= {"fim_pre": "fim_prefix", "fim_suf": "fim_suffix", "fim_mid": "fim_middle"}
+    names |= {"fim_rep": "fim_repository", "fim_sep": "fim_file", "fim_pad": "fim_padding"}
     special = {}
     for theirs, ours in names.items():
         at = file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")

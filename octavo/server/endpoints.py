@@ -23,6 +23,7 @@ from octavo.server.responses.audio import VerboseTranscription
 from octavo.server.responses.chat import ChatCompletionResponse
 from octavo.server.responses.completions import CompletionResponse
 from octavo.server.responses.health import Drained, Health, Index, Load, Version
+from octavo.server.responses.infill import InfillResponse
 from octavo.server.responses.kv_events import KvEvent
 from octavo.server.responses.live import LiveEvent
 from octavo.server.responses.messages import MessageResponse, TokenCount
@@ -45,6 +46,7 @@ from octavo.server.routes import (
     chat,
     completions,
     health,
+    infill,
     kv_events,
     live,
     messages,
@@ -61,6 +63,7 @@ from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
+from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, ResponsesRequest, TextConfig
@@ -141,6 +144,7 @@ _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
     Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
+    Endpoint("POST", "/infill", infill.create, InfillRequest, InfillResponse),
     Endpoint("POST", "/v1/responses", responses.create, ResponsesRequest, ModelResponse),
     Endpoint("POST", "/v1/responses/input_tokens", responses.input_tokens, InputTokensRequest, InputTokens),
     *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),

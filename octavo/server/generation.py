@@ -233,11 +233,11 @@ class Generation(ABC):
         """Return what the request asks for, over the model's defaults. Raises InvalidRequest."""
 
     @abstractmethod
-    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
-        """Return the response to a request that is not streamed."""
+    def whole(self, outputs: Sequence[RequestOutput]) -> Any:
+        """Return the response to a request that is not streamed: a struct, or several."""
 
     @abstractmethod
-    def chunks(self, index: int, output: RequestOutput) -> Iterable[msgspec.Struct]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterable[Any]:
         """Return the chunks of a stream for an output of prompt `index`."""
 
     @abstractmethod
@@ -385,6 +385,6 @@ def without_details_of_others(caller: Caller) -> Iterator[None]:
         raise ApiError(503, "the engine has stopped", code="engine_dead") from error
 
 
-def json_response(value: msgspec.Struct) -> Response:
-    """Return a response with a struct as JSON."""
+def json_response(value: Any) -> Response:
+    """Return a response with a struct, or several, as JSON."""
     return Response(msgspec.json.encode(value), media_type="application/json")

@@ -35,6 +35,7 @@ from octavo.server.responses.responses import InputTokens
 from octavo.server.responses.tokens import DetokenizeResponse, MediaSpan, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.prefix_cache import PrefixRequest
 from octavo.server.schema.responses import InputTokensRequest
@@ -119,7 +120,7 @@ class Preparer:
                 chat.thinking_token_budget = None  # clients send it to every model
             with asked.named():
                 return self.prompts(chat, limits)
-        if isinstance(asked, VectorRequest):
+        if isinstance(asked, VectorRequest | InfillRequest):
             return asked.prompts(self.tools)
         if isinstance(asked, FormFields):
             self.tools.vectors.refuse_text()
@@ -282,13 +283,13 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
 def _without_text(asked: RequestBody) -> RequestBody:
     """Return the request without what its prompts were made of."""
     changes: dict[str, Any] = {}
-    for name in ("prompt", "input"):
+    for name in ("prompt", "input", "input_prefix", "input_suffix"):
         if getattr(asked, name, None) is not None:
             changes[name] = ""
     if messages := getattr(asked, "messages", None):
         echoed = getattr(asked, "echoed_text", "")
         changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
-    unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix")
+    unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix", "input_extra")
     changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
     return msgspec.structs.replace(asked, **changes)
 

@@ -15,7 +15,7 @@ from octavo.config.explain import model_facts, types_of_file
 from octavo.config.resolve import resolve
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.fill_in import fill_in_prompt
+from octavo.engine.fill_in import FillTokens, fill_in_prompt
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import UnsupportedModel
 from octavo.gguf.reader import read_gguf
@@ -100,12 +100,25 @@ def test_an_unknown_pre_tokenizer_is_refused_with_those_that_are_there(tmp_path:
         Tokenizer.open(path)
 
 
-def test_tokens_to_fill_in_are_those_that_the_file_names(tmp_path: Path) -> None:
-    own: dict[str, Any] = {"model": "gpt2", "tokens": ["a", "b", "<P>", "<S>", "<M>"], "token_type": [1, 1, 3, 3, 3]}
-    own |= {"fim_pre_token_id": 2, "fim_suf_token_id": 3, "fim_mid_token_id": 4}
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"fim_pre": 2, "fim_suf": 3, "fim_mid": 4, "fim_rep": 5, "fim_sep": 6},
+        {"prefix": 2, "suffix": 3, "middle": 4, "fim_rep": 5, "fim_sep": 6},
+        {"prefix": 0, "suffix": 0, "middle": 0, "fim_pre": 2, "fim_suf": 3, "fim_mid": 4, "fim_rep": 5, "fim_sep": 6},
+    ],
+    ids=["new", "old", "both"],
+)
+def test_tokens_to_fill_in_are_those_that_the_file_names(tmp_path: Path, names: dict[str, int]) -> None:
+    tokens = ["a", "b", "<P>", "<S>", "<M>", "<R>", "<F>"]
+    own: dict[str, Any] = {"model": "gpt2", "tokens": tokens, "token_type": [1, 1, 3, 3, 3, 3, 3]}
+    own |= {f"{name}_token_id": number for name, number in names.items()}
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
-    assert fill_in_prompt(Tokenizer.open(path), "a", "b").token_ids == [2, 0, 3, 1, 4]
+    tokenizer = Tokenizer.open(path)
+    assert fill_in_prompt(tokenizer, "a", "b").token_ids == [2, 0, 3, 1, 4]
+    tokens_to_fill_in = FillTokens.of(tokenizer)
+    assert (tokens_to_fill_in.repository, tokens_to_fill_in.file) == (5, 6)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from octavo.server.errors import ApiError, shutting_down
 from octavo.server.open_requests import OpenRequests
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.tokens import TokenizeRequest
@@ -294,3 +295,16 @@ async def test_a_completion_with_a_suffix_is_a_prompt_to_fill_in(tmp_path: Path,
     for fields, words in (({"echo": True}, "does not go with echo"), ({"prompt": [1, 2]}, "needs a prompt of text")):
         with pytest.raises((InvalidRequest, ApiError), match=f"suffix {words}"):
             await prepared.read(request(body | fields), CompletionRequest)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_other_files_of_an_editor_are_read_in_either_process(tmp_path: Path, padding: int) -> None:
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
+    listed = {str(259 + at): {"content": name, "special": True} for at, name in enumerate(names)}
+    prepared = texts(tmp_path, tokenizer_config={"added_tokens_decoder": listed}, vocab_size=263)
+    body = {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "x" * padding}, {"text": "y"}]}
+    asked, [prompt] = await prepared.read(request(body | {"n_predict": 1}), InfillRequest)
+    file = [] if padding else [262, *b"tmp\n"]
+    assert prompt.token_ids == [*file, 262, *b"tmp\ny", 262, *b"filename\n", 259, *b"a", 260, *b"b", 261]
+    assert (asked.input_prefix, asked.input_extra is None) == (("", True) if padding else ("a", False))

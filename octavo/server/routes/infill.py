@@ -1,0 +1,101 @@
+"""`POST /infill`: the text at a cursor, as editors with a client of llama.cpp ask for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.fill_in import ends_of_filling_in
+from octavo.server.context import ServerContext
+from octavo.server.generation import Generation, named_by_the_client
+from octavo.server.responses.common import CacheInfo, Timings
+from octavo.server.responses.infill import InfillChunk, InfillResponse
+from octavo.server.schema.infill import InfillRequest
+from octavo.server.sending import EventStream
+
+
+async def create(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return what stands between a prefix and a suffix, whole or as a stream."""
+    asked, prompts = await context.texts.read(request, InfillRequest)
+    return await _Infill(context, request, asked, prompts).respond()
+
+
+class _Infill(Generation):
+    """A stream has the text in pieces, and a last chunk of each text, which has none."""
+
+    id_prefix = "infill-"
+    end_of_stream = b""
+    asked: InfillRequest
+
+    def sampling_params(self) -> SamplingParams:
+        asked = self.asked
+        self.field_names = asked.names
+        self._num_sent: Counter[int] = Counter()
+        limit = asked.most_to_fill_in
+        others = {
+            **{ours: getattr(asked, theirs) for ours, theirs in asked.names.items()},
+            # the engine always draws a token
+            "max_tokens": None if limit is None else max(limit, 1),
+            "stop_token_ids": [*(asked.stop_token_ids or ()), *ends_of_filling_in(self.context.llm.tokenizer)],
+        }
+        with named_by_the_client(self.field_names):
+            return self.context.llm.default_sampling_params(**asked.given_sampling(**others))
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Any:
+        [output] = outputs
+        texts = [self._last(output, each, *self._new(each)) for each in output.outputs]
+        return texts[0] if len(texts) == 1 else texts
+
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[Any]:
+        for completion in output.outputs:
+            text, token_ids = self._new(completion)
+            if text or token_ids:
+                yield InfillChunk(index=completion.index, content=text, tokens=token_ids)
+            self._num_sent[completion.index] += len(token_ids)
+            if completion.finished:
+                yield self._last(output, completion, "", [])
+
+    def last_chunks(self) -> Sequence[Any]:
+        return ()
+
+    def _new(self, completion: CompletionOutput) -> tuple[str, list[int]]:
+        return ("", []) if self.asked.most_to_fill_in == 0 else (completion.text, completion.token_ids)
+
+    def _last(self, output: RequestOutput, completion: CompletionOutput, text: str, token_ids: list[int]) -> Any:
+        """Return what is said of a complete text; where some fields are asked for, those alone."""
+        num_generated = self._num_sent[completion.index] + len(token_ids)
+        num_prompt, word = len(output.prompt_token_ids), completion.stop_reason
+        answer = InfillResponse(
+            index=completion.index,
+            content=text,
+            tokens=token_ids if self.asked.return_tokens else [],
+            model=self.frame["model"],
+            tokens_predicted=num_generated,
+            tokens_evaluated=num_prompt,
+            tokens_cached=output.num_cached_tokens,
+            stop_type="limit" if completion.finish_reason == "length" else "word" if isinstance(word, str) else "eos",
+            stopping_word=word if isinstance(word, str) else "",
+        )
+        if output.metrics is not None:
+            cached = CacheInfo(num_prompt, output.num_cached_tokens, None, output.num_fetched_tokens)
+            answer.timings = Timings.of(output.metrics, cached, num_generated)
+        return _picked(answer, self.asked.response_fields) if self.asked.response_fields else answer
+
+
+def _picked(answer: InfillResponse, fields: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that there are; a slash leads into an object."""
+    found = {}
+    for field in fields:
+        value: Any = msgspec.to_builtins(answer)
+        for step in field.split("/"):
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            found[field] = value
+    return found

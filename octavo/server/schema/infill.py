@@ -1,0 +1,82 @@
+"""The body of `POST /infill`, an endpoint of llama.cpp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from msgspec import Struct
+
+from octavo.core.prompt import Prompt
+from octavo.engine.fill_in import fill_in_prompt
+from octavo.server.decode import Refused
+from octavo.server.schema.common import GenerationRequest, Int
+
+if TYPE_CHECKING:
+    from octavo.engine.input_processor import InputProcessor
+
+_ELSEWHERE: Final = Refused("POST /v1/completions has it", harmless=(False, 0))
+_NAMES: Final = {"max_tokens": "n_predict", "n": "n_cmpl", "repetition_penalty": "repeat_penalty"}
+
+
+class OtherFile(Struct, kw_only=True):
+    """A piece of another file; editors send when they read it, too."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /infill`: what stands before the cursor (input_prefix, then prompt) and behind it, and other files."""
+
+    if TYPE_CHECKING:
+        stop_token_ids: list[int] | None
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[OtherFile] | None = None
+    n_predict: Int | None = None
+    n_cmpl: Int | None = None
+    repeat_penalty: float | None = None
+    return_tokens: bool | None = None
+    response_fields: list[str] = []
+
+    # what editors send and octavo does without: it has no slots, caches every prompt, and draws in one order
+    cache_prompt: bool | None = None
+    id_slot: Int | None = None
+    n_indent: Int | None = None
+    samplers: list[str] | None = None
+    t_max_predict_ms: Int | None = None
+    t_max_prompt_ms: Int | None = None
+
+    n_probs: Annotated[Any, _ELSEWHERE] = None
+    prompt_logprobs: Annotated[Any, _ELSEWHERE] = None
+    return_cache_info: Annotated[Any, _ELSEWHERE] = None
+    return_token_ids: Annotated[Any, Refused("ask for return_tokens", harmless=(False,))] = None
+    return_tokens_as_token_ids: Annotated[Any, _ELSEWHERE] = None
+    stream_options: Annotated[Any, _ELSEWHERE] = None
+    truncate_prompt_tokens: Annotated[Any, Refused("it would cut off where the text begins")] = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the request calls sampling parameters that octavo knows by another name."""
+        return {ours: theirs for ours, theirs in _NAMES.items() if getattr(self, theirs) is not None}
+
+    @property
+    def most_to_fill_in(self) -> int | None:
+        """Most tokens to fill in: 0 leaves the prompt in the cache alone, None is the rest of the context."""
+        given = self.max_tokens if self.n_predict is None else self.n_predict
+        return None if given is None or given < 0 else given
+
+    def prompts(self, tools: InputProcessor) -> list[Prompt]:
+        """Return the prompt. Raises InvalidRequest for a model that was not trained to fill in."""
+        prompt = fill_in_prompt(
+            tools.tokenizer,
+            self.input_prefix + self.prompt,
+            self.input_suffix,
+            adds_special_tokens=self.add_special_tokens is not False,
+            files=[(each.filename, each.text) for each in self.input_extra or ()],
+            most_tokens=tools.ready.max_model_len - max(self.most_to_fill_in or 1, 1),
+            fields=("input_prefix", "input_suffix"),
+        )
+        return [prompt]
