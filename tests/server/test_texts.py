@@ -305,6 +305,6 @@ async def test_other_files_of_an_editor_are_read_in_either_process(tmp_path: Pat
     prepared = texts(tmp_path, tokenizer_config={"added_tokens_decoder": listed}, vocab_size=263)
     body = {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "x" * padding}, {"text": "y"}]}
     asked, [prompt] = await prepared.read(request(body | {"n_predict": 1}), InfillRequest)
-    file = [] if padding else [262, *b"tmp\n"]
+    file = [262, *b"tmp\n", *b"x" * padding]
     assert prompt.token_ids == [*file, 262, *b"tmp\ny", 262, *b"filename\n", 259, *b"a", 260, *b"b", 261]
     assert (asked.input_prefix, asked.input_extra is None) == (("", True) if padding else ("a", False))
