@@ -21,6 +21,12 @@ NONE: Final = "none"
 _log = logging.getLogger(__name__)
 
 Content = Literal["json", "call", "tags", "pythonic"]
+Part = Literal["calls", "reasoning"]
+_FIELD_AND_ARGUMENT: Final[Mapping[Part, tuple[str, str]]] = {
+    "calls": ("tool_calls", "tool_call_parser"),
+    "reasoning": ("thinking", "reasoning_parser"),
+}
+"""Of each part of a format: the field that our templates have it in, and the argument that names its parser."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +215,6 @@ def templates() -> Mapping[str, ResponseTemplate]:
     }
 
 
-def format_names(part: Literal["tool_calls", "reasoning"]) -> list[str]:
-    """Return the names by which a format of calls or of reasoning can be chosen."""
-    known = [template for template in templates().values() if _has(template, part)]
-    return sorted({name for template in known for name in template.names})
-
-
 def format_of(
     chat_template: str | None, response_template: Any = None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> Format | None:
@@ -224,15 +224,8 @@ def format_of(
     the checkpoint's own template, else the one whose marks the chat template has. Raises ConfigError for a name.
     """
     own = _own_format(response_template)
-    parts: dict[str, Format | None] = {}
-    for part, asked in (("tool_calls", tool_call_parser), ("reasoning", reasoning_parser)):
-        found = None
-        if asked == AUTO:
-            found = own if own is not None and _part(own, part) is not None else _detected(chat_template or "", part)
-        elif asked != NONE:
-            found = _named(asked, part, chat_template or "")
-        parts[part] = found
-    calls, reasoning = parts["tool_calls"], parts["reasoning"]
+    calls = _format_with("calls", tool_call_parser, own, chat_template or "")
+    reasoning = _format_with("reasoning", reasoning_parser, own, chat_template or "")
     if calls is None and reasoning is None:
         return None
     used = [each for each in dict.fromkeys((calls, reasoning)) if each is not None]
@@ -260,36 +253,26 @@ def _own_format(value: Any) -> Format | None:
         return None
 
 
-def _part(of: Format, part: str) -> ReasoningFormat | CallFormat | None:
-    return of.calls if part == "tool_calls" else of.reasoning
+def _format_with(part: Part, asked: str, own: Format | None, chat_template: str) -> Format | None:
+    """Return the format whose calls or reasoning are read; None for none. asked: a parser, as in `format_of`."""
+    if asked == NONE:
+        return None
+    if asked == AUTO and own is not None and getattr(own, part) is not None:
+        return own
+    field, argument = _FIELD_AND_ARGUMENT[part]
+    known = {name: each for name, each in templates().items() if field in each.fields}
+    scores = {
+        name: _num_found(each, chat_template) for name, each in known.items() if asked == AUTO or asked in each.names
+    }
+    if not scores:
+        names = sorted({name for each in known.values() for name in each.names})
+        expected = ", ".join((AUTO, NONE, *names))
+        raise ConfigError(f"{argument} is {asked!r}{suggestion(asked, names)}; known are {expected}")
+    best = max(scores, key=scores.__getitem__)
+    return known[best].format(best) if scores[best] or asked != AUTO else None
 
 
-def _has(template: ResponseTemplate, part: str) -> bool:
-    return bool({"tool_calls"} & template.fields.keys()) if part == "tool_calls" else "thinking" in template.fields
-
-
-def _found(template: ResponseTemplate, chat_template: str) -> int:
+def _num_found(template: ResponseTemplate, chat_template: str) -> int:
     """Return how many characters of a chat template speak for a format, 0 for none."""
     fitting = (texts for texts in template.detect if all(text in chat_template for text in texts))
     return max((sum(map(len, texts)) for texts in fitting), default=0)
-
-
-def _detected(chat_template: str, part: str) -> Format | None:
-    candidates = [(_found(each, chat_template), name) for name, each in templates().items() if _has(each, part)]
-    most, name = max(candidates)
-    return templates()[name].format(name) if most else None
-
-
-def _named(asked: str, part: str, chat_template: str) -> Format:
-    candidates = [
-        (_found(each, chat_template), name)
-        for name, each in templates().items()
-        if _has(each, part) and asked in each.names
-    ]
-    if not candidates:
-        argument = "tool_call_parser" if part == "tool_calls" else "reasoning_parser"
-        names = format_names("tool_calls" if part == "tool_calls" else "reasoning")
-        known = ", ".join(("auto", "none", *names))
-        raise ConfigError(f"{argument} is {asked!r}{suggestion(asked, names)}; known are {known}")
-    _, name = max(candidates, key=lambda each: each[0])
-    return templates()[name].format(name)
