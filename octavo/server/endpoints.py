@@ -136,7 +136,7 @@ async def index(context: ServerContext, request: Request) -> Response:
 
 async def openapi(context: ServerContext, request: Request) -> Response:
     """Return the OpenAPI document."""
-    return Response(msgspec.json.encode(document()), media_type="application/json")
+    return json_response(document())
 
 
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")

@@ -386,5 +386,5 @@ def without_details_of_others(caller: Caller) -> Iterator[None]:
 
 
 def json_response(value: Any) -> Response:
-    """Return a response with a struct, or several, as JSON."""
+    """Return a response with a value as JSON."""
     return Response(msgspec.json.encode(value), media_type="application/json")

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
@@ -89,6 +90,9 @@ class EventStream:
         self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # which a stream without an end would never answer
+            await Response(media_type="text/event-stream")(scope, receive, send)
+            return
         started = False
         num_sent = 0
         try:

@@ -109,7 +109,8 @@ def test_events_that_are_all_ready_leave_turns_of_the_loop_to_others() -> None:
 
     async def run() -> None:
         ticking = asyncio.create_task(tick())
-        await EventStream(events(), OpenRequests())({"type": "http", "state": {"request_id": "a"}}, receive, send)
+        scope = {"type": "http", "method": "POST", "state": {"request_id": "a"}}
+        await EventStream(events(), OpenRequests())(scope, receive, send)
         ticking.cancel()
 
     asyncio.run(run())

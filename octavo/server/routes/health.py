@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -45,7 +44,7 @@ async def load(context: ServerContext, request: Request) -> Response:
 
 async def tokenizer_info(context: ServerContext, request: Request) -> Response:
     """Return the settings of the tokenizer, with the chat template in use."""
-    return Response(msgspec.json.encode(context.llm.input.tokenizer_info), media_type="application/json")
+    return json_response(context.llm.input.tokenizer_info)
 
 
 async def drain(context: ServerContext, request: Request) -> Response:

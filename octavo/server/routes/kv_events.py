@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.core.block_events import BlockEvent, BlockEvents
 from octavo.errors import EngineRestartingError, InvalidRequest
@@ -33,13 +32,11 @@ _MOST_STARTS: Final = 512
 """Replicas in the id of an event."""
 
 
-async def stream(context: ServerContext, request: Request) -> EventStream | Response:
+async def stream(context: ServerContext, request: Request) -> EventStream:
     """Stream what enters and leaves the prefix caches. Raises ApiError and InvalidRequest."""
     if not context.llm.config.observability.enable_kv_events:
         raise ApiError(404, "KV events are off; start the server with --enable-kv-events", code="kv_events_off")
     reader = Reader(context.llm.ready.cache.block_size, _position(request))
-    if request.method == "HEAD":  # which a stream without an end would never answer
-        return Response(media_type="text/event-stream")
     return EventStream(_events(context, reader), context.open_requests)
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.core.live import LiveState
 from octavo.server.context import ServerContext
@@ -27,10 +26,8 @@ _CHUNK: Final = 256
 """Blocks that are compared at once."""
 
 
-async def stream(context: ServerContext, request: Request) -> EventStream | Response:
+async def stream(context: ServerContext, request: Request) -> EventStream:
     """Stream what changes in the engine: requests, the last step, KV blocks, decisions. Raises ApiError."""
-    if request.method == "HEAD":  # which a stream without an end would never answer
-        return Response(media_type="text/event-stream")
     return EventStream(_events(context), context.open_requests)
 
 
