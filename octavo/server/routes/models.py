@@ -14,7 +14,7 @@ from octavo.server.responses.models import Model, ModelList
 
 async def list_models(context: ServerContext, request: Request) -> Response:
     """Return the model once for each of its names, and the adapters that are known."""
-    data = [_model(context, name) for name in context.model.served_model_names]
+    data = [_model(context, name, context.model.name) for name in context.model.served_model_names]
     data += [_adapter(context, request, each) for each in context.adapters]
     return json_response(ModelList(data=data))
 
@@ -23,17 +23,18 @@ async def get_model(context: ServerContext, request: Request) -> Response:
     """Return the model by one of its names, or an adapter. Raises ApiError 404."""
     asked = request.path_params["model_id"]
     if asked in context.model.served_model_names:
-        return json_response(_model(context, asked))
+        return json_response(_model(context, asked, context.model.name))
     adapter = await context.models.adapter(asked)
     assert adapter is not None, "other names are of adapters"
     return json_response(_adapter(context, request, adapter))
 
 
-def _model(context: ServerContext, name: str) -> Model:
+def _model(context: ServerContext, name: str, root: str, parent: str | None = None) -> Model:
     return Model(
         id=name,
         created=context.created,
-        root=context.model.name,
+        root=root,
+        parent=parent,
         max_model_len=context.max_model_len,
         reads_images=context.reads_images,
     )
@@ -41,11 +42,5 @@ def _model(context: ServerContext, name: str) -> Model:
 
 def _adapter(context: ServerContext, request: Request, adapter: LoRARequest) -> Model:
     """Return an adapter as a model; its folder is for those who operate the server."""
-    return Model(
-        id=adapter.lora_name,
-        created=context.created,
-        root=adapter.lora_path if caller_of(request).may(Right.OPERATE) else adapter.lora_name,
-        parent=context.model.served_model_names[0],
-        max_model_len=context.max_model_len,
-        reads_images=context.reads_images,
-    )
+    root = adapter.lora_path if caller_of(request).may(Right.OPERATE) else adapter.lora_name
+    return _model(context, adapter.lora_name, root, context.model.served_model_names[0])
