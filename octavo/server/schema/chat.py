@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct, defstruct
+from msgspec import Meta, Struct
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
 from octavo.errors import InvalidRequest
@@ -95,21 +95,19 @@ class AudioPart(Struct, tag_field="type", tag="input_audio", forbid_unknown_fiel
 _READ_PARTS = (ImagePart, VideoPart, AudioPart)
 
 
-class _MediaPart(Struct, tag_field="type"):
-    """A part that is not read."""
-
+class _UnreadPart(Struct, tag_field="type"):
     text: ClassVar[str] = ""
 
 
-if TYPE_CHECKING:
-    ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | _MediaPart
-else:
-    _MEDIA_PARTS = {
-        "AudioUrlPart": "audio_url",
-        "FilePart": "file",
-    }
-    _media_parts = [defstruct(name, [], bases=(_MediaPart,), tag=tag) for name, tag in _MEDIA_PARTS.items()]
-    ContentPart = Union[(TextPart, RefusalPart, ImagePart, VideoPart, AudioPart, *_media_parts)]
+class AudioUrlPart(_UnreadPart, tag="audio_url"):
+    """The address of a sound, which is not read."""
+
+
+class FilePart(_UnreadPart, tag="file"):
+    """A file, which is not read."""
+
+
+ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | AudioUrlPart | FilePart
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +174,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
                 return ""
             raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
         for index, part in enumerate(self.content):
-            if isinstance(part, _MediaPart):
+            if isinstance(part, _UnreadPart):
                 kind = part.__struct_config__.tag
                 raise InvalidRequest(
                     f"{field}[{index}] is of type {kind}; text, image_url, video_url and input_audio are read",
