@@ -142,8 +142,8 @@ class App:
         if (refusal := self._headers.refusal(method, path, fields)) is not None:
             raise refusal
         if endpoint.right is not None and not is_open:
-            check_right(endpoint.right, scope, f"{method} {path}")
-        if caller.limits is not None and endpoint.is_metered:
+            check_right(endpoint.right, caller, f"{method} {path}")
+        if endpoint.is_metered:
             scope["state"]["meter"] = self.keys.meter_of(caller)
         scope["path_params"] = endpoint.parameters(path)
         return endpoint

@@ -38,7 +38,7 @@ class KeyRing:
 
     def meter_of(self, caller: Caller) -> Meter | None:
         """Return what holds the caller to the limits of its key; None where it has none."""
-        return None if caller.limits is None or caller.tenant is None else self._meters[caller.tenant]
+        return self._meters.get(caller.tenant or "")
 
     def look(self) -> None:
         """Look beside the event loop whether the file has changed, if that was not done lately, and read it again."""

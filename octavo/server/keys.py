@@ -89,9 +89,8 @@ def caller_with(fields: Mapping[bytes, bytes], callers: Callers) -> Caller:
     return caller
 
 
-def check_right(right: Right, scope: Scope, asked: str) -> None:
+def check_right(right: Right, caller: Caller, asked: str) -> None:
     """Raise ApiError 403 when the sender of a request does not have the right that it needs."""
-    caller: Caller = scope["state"].get("caller", EVERYONE)
     if not caller.may(right):
         raise ApiError(
             403,
