@@ -34,6 +34,7 @@ from octavo.server.responses.messages import TokenCount
 from octavo.server.responses.responses import InputTokens
 from octavo.server.responses.tokens import DetokenizeResponse, MediaSpan, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
@@ -126,13 +127,9 @@ class Preparer:
             self.tools.vectors.refuse_text()
             asked.check_form()
         if isinstance(asked, CompletionRequest):
-            adds = asked.add_special_tokens is not False
             if asked.suffix:
-                return [self._filled_in(prompt, asked.suffix, adds) for prompt in asked.prompts()]
-            return [
-                Prompt(text=prompt, add_special_tokens=adds) if isinstance(prompt, str) else Prompt(token_ids=prompt)
-                for prompt in asked.prompts()
-            ]
+                return [self._filled_in(each, asked.suffix, asked.add_special_tokens) for each in asked.prompts()]
+            return [prompt_of(each, asked.add_special_tokens) for each in asked.prompts()]
         if isinstance(asked, ChatCompletionRequest):
             self.format.check(asked)
             prompt = self._rendered(asked, limits)
@@ -145,10 +142,10 @@ class Preparer:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
 
-    def _filled_in(self, prompt: str | list[int], suffix: str, adds: bool) -> Prompt:
+    def _filled_in(self, prompt: str | list[int], suffix: str, adds: bool | None) -> Prompt:
         if not isinstance(prompt, str):
             raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
-        return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds)
+        return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds is not False)
 
     def answer(self, asked: AnswerRequest, limits: RenderLimits | None = None) -> Answered:
         """Return the response of an endpoint about tokens. limits: what rendering may cost."""
@@ -190,10 +187,10 @@ class Preparer:
     def _prompt_or_messages(self, asked: PrefixRequest | TokenizeRequest, limits: RenderLimits | None) -> Prompt:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("give either prompt or messages", field="prompt")
-        if asked.messages is not None:
-            # in prompts that begin with a prefix, other messages follow it, not the model's turn
-            return self._rendered(asked, limits, opens_turn=isinstance(asked, TokenizeRequest))
-        return Prompt(text=asked.prompt) if isinstance(asked.prompt, str) else Prompt(token_ids=asked.prompt)
+        if asked.prompt is not None:
+            return prompt_of(asked.prompt)
+        # in prompts that begin with a prefix, other messages follow it, not the model's turn
+        return self._rendered(asked, limits, opens_turn=isinstance(asked, TokenizeRequest))
 
     def _rendered(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, get_arg
 
 from msgspec import Meta, Struct, defstruct
 
+from octavo.core.prompt import Prompt
 from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
@@ -114,6 +115,13 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
             raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs come only when stream is false", field="prompt_logprobs")
+
+
+def prompt_of(given: str | list[int], add_special_tokens: bool | None = None) -> Prompt:
+    """Return the prompt that a text or token ids are. add_special_tokens: None is as true."""
+    if isinstance(given, str):
+        return Prompt(text=given, add_special_tokens=add_special_tokens is not False)
+    return Prompt(token_ids=given)
 
 
 def listed_prompts(field: str, given: str | Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from octavo.core.prompt import Prompt
 from octavo.engine.pairs import matched
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody
-from octavo.server.schema.common import Int, RequestId, TokenId, checked_texts, listed_prompts
+from octavo.server.schema.common import Int, RequestId, TokenId, checked_texts, listed_prompts, prompt_of
 
 if TYPE_CHECKING:
     from octavo.engine.input_processor import InputProcessor
@@ -61,11 +61,7 @@ class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         tools.vectors.checked(self.task)
-        adds = self.add_special_tokens is not False
-        return [
-            Prompt(text=each, add_special_tokens=adds) if isinstance(each, str) else Prompt(token_ids=each)
-            for each in listed_prompts("input", self.input)
-        ]
+        return [prompt_of(each, self.add_special_tokens) for each in listed_prompts("input", self.input)]
 
     def without_text(self) -> VectorRequest:
         return structs.replace(self, input="")
