@@ -51,11 +51,12 @@ class ServedModels:
     async def load_modules(self) -> None:
         """Load the adapters of lora_modules. Raises ConfigError."""
         for text in self._modules:
-            name, path, parent = _module(text)
-            if parent is not None and parent not in self.base:
-                raise ConfigError(f"lora_modules: {name} is of the model {parent}, served is {', '.join(self.base)}")
+            module = _module(text)
+            if (parent := module.base_model_name) is not None and parent not in self.base:
+                served = ", ".join(self.base)
+                raise ConfigError(f"lora_modules: {module.name} is of the model {parent}, served is {served}")
             try:
-                await self._load(name, path)
+                await self._load(module.name, module.path)
             except InvalidRequest as error:
                 raise ConfigError(f"lora_modules: {error}") from error
 
@@ -175,20 +176,18 @@ class _Module(msgspec.Struct, forbid_unknown_fields=True):
     base_model_name: str | None = None
 
 
-def _module(text: str) -> tuple[str, str, str | None]:
-    """Return name, path and the model's name, where it is given, of an entry of lora_modules: name=path or a JSON
-    object. Raises ConfigError."""
+def _module(text: str) -> _Module:
+    """Return an entry of lora_modules: name=path or a JSON object. Raises ConfigError."""
     expected = f"lora_modules is {text[:200]!r}, expected name=path, or an object with name and path"
     if not text.lstrip().startswith("{"):
         name, _, path = text.partition("=")
         if not name or not path:
             raise ConfigError(expected)
-        return name, path, None
+        return _Module(name, path)
     try:
-        given = msgspec.json.decode(text, type=_Module)
+        return msgspec.json.decode(text, type=_Module)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{expected}: {error}") from error
-    return given.name, given.path, given.base_model_name
 
 
 def _may_be_below(name: str) -> bool:
