@@ -63,10 +63,9 @@ class ServerContext:
     def attach(self, llm: AsyncLLM, models: ServedModels | None = None) -> None:
         """Serve requests with an engine that is ready. models: by default those of the engine without lora_modules.
         Raises ConfigError."""
-        policy = TextPolicy.of(self.args)
         self.load(llm.config)
         self._models = models or ServedModels(llm)
-        self._llm, self._texts = llm, Texts.of(llm, policy, self.open_requests)
+        self._llm, self._texts = llm, Texts.of(llm, TextPolicy.of(self.args), self.open_requests)
 
     async def serve(self, llm: AsyncLLM) -> None:
         """Load the adapters of lora_modules, and serve requests with an engine that is ready. Raises ConfigError."""

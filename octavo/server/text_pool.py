@@ -149,11 +149,9 @@ class TextPool:
             theirs.close()
 
     def _start_unless_running(self) -> None:
-        if self._process is None or self._process.poll() is not None:
-            self._end_process()
-            self._start_process()
-
-    def _start_process(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end_process()
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._end_with_loop(), name="octavo-text")
         self._control, self._process = spawn("octavo.server.text_process")

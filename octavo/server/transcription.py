@@ -81,9 +81,9 @@ class Transcriber:
             if self.language is None and self.tokens.languages:
                 self.language = await self._detected(media)
             attempt = await self._written(media, silence, self.before if seek == 0 else ())
-            heard, step = seek, length
+            step = length
             if silence <= SILENT_FROM or attempt.avg_logprob >= LEAST_LOGPROB:
-                made, step = self._segments(attempt, silence, heard, length, number)
+                made, step = self._segments(attempt, silence, seek, length, number)
                 number += len(made)
                 yield made
             seek += step if step > 0 and num_windows < most else length
