@@ -126,6 +126,34 @@ class Connections:
             await self._closed.wait()
 
 
+class ForwardedRequests:
+    """The open requests of one connection, which count under their clients' addresses where it is a trusted proxy's."""
+
+    def __init__(self, connections: Connections, address: str) -> None:
+        self._connections = connections
+        self._address = address
+        self._clients: deque[str | None] = deque()
+
+    def count(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
+        """Count a request of a trusted proxy; return the error when it is one too many."""
+        if not self._connections.is_proxy(self._address):
+            return None
+        client = self._connections.forwarded_address(headers, self._address)
+        refusal = self._connections.refusal(client)
+        self._clients.append(client if refusal is None else None)
+        return refusal
+
+    def release(self) -> None:
+        """Count one less, after the response to the first of those that are open: responses come in their order."""
+        if self._clients and (client := self._clients.popleft()) is not None:
+            self._connections.release(client)
+
+    def release_all(self) -> None:
+        """Count none of them any longer."""
+        while self._clients:
+            self.release()
+
+
 def _too_many(status: int, message: str) -> ApiError:
     return ApiError(status, message, code="too_many_connections", headers={"Retry-After": "1"})
 

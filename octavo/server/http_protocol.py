@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -14,10 +13,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from octavo.core.authentication import keep_alive
-from octavo.server.connections import CLOSING_S, Connections
+from octavo.server.connections import CLOSING_S, Connections, ForwardedRequests
 from octavo.server.errors import ApiError, raw_response, shutting_down
-from octavo.server.sending import DirectBody
-from octavo.server.sockets import CAN_SEE_RESETS, has_unread_bytes, is_reset
+from octavo.server.sending import ClosesGently, DirectBody, without_chunks
+from octavo.server.sockets import CAN_SEE_RESETS, PeerWatch, has_unread_bytes
 
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
@@ -38,7 +37,6 @@ _SHORT_LINGER_S: Final = 0.2
 _UNREAD_ANSWER_S: Final = 120.0
 """How long a client may leave a response unread that fills all buffers."""
 _HEALTH: Final = b"/health"
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +48,6 @@ class _Phase(Enum):
     HEADERS = auto()
     BODY = auto()
     DISCARD = auto()
-
-
-class _ClosesGently:
-    """The transport of a response: closing it does not reset the connection, so that the client can read all of it."""
-
-    def __init__(self, protocol: HttpProtocol) -> None:
-        self._protocol = protocol
-        self.write = protocol.transport.write
-        self.is_closing = protocol.transport.is_closing
-
-    def close(self) -> None:
-        self._protocol.close()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -92,8 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_discarded_bytes = 0
         self._over_limit: ApiError | None = None
         self._is_counted = False
-        self._is_half_closed = self._is_lingering = False
-        self._forwarded: deque[str | None] = deque()
+        self._is_half_closed = self._is_lingering = self._is_resuming = False
 
     @property
     def _is_responding(self) -> bool:
@@ -102,10 +87,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._open.add(self)
-        self._response_transport = _ClosesGently(self)
+        self._response_transport = ClosesGently(self.transport, self.close)
+        self._peer = PeerWatch(transport, self.loop, self._probe)
         self._address = self.client[0] if self.client else ""
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         keep_alive(transport.get_extra_info("socket"), _DEAD_PEER_S)
+        self._forwarded = ForwardedRequests(self._open, self._address)
         if not self._open.is_proxy(self._address):
             self._over_limit = self._open.refusal(self._address)
             self._is_counted = self._over_limit is None
@@ -120,8 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
         if self._is_counted:
             self._open.release(self._address)
-        while self._forwarded:
-            self._release_forwarded()
+        self._forwarded.release_all()
         self._open.remove(self)
         super().connection_lost(exc)
         if self._running is not None and self._running is not self.cycle:  # a later request waits behind it
@@ -149,9 +135,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _parse(self, data: memoryview) -> None:
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # there is no other protocol: the request is served as it is
+            while (num_parsed := self._parse_until_upgrade(data)) is not None:
+                data = data[num_parsed:]
+                self._parse_until_upgrade(self._framing())
         except httptools.HttpParserError as error:
             refusal = error.__context__  # what a callback has raised
             if not isinstance(refusal, ApiError):
@@ -163,9 +149,26 @@ class HttpProtocol(HttpToolsProtocol):
         if self._num_silent_bytes > self._args.max_header_size + _SLICE_BYTES:
             self._refuse(self._too_large())
 
+    def _parse_until_upgrade(self, data: memoryview | bytes) -> int | None:
+        """Parse data up to a body behind a header `Upgrade`, which the parser takes for another protocol. Return how
+        many bytes came before it, None when there is none."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return int(upgrade.args[0])
+        return None
+
+    def _framing(self) -> bytes:
+        """Return headers without `Upgrade` upon which the parser reads the body of the request that had one."""
+        self._is_resuming = True
+        framing = [each for each in self.headers if each[0] in (b"content-length", b"transfer-encoding")]
+        return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % each for each in framing)
+
     # Callbacks of the parser. What they raise ends the parsing.
 
     def on_message_begin(self) -> None:
+        if self._is_resuming:
+            return
         super().on_message_begin()
         self._disarm()
         self._phase = _Phase.HEADERS
@@ -173,6 +176,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_chunks = self._num_body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
+        if self._is_resuming:
+            return
         super().on_url(url)
         self._num_header_bytes += len(url)
         if len(self.url) > _MOST_URL_BYTES:
@@ -190,11 +195,16 @@ class HttpProtocol(HttpToolsProtocol):
             raise ApiError(431, f"there are more than {_MOST_HEADERS} headers", code="headers_too_large")
 
     def on_headers_complete(self) -> None:
+        if self._is_resuming:
+            self._is_resuming = False
+            return
         self._disarm()
         if len(self.pipeline) >= _MOST_PIPELINED:
             message = f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"
             raise ApiError(429, message, code="too_many_requests_ahead")
-        if (refusal := self._over_limit or self._count_forwarded()) is not None and not self._asks_for_health():
+        if (
+            refusal := self._over_limit or self._forwarded.count(self.headers)
+        ) is not None and not self._asks_for_health():
             raise refusal
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
@@ -202,6 +212,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._phase = _Phase.BODY
         if self._over_limit is not None or self._open.is_draining:
             self.cycle.keep_alive = False
+        if self.pipeline:
+            self._peer.watch()  # reading, by which its end is noticed, stops at the body of a request that waits
 
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
@@ -215,6 +227,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # its body follows, with the headers of `_framing`
         super().on_message_complete()
         self._disarm()
         self._phase = _Phase.IDLE
@@ -224,30 +238,18 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False
+            app = without_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        if self._forwarded:
-            self._release_forwarded()
+        self._forwarded.release()
         if not self._is_lingering:
             super().on_response_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: clients could fill the log."""
-
-    def _count_forwarded(self) -> ApiError | None:
-        """Count a request of a trusted proxy under its client's address; return the error when it is one too many."""
-        if not self._open.is_proxy(self._address):
-            return None
-        client = self._open.forwarded_address(self.headers, self._address)
-        refusal = self._open.refusal(client)
-        # responses come in the order of requests, so that the first is the next to be released
-        self._forwarded.append(client if refusal is None else None)
-        return refusal
-
-    def _release_forwarded(self) -> None:
-        if (client := self._forwarded.popleft()) is not None:
-            self._open.release(client)
 
     def _asks_for_health(self) -> bool:
         path = self.url.partition(b"?")[0]
@@ -358,8 +360,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._is_half_closed = True
             self._disarm()
             self.cycle.keep_alive = False
-            self.transport.write(self._probe())
-            self._look_for_peer(_FIRST_LOOK_S)
+            self._peer.watch()
         return True
 
     def _probe(self) -> bytes:
@@ -371,15 +372,6 @@ class HttpProtocol(HttpToolsProtocol):
             return b"HTTP/1.1 100 Continue\r\n\r\n"
         # a response without a length is a stream of events, in which this is a comment
         return b"3\r\n:\n\n\r\n" if running.chunked_encoding else b""
-
-    def _look_for_peer(self, delay_s: float) -> None:
-        """Check again and again whether the other end still has the connection; abort when it has not."""
-        if self.transport.is_closing():
-            return
-        if is_reset(self.transport.get_extra_info("socket")):
-            self.transport.abort()
-            return
-        self.loop.call_later(delay_s, self._look_for_peer, min(2 * delay_s, _LONGEST_LOOK_S))
 
     def finish(self) -> None:
         """Close the connection, after the response to a request that is open or arrives soon."""

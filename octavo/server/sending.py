@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
@@ -69,6 +69,32 @@ class DirectBody:
         """Write a part of the body."""
         is_chunked = self._cycle.chunked_encoding
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+
+
+class ClosesGently:
+    """The transport of a response: closing it does not reset the connection, so that the client can read all of it."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """Return `app` such that a response without a length ends with its connection, as HTTP/1.0 has no chunks."""
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if not any(name == b"content-length" for name, _ in message["headers"]):
+                    cycle.chunked_encoding = False
+            elif cycle.chunked_encoding is False:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unframed)
+
+    return respond
 
 
 class EventStream:

@@ -15,7 +15,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,8 @@ CAN_SEE_RESETS: Final = sys.platform == "linux"
 
 _TCP_CLOSE: Final = 7
 """The state of a connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
+"""How soon it is looked again whether a peer is there; each time twice as long, up to the longest."""
 _HANDSHAKE_S: Final = 0.1
 """How long handshakes that have begun, and first requests of new connections, may take until the listener closes."""
 _ACCEPTING_S: Final = 5.0
@@ -180,6 +182,45 @@ def is_reset(connection: Any) -> bool:
         return any(events & select.POLLHUP for _, events in poll.poll(0))
     state: bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return state[0] == _TCP_CLOSE
+
+
+def has_finished(connection: Any) -> bool:
+    """Return whether the other end has closed the connection or its side of it, also behind bytes that are unread."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+class PeerWatch:
+    """Aborts a connection that its other end has closed, also while nothing of it is read.
+
+    probe: returns bytes without a meaning, which are sent once the other end sends nothing more: its machine refuses
+    them if it has closed the connection, and not only its side.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, probe: Callable[[], bytes]
+    ) -> None:
+        self._transport, self._loop, self._probe = transport, loop, probe
+        self._is_watching = self._has_probed = False
+
+    def watch(self) -> None:
+        """Look again and again, from now on, whether the other end still has the connection."""
+        if not self._is_watching and CAN_SEE_RESETS:
+            self._is_watching = True
+            self._look(_FIRST_LOOK_S)
+
+    def _look(self, delay_s: float) -> None:
+        if self._transport.is_closing():
+            return
+        connection = self._transport.get_extra_info("socket")
+        if is_reset(connection):
+            self._transport.abort()
+            return
+        if not self._has_probed and has_finished(connection):
+            self._has_probed = True
+            self._transport.write(self._probe())
+        self._loop.call_later(delay_s, self._look, min(2 * delay_s, _LONGEST_LOOK_S))
 
 
 def has_unread_bytes(connection: Any) -> bool:

@@ -199,6 +199,40 @@ def test_requests_ahead_of_their_answers_are_bounded(server: Served) -> None:
     assert 1 <= received.count(b"HTTP/1.1 200") <= 20
 
 
+# What has no meaning here.
+
+UPGRADE = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        completion().replace(POST, UPGRADE),
+        UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n8\r\n" + b'{"prompt\r\na\r\n": "a"' + b"   }\r\n0\r\n\r\n",
+        HEALTH + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ],
+)
+def test_requests_that_would_change_the_protocol_are_served_as_they_are(server: Served, sent: bytes) -> None:
+    with opened(server.url) as connection:
+        connection.sendall(sent + sent + HEALTH + b"\r\n")
+        assert [answer(connection)[0] for _ in range(3)] == [200, 200, 200]
+        for byte in range(len(sent)):
+            connection.sendall(sent[byte : byte + 1])
+        assert answer(connection)[0] == 200
+
+
+def test_old_clients_get_no_chunks(server: Served) -> None:
+    old = completion(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"\r\n", b"\r\nExpect: 100-continue\r\n", 1)
+    with opened(server.url) as connection:
+        connection.sendall(old)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"transfer-encoding" not in head
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"}\n\ndata: [DONE]\n\n")
+
+
 # Deadlines.
 
 
@@ -317,6 +351,7 @@ def test_client_that_has_shut_down_its_side_gets_its_answer(server: Served, stre
     assert b" 200 OK\r\n" in received
     assert (b"[DONE]" if stream else b'"completion_tokens":3') in received
     assert (b"100 Continue" in received) == (version == b"HTTP/1.1")
+    assert (b"chunked" in received) == (stream and version == b"HTTP/1.1")
     assert server.llm.aborted == []
 
 
@@ -360,6 +395,17 @@ def test_client_that_leaves_with_a_second_request_waiting_ends_the_first(server:
         connection.sendall(completion() + completion())
         eventually(lambda: server.llm.requests)
     eventually(lambda: len(server.llm.aborted) == 1)
+
+
+@pytest.mark.parametrize("num_bytes", [100, 100_000])
+def test_client_that_leaves_within_a_second_request_ends_the_first(server: Served, num_bytes: int) -> None:
+    server.llm.hold_after = 1
+    with opened(server.url) as connection:
+        connection.sendall(completion())
+        eventually(lambda: server.llm.requests)
+        connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % num_bytes + b" " * (num_bytes - 1))
+        time.sleep(0.2)
+    eventually(lambda: len(server.llm.aborted) == 1, timeout_s=20)
 
 
 # The end of a server.
