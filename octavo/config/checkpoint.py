@@ -30,6 +30,7 @@ QUANTIZATION: Final = "quantization_config"
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 """Where older tools put the `quantization_config`."""
+_SEEN_TOKENS: Final = ("index_topk",)
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
 
@@ -127,7 +128,16 @@ class Checkpoint(Section):
         others = ("n_positions", "max_target_positions")
         name = next((each for each in others if each in self.values), "max_position_embeddings")
         length = self.int(name, default)
-        return self._stretched(min(length, LARGEST_SIZE) if length > 0 else self.positive(name))
+        stretched = self._stretched(min(length, LARGEST_SIZE) if length > 0 else self.positive(name))
+        return stretched if self.dense_limit is None else min(stretched, self.positive(self.dense_limit))
+
+    @property
+    def dense_limit(self) -> builtins.str | None:
+        """The key for how many tokens a query of sparse attention sees; None without sparse attention.
+
+        Up to as many tokens sparse attention is dense, and octavo computes no other.
+        """
+        return next((name for name in _SEEN_TOKENS if self.values.get(name) is not None), None)
 
     def _stretched(self, length: builtins.int) -> builtins.int:
         """Return `length` positions with what rotary scaling adds to them."""
@@ -143,6 +153,13 @@ class Checkpoint(Section):
             original = rope.positive("original_max_position_embeddings", length)
             return int(max(length, min(original * rope.positive_float("factor"), LARGEST_SIZE)))
         return length
+
+    @property
+    def context_note(self) -> builtins.str:
+        """What bounds `max_model_len`, in words."""
+        if self.dense_limit is None or self.max_model_len() < self.positive(self.dense_limit):
+            return "the context that the checkpoint was made for"
+        return f"its {self.dense_limit}: up to as many tokens its sparse attention is dense, and octavo has no other"
 
     def rope(self, kind: builtins.str = "full_attention") -> Section:
         """Return the rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.

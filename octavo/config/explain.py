@@ -312,7 +312,9 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
     is_quantized = model.quantization or (stored_as is not None and _has_codes(stored_as, checkpoint.gguf))
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():
-        context += f" of the {checkpoint.max_model_len():,} that the checkpoint was made for"
+        context += f" of {checkpoint.max_model_len():,}, {checkpoint.context_note}"
+    elif checkpoint.dense_limit is not None:
+        context += f", {checkpoint.context_note}"
     defaults = ", ".join(f"{name} {value}" for name, value in model.generation_defaults.items())
     return [
         ("name", model.name),

@@ -52,7 +52,7 @@ class Router(ExactLinear):
     """x [tokens, inputs] → the experts of each token.
 
     `correction` and `factors` name tensors [experts], beside the router in the checkpoint's tree: of what is added to
-    scores for the choice, and of what weights are multiplied with.
+    scores for the choice, stored [1, experts] where `is_correction_row`, and of what weights are multiplied with.
     """
 
     def __init__(
@@ -63,10 +63,12 @@ class Router(ExactLinear):
         *,
         bias: bool = False,
         correction: str | None = None,
+        is_correction_row: bool = False,
         factors: str | None = None,
     ) -> None:
         super().__init__(inputs, experts, bias=bias)
         self.rule, self._experts = rule, experts
+        self._shapes = {"correction": (1, experts) if is_correction_row else (experts,), "factors": (experts,)}
         names = {"correction": correction, "factors": factors}
         self._names = {own: name for own, name in names.items() if name is not None}
         self._beside: dict[str, Tensor] = {}
@@ -81,10 +83,10 @@ class Router(ExactLinear):
         yield from super().tensor_slots(path)
         for own, beside in self._names.items():
             name = f"{path.rpartition('.')[0]}.{beside}".removeprefix(".")
-            yield TensorSlot(name, (self._experts,), partial(self._fill_beside, own))
+            yield TensorSlot(name, self._shapes[own], partial(self._fill_beside, own))
 
     def _fill_beside(self, own: str, stored: Tensor) -> None:
-        self._beside[own] = stored.float().clone()
+        self._beside[own] = stored.float().reshape(-1).clone()
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
         own = {name: TensorSpec((self._experts,), torch.float32) for name in self._names}

@@ -50,6 +50,21 @@ class NtkScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseScaling:
+    """The base is multiplied such that the fastest frequency is kept and the slowest divided by `factor`.
+
+    Source: Tencent's releases of Hunyuan.
+    """
+
+    factor: float
+    attention_factor: float = 1.0
+
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
+        pairs = torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device)
+        return frequencies / self.factor ** (pairs / max(len(frequencies) - 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Slow frequencies are divided by `factor`, fast ones kept, those between blended. Source: Llama 3.1's release."""
 

@@ -15,7 +15,7 @@ from octavo.layers.attention import PagedAttention, SinkAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
 from octavo.layers.experts import ExactLinear, Experts, Router
 from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
-from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, WidthNorm
+from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, TurnedNorm, WidthNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
@@ -30,6 +30,11 @@ def stream_norm(c: DecoderConfig) -> Norm:
 def head_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
     """Make norms of single heads, which share a weight."""
     return c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
+
+
+def turned_head_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
+    """Make norms of single heads, which share a weight, behind the rotation."""
+    return TurnedNorm(c.heads.dim, c.norm_eps), TurnedNorm(c.heads.dim, c.norm_eps)
 
 
 def width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
@@ -67,7 +72,7 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
 class RotaryAttention(nn.Module):
     """Grouped-query attention, with the rotation and over the window that the config has for the layer.
 
-    Queries and keys are normalised before they turn where the config has `qk_norms`.
+    Queries and keys are normalised before they turn where the config has `qk_norms`, or after it by `TurnedNorm`s.
     """
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
@@ -82,6 +87,7 @@ class RotaryAttention(nn.Module):
         # norms of single heads are one operator with the rotation
         is_fused = rope is not None and norms is not None and type(norms[0]) is RMSNorm
         self._norms_apart: NormPair | None = None if is_fused else norms
+        self._is_normed_last = norms is not None and isinstance(norms[0], TurnedNorm)
         self._norms_within = cast("tuple[RMSNorm, RMSNorm]", norms) if is_fused else None
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
         self.attend: PagedAttention = (
@@ -99,9 +105,14 @@ class RotaryAttention(nn.Module):
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
+        rotation = None
+        if self.rope is not None:
+            if self._is_normed_last:
+                q, k = self.rope(q, k, batch)
+            else:
+                rotation = self.rope.rotation(batch, self._norms_within)
         if self._norms_apart is not None:
             q, k = self._norms_apart[0](q), self._norms_apart[1](k)
-        rotation = None if self.rope is None else self.rope.rotation(batch, self._norms_within)
         attended = self.attend(q, k, v, batch, rotation)
         if self.gate is not None:
             attended = self.gate(attended, gates[0].flatten(1))
@@ -148,7 +159,12 @@ class SparseMLP(nn.Module):
     def __init__(self, c: DecoderConfig, mixture: Mixture, mesh: Mesh) -> None:
         super().__init__()
         m = mixture
-        self.gate = Router(c.hidden_size, m.experts, m.rule, bias=m.router_bias, correction=m.correction)
+        self.gate = Router(
+            *(c.hidden_size, m.experts, m.rule),
+            bias=m.router_bias,
+            correction=m.correction,
+            is_correction_row=m.is_correction_row,
+        )
         self.experts = Experts(
             *(c.hidden_size, m.width, m.experts, mesh),
             stored=m.stored,

@@ -1,10 +1,10 @@
-"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, Youtu-LLM."""
+"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, GLM-5, Youtu-LLM."""
 
 from __future__ import annotations
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.latent import LatentConfig, LatentDecoder
-from octavo.models.sparse import corrected, dense_first, read_mixture
+from octavo.models.sparse import corrected, dense_first, read_mixture, sparse_by_kind
 from octavo.ops.experts import RouterRule
 
 
@@ -49,6 +49,35 @@ class DeepseekV3ForCausalLM(LatentDecoder):
 KimiK2ForCausalLM = DeepseekV3ForCausalLM
 
 
+class DeepseekV32ForCausalLM(LatentDecoder):
+    """DeepSeek V3.2 and GLM-5: an indexer chooses the `index_topk` tokens that a query sees.
+
+    Up to as many tokens it chooses all of them, and nothing else depends on it. Contexts are no longer here
+    (`Checkpoint.dense_limit`), and the indexer is not computed.
+    Sources: https://arxiv.org/abs/2512.02556, https://arxiv.org/abs/2602.15763.
+    """
+
+    IGNORED = (*LatentDecoder.IGNORED, r"layers\.\d+\.self_attn\.indexer\..*")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        kinds = c.values.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind not in ("indexed_attention", "full_attention") for kind in kinds):
+            raise c.error("layer_types", '"indexed_attention" alone')
+        c.positive("index_topk")
+        is_glm = c.str("model_type") == "glm_moe_dsa"
+        return LatentConfig.common_latent(
+            c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5 if is_glm else 1e-6),
+            windows=(),
+            mixture=corrected(c, groups=(1, 1) if is_glm else (8, 4), factor=2.5),
+            sparse=sparse_by_kind(c, 3),
+        )
+
+
+GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
+
+
 class Glm4MoeLiteForCausalLM(LatentDecoder):
     """GLM-4.7-Flash: DeepSeek V3's blocks with one group of experts.
 
@@ -58,17 +87,8 @@ class Glm4MoeLiteForCausalLM(LatentDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> LatentConfig:
-        kinds, sparse = c.values.get("mlp_layer_types"), dense_first(c, 1)
-        if kinds is not None:
-            if (
-                not isinstance(kinds, list)
-                or len(kinds) != len(sparse)
-                or any(each not in ("dense", "sparse") for each in kinds)
-            ):
-                raise c.error("mlp_layer_types", f'"dense" or "sparse" for each of {len(sparse)} layers')
-            sparse = tuple(kind == "sparse" for kind in kinds)
-        mixture, eps = corrected(c, groups=(1, 1), factor=1.8), c.positive_float("rms_norm_eps", 1e-5)
-        return LatentConfig.common_latent(c, norm_eps=eps, mixture=mixture, sparse=sparse)
+        mixture, eps = corrected(c, factor=1.8), c.positive_float("rms_norm_eps", 1e-5)
+        return LatentConfig.common_latent(c, norm_eps=eps, mixture=mixture, sparse=sparse_by_kind(c, 1))
 
 
 class YoutuForCausalLM(LatentDecoder):

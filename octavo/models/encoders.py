@@ -33,7 +33,8 @@ from octavo.models.blocks import (
     PlainMLP,
     RotaryAttention,
 )
-from octavo.models.config import KINDS, DecoderConfig, even_share, read_rope
+from octavo.models.config import KINDS, DecoderConfig, even_share
+from octavo.models.ropes import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,10 @@ from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
-from octavo.models.config import KINDS, read_rope, read_windows
+from octavo.models.config import KINDS, read_windows
 from octavo.models.decoder import DecoderStack
 from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaConfig, read_cap
+from octavo.models.ropes import read_rope
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule, Routing
 

@@ -19,7 +19,8 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import YarnScaling
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
-from octavo.models.config import DecoderConfig, read_rope
+from octavo.models.config import DecoderConfig
+from octavo.models.ropes import read_rope
 
 _LATENT_EPS = 1e-6
 """Of the norms of latents, whatever that of the stream is."""

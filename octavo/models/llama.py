@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.rope import QueryGrowth
-from octavo.models.blocks import GatedDecoder, LateNormLayer, SandwichLayer, head_norms, width_norms
+from octavo.models.blocks import GatedDecoder, LateNormLayer, SandwichLayer, head_norms, turned_head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 
 
@@ -101,6 +101,19 @@ class Glm4ForCausalLM(GlmForCausalLM):
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
         return super().read(c, layer=SandwichLayer, **own)
+
+
+class HunYuanDenseV1ForCausalLM(GatedDecoder):
+    """Hunyuan's dense models: heads are normalised after they turn. Source: Tencent's releases."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("use_qk_norm", True)
+        c.expect("use_cla", False)
+        eps, bias = c.positive_float("rms_norm_eps", 1e-5), c.bool("attention_bias", False)
+        return DecoderConfig.common(c, norm_eps=eps, bias=bias, qk_norms=turned_head_norms)
 
 
 class MistralForCausalLM(GatedDecoder):

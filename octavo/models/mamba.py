@@ -252,7 +252,7 @@ class NemotronHForCausalLM(HybridDecoder):
 
 def _mixture(c: Checkpoint) -> Mixture:
     return replace(
-        corrected(c, groups=(1, 1), factor=1.0),
+        corrected(c),
         stored=read_stored(c, StoredExperts(gate=None)),
         activation="relu2",
         shared_width=c.positive("moe_shared_expert_intermediate_size"),

@@ -38,6 +38,8 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
+    "hunyuan_v1_dense": "hunyuandensev1",
+    "hunyuan_v1_moe": "hunyuanmoev1",
     "new": "gte",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
@@ -47,18 +49,33 @@ _FAMILY_OF_TYPE: Final = {
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
     "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
-    "deepseek": ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Youtu"),
+    "deepseek": ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),
     "granite": ("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeShared"),
     "layer_norms": ("Cohere", "Cohere2", "GPT2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
     "lfm2": ("Lfm2", "Lfm2Moe"),
     "llama": (
-        *("Ernie4_5", "Exaone4", "Glm", "Glm4", "Llama", "Ministral", "Ministral3", "Mistral", "Olmo2", "Olmo3"),
+        *(
+            "Ernie4_5",
+            "Exaone4",
+            "Glm",
+            "Glm4",
+            "HunYuanDenseV1",
+            "Llama",
+            "Ministral",
+            "Ministral3",
+            "Mistral",
+            "Olmo2",
+            "Olmo3",
+        ),
         *("Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3"),
     ),
     "mamba": ("Bamba", "FalconH1", "NemotronH"),
-    "mixtures": ("Glm4Moe", "GptOss", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
+    "mixtures": (
+        *("Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "GptOss", "HYV3", "HunYuanMoEV1", "MiniMaxM2"),
+        *("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "SolarOpen"),
+    ),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     "whisper": ("Whisper",),

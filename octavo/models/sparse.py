@@ -22,6 +22,8 @@ class Mixture:
     router_bias: bool = False
     correction: str | None = None
     """The tensor that is added to scores for the choice: its name beside the router's."""
+    is_correction_row: bool = False
+    """It is stored as [1, experts]."""
     bias: bool = False
     activation: str = "silu"
     """That of experts; `numbers` are its parameters (`layers.experts.Experts`)."""
@@ -74,11 +76,20 @@ def sparse_layers(c: Checkpoint) -> tuple[bool, ...]:
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
 
 
-def read_mixture(c: Checkpoint, rule: RouterRule, *, correction: str | None = None) -> Mixture:
-    """Read the sizes of experts that DeepSeek's descendants share. Raises CheckpointError."""
-    experts, width = c.positive("n_routed_experts"), c.positive("moe_intermediate_size")
+def read_mixture(
+    c: Checkpoint,
+    rule: RouterRule,
+    *,
+    correction: str | None = None,
+    counts: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
+) -> Mixture:
+    """Read the sizes of experts that DeepSeek's descendants share. Raises CheckpointError.
+
+    counts: the config's names of the numbers of experts and of shared ones.
+    """
+    experts, width = c.positive(counts[0]), c.positive("moe_intermediate_size")
     if experts % rule.num_groups or rule.groups_kept > rule.num_groups:
-        raise c.error("n_group", f"a divisor of n_routed_experts, which is {experts}, and at least topk_group")
+        raise c.error("n_group", f"a divisor of {counts[0]}, which is {experts}, and at least topk_group")
     if rule.top_k > experts // rule.num_groups * rule.groups_kept:
         raise c.error("num_experts_per_tok", "at most the experts of topk_group groups")
     return Mixture(
@@ -87,7 +98,7 @@ def read_mixture(c: Checkpoint, rule: RouterRule, *, correction: str | None = No
         rule=rule,
         stored=read_stored(c),
         correction=correction,
-        shared_width=width * (c.optional_positive("n_shared_experts") or 0),
+        shared_width=width * (c.optional_positive(counts[1]) or 0),
     )
 
 
@@ -103,19 +114,44 @@ def read_shared_mixture(c: Checkpoint, *, is_normalized: bool) -> Mixture:
     )
 
 
-def corrected(c: Checkpoint, *, groups: tuple[int, int], factor: float) -> Mixture:
-    """Read a mixture whose router adds a correction to sigmoids; `groups` and `factor` where the config is silent."""
-    c.expect("scoring_func", "sigmoid", default="sigmoid")
+def corrected(
+    c: Checkpoint,
+    *,
+    groups: tuple[int, int] = (1, 1),
+    factor: float = 1.0,
+    correction: str = "gate.e_score_correction_bias",
+    counts: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
+    is_normalized: bool = True,
+) -> Mixture:
+    """Read a mixture whose router adds a correction to sigmoids.
+
+    `groups`, `factor` and `is_normalized` hold where the config is silent; `counts` are those of `read_mixture`.
+    """
+    c.expect("scoring_func", "sigmoid", "noaux_tc")
     c.expect("topk_method", "noaux_tc", default="noaux_tc")
     rule = RouterRule(
         c.positive("num_experts_per_tok"),
         "sigmoid",
-        is_normalized=c.bool("norm_topk_prob", True),
+        is_normalized=c.bool("norm_topk_prob", is_normalized),
         factor=c.positive_float("routed_scaling_factor", factor),
         num_groups=c.positive("n_group", groups[0]),
         groups_kept=c.positive("topk_group", groups[1]),
     )
-    return read_mixture(c, rule, correction="gate.e_score_correction_bias")
+    return read_mixture(c, rule, correction=correction, counts=counts)
+
+
+def sparse_by_kind(c: Checkpoint, default: int) -> tuple[bool, ...]:
+    """Return which layers are mixtures: those that `mlp_layer_types` names, else as `dense_first`."""
+    kinds, sparse = c.values.get("mlp_layer_types"), dense_first(c, default)
+    if kinds is None:
+        return sparse
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != len(sparse)
+        or any(each not in ("dense", "sparse") for each in kinds)
+    ):
+        raise c.error("mlp_layer_types", f'"dense" or "sparse" for each of {len(sparse)} layers')
+    return tuple(kind == "sparse" for kind in kinds)
 
 
 def dense_first(c: Checkpoint, default: int) -> tuple[bool, ...]:

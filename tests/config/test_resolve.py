@@ -154,6 +154,16 @@ def test_a_context_longer_than_the_checkpoint_was_made_for_is_refused(tmp_path: 
         resolve(EngineArgs(max_model_len=129), checkpoint(tmp_path), PLATFORM)
 
 
+def test_a_context_of_sparse_attention_is_as_long_as_the_attention_is_dense(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path, index_topk=60)
+    assert resolve(EngineArgs(), made, PLATFORM).model.max_model_len == 60
+    with pytest.raises(ConfigError, match="max_model_len is 61, must be at most 60, its index_topk: up to as many"):
+        resolve(EngineArgs(max_model_len=61), made, PLATFORM)
+    longer = checkpoint(tmp_path, index_topk=1000)
+    with pytest.raises(ConfigError, match="must be at most 128, the context that the checkpoint was made for"):
+        resolve(EngineArgs(max_model_len=129), longer, PLATFORM)
+
+
 def test_a_step_must_have_a_token_for_every_sequence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens is 8, must be at least max_num_seqs, which is 9"):
         resolve(EngineArgs(max_num_batched_tokens=8, max_num_seqs=9), checkpoint(tmp_path), PLATFORM)

@@ -68,6 +68,12 @@ _LATENT_EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "routed_scaling_factor": 1.7,
 }
+_CORRECTED: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bamba": (
         "BambaConfig",
@@ -82,6 +88,89 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DeepseekV3ForCausalLM",
         {**_LATENT_EXPERTS, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
     ),
+    "deepseek_v32": (
+        "DeepseekV32Config",
+        "DeepseekV32ForCausalLM",
+        {
+            **_LATENT_EXPERTS,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "index_topk": 96,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+        },
+    ),
+    "dots1": (
+        "Dots1Config",
+        "Dots1ForCausalLM",
+        {
+            **_CORRECTED,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "sliding_window": None,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoeConfig",
+        "ExaoneMoeForCausalLM",
+        {**_CORRECTED, **WINDOWS_IN_TWO, "num_experts": 8, "n_group": 4, "topk_group": 2},
+    ),
+    "flex_olmo": (
+        "FlexOlmoConfig",
+        "FlexOlmoForCausalLM",
+        {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24},
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsaConfig",
+        "GlmMoeDsaForCausalLM",
+        {
+            **_LATENT_EXPERTS,
+            "first_k_dense_replace": 1,
+            "index_topk": 96,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1Config",
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1Config",
+        "HunYuanMoEV1ForCausalLM",
+        {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 6, "moe_topk": 2},
+    ),
+    "hy_v3": ("HYV3Config", "HYV3ForCausalLM", {**_CORRECTED, "num_experts": 8}),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        "MiniMaxM2ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 8,
+        },
+    ),
+    "solar_open": ("SolarOpenConfig", "SolarOpenForCausalLM", {**_CORRECTED, "n_routed_experts": 8}),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
     "falcon_h1": (

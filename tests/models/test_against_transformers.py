@@ -208,6 +208,20 @@ VARIANTS |= {
     "youtu with halves that turn": ("youtu", {"rope_interleave": False}),
 }
 VARIANTS |= {
+    family: (family, {})
+    for family in (
+        *("deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm_moe_dsa", "hunyuan_v1_dense"),
+        *("hunyuan_v1_moe", "hy_v3", "minimax_m2", "solar_open"),
+    )
+}
+VARIANTS |= {
+    "dots1 with windows": ("dots1", {"sliding_window": 7, "max_window_layers": 1, "norm_topk_prob": True}),
+    "ernie4_5_moe in every other layer": ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
+    "glm_moe_dsa with kinds of layers": ("glm_moe_dsa", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "hunyuan_v1_moe with stretched positions": (
+        "hunyuan_v1_moe",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
     "mixtral": ("mixtral", {}),
     "mixtral with a window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
     "qwen2_moe": ("qwen2_moe", {}),

@@ -52,8 +52,10 @@ NOT_READ = {
     ("deepseek_v2", "head_dim"),
     ("deepseek_v2", "n_group"),  # experts have no groups there
     ("deepseek_v3", "head_dim"),
+    ("deepseek_v32", "head_dim"),
     ("gemma4", "num_experts"),
     ("gemma4", "top_k_experts"),
+    ("glm_moe_dsa", "head_dim"),
     ("gpt_neox", "head_dim"),
     ("granitemoehybrid", "rope_parameters"),
     ("nemotron_h", "head_dim"),  # nothing turns: heads may have any size

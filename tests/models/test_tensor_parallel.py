@@ -75,6 +75,9 @@ FAMILIES |= {
     "stablelm": ("stablelm", {"qk_layernorm": True}),
     "starcoder2": ("starcoder2", {}),
     "youtu": ("youtu", {"attention_bias": True}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "deepseek_v32": ("deepseek_v32", {}),
+    "glm_moe_dsa": ("glm_moe_dsa", {}),
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     family: (family, {})
@@ -90,6 +93,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2_moe",
         "qwen3_5_moe",
         "qwen3_next",
+        "dots1",
+        "ernie4_5_moe",
+        "exaone_moe",
+        "flex_olmo",
+        "hunyuan_v1_moe",
+        "hy_v3",
+        "minimax_m2",
+        "solar_open",
     )
 }
 MIXTURES["granitemoehybrid"] = ("granitemoehybrid", {"mamba_n_groups": 4})

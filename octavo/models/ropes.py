@@ -1,0 +1,161 @@
+"""The rotation of a decoder's heads, read from its `config.json`."""
+
+from __future__ import annotations
+
+import math
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import LARGEST_SIZE, Section, shown
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.layers.rope import (
+    BaseScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NtkScaling,
+    ProportionalScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
+
+
+def read_rope(
+    c: Checkpoint, head_dim: int, *, kind: str = "full_attention", share: float | None = None, interleaved: bool = False
+) -> Rope:
+    """Read the rotary parameters of one `kind` of layer, for heads of size `head_dim`.
+
+    `share` is the part of a head that turns where the config names none; families without it turn whole heads.
+    Raises UnsupportedModel or CheckpointError.
+    """
+    rope = c.rope(kind)
+    if rope.str("rope_type") == "proportional":
+        turning = int(_turning_share(rope, 1.0) * head_dim // 2)
+        scaling = ProportionalScaling(turning, rope.positive_float("factor", 1.0))
+        return Rope(head_dim, rope.positive_float("rope_theta"), scaling)
+    if share is None:
+        _check_whole_heads_turn(c, rope, head_dim)
+        turned = head_dim
+    else:
+        turned = int(head_dim * _turning_share(rope, share))
+    if turned % 2 or not 0 < turned <= head_dim:
+        raise CheckpointError(
+            f"{c.where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
+            "them: they turn in pairs"
+        )
+    bent, axes = _read_scaling(c, rope, turned), _read_axes(c, rope, turned // 2)
+    return Rope(turned, rope.positive_float("rope_theta"), bent, interleaved, axes=axes)
+
+
+def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
+    """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
+    sections = rope.values.get("mrope_section")
+    if sections is None:
+        return ()
+    if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:
+        raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together")
+    if not rope.bool("mrope_interleaved", c.str("model_type").startswith("qwen3")):
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))
+
+
+def _turning_share(rope: Section, default: float) -> float:
+    """Return which share of a head turns, as the config says or by `default`. Raises CheckpointError."""
+    share = rope.positive_float("partial_rotary_factor", default)
+    if share > 1.0:
+        raise rope.error("partial_rotary_factor", "the share of a head that turns, at most 1")
+    return share
+
+
+def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None:
+    """Refuse a `partial_rotary_factor` that would change the result.
+
+    In transformers, which the families here follow, plain frequencies ignore it; the scaled ones are as many as it
+    says, which then do not fit the heads.
+    """
+    factor = rope.values.get("partial_rotary_factor")
+    if rope.str("rope_type") == "default" or factor is None:
+        return
+    if int(head_dim * _turning_share(rope, 1.0)) != head_dim:
+        raise UnsupportedModel(
+            f"{c.where}: partial_rotary_factor is {shown(factor)} and rope_type is {shown(rope.values['rope_type'])}; "
+            'expected 1, or rope_type "default", which turns whole heads whatever the factor is'
+        )
+
+
+def _read_scaling(c: Checkpoint, rope: Section, turned: int) -> Scaling | None:
+    kind = rope.str("rope_type")
+    if kind == "dynamic" and rope.values.get("alpha") and c.str("model_type", "").startswith("hunyuan"):
+        return BaseScaling(rope.positive_float("alpha"))
+    # dynamic frequencies are the plain ones up to max_position_embeddings, which is the longest context here: beyond,
+    # they change with the length, and keys that are cached would have been rotated by others
+    if kind in ("default", "dynamic"):
+        return None
+    if kind == "linear":
+        return LinearScaling(rope.positive_float("factor"))
+    if kind == "ntk" and rope.values.get("mixed_b") is None:
+        return NtkScaling(rope.positive_float("factor"))
+    if kind == "llama3":
+        low, high = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
+        if low >= high:
+            raise rope.error("low_freq_factor", f"a number below high_freq_factor, which is {high:g}")
+        original = rope.positive("original_max_position_embeddings")
+        return Llama3Scaling(rope.positive_float("factor"), low, high, original)
+    if kind == "yarn":
+        return _read_yarn(c, rope)
+    if kind in ("longrope", "su"):
+        return _read_longrope(c, rope, turned // 2)
+    raise UnsupportedModel(
+        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "ntk", "llama3", "yarn", "longrope", '
+        '"dynamic" or "proportional"; '
+        "this way to stretch the context is not implemented"
+    )
+
+
+def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
+    original = rope.positive("original_max_position_embeddings", c.positive("max_position_embeddings"))
+    factor = _read_stretch(c, rope, original)
+    if rope.values.get("attention_factor") is not None:
+        attention_factor = rope.positive_float("attention_factor")
+    elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
+        attention_factor = YarnScaling.default_attention_factor(
+            factor, rope.positive_float("mscale")
+        ) / YarnScaling.default_attention_factor(factor, rope.positive_float("mscale_all_dim"))
+    else:
+        attention_factor = YarnScaling.default_attention_factor(factor)
+    for name in ("beta_fast", "beta_slow"):
+        if not 1 / LARGEST_SIZE <= rope.positive_float(name, 1.0) <= LARGEST_SIZE:
+            raise rope.error(name, "how many times a pair turns over the original context")
+    if rope.float("rope_theta") == 1.0:
+        raise rope.error("rope_theta", "another number than 1, with which all pairs turn alike")
+    fast, slow = rope.positive_float("beta_fast", 32.0), rope.positive_float("beta_slow", 1.0)
+    return YarnScaling(factor, original, attention_factor, fast, slow, rope.bool("truncate", True))
+
+
+def _read_longrope(c: Checkpoint, rope: Section, pairs: int) -> LongScaling:
+    original = rope.positive("original_max_position_embeddings", c.positive("max_position_embeddings"))
+    factor = _read_stretch(c, rope, original)
+    if rope.values.get("attention_factor") is not None:
+        attention_factor = rope.positive_float("attention_factor")
+    else:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    short, long = (_read_factors(rope, name, pairs) for name in ("short_factor", "long_factor"))
+    return LongScaling(short, long, original, attention_factor)
+
+
+def _read_stretch(c: Checkpoint, rope: Section, original: int) -> float:
+    """Return by how much the context is longer than the one of the training, `original` positions."""
+    if rope.values.get("factor") is not None:
+        return rope.positive_float("factor")
+    return c.positive("max_position_embeddings") / original
+
+
+def _read_factors(rope: Section, name: str, pairs: int) -> tuple[float, ...]:
+    found = rope.values.get(name)
+    if (
+        not isinstance(found, list)
+        or len(found) != pairs
+        or any(not isinstance(each, int | float) or isinstance(each, bool) or not 0 < each < 1e300 for each in found)
+    ):
+        raise rope.error(name, f"a list of {pairs} numbers above 0, one for each pair of elements that turns")
+    return tuple(float(each) for each in found)
