@@ -107,6 +107,7 @@ def test_sampling_parameters_have_their_well_known_names() -> None:
         "logit_bias",
         "allowed_token_ids",
         "bad_words",
+        "repetition_detection",
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "structured_outputs",

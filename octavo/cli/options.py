@@ -22,7 +22,6 @@ from octavo.config.fields import Argument, arguments, check_values, describe_def
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
-from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import ConfigError, InvalidRequest
 
 Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
@@ -58,7 +57,11 @@ _GROUPS = (
 NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
 
-_A_FORM = '{"choice": ["yes", "no"]}'
+_JSON_EXAMPLES = {
+    "structured_outputs": '{"choice": ["yes", "no"]}',
+    "repetition_detection": '{"max_pattern_size": 20, "min_count": 3}',
+}
+"""Sampling parameters that are objects."""
 
 _OF_A_SERVER = (
     *("stream_interval", "served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts"),
@@ -117,15 +120,14 @@ class Given(msgspec.Struct, frozen=True):
 
     @property
     def sampling_values(self) -> dict[str, Any]:
-        """The flags of sampling parameters. Raises InvalidRequest for a form that is no JSON."""
+        """The flags of sampling parameters. Raises InvalidRequest for an object that is no JSON."""
         given = {name: value for name, value in self.values.items() if name in SamplingParams.__struct_fields__}
-        if (form := given.get("structured_outputs")) is not None:
+        for name in _JSON_EXAMPLES.keys() & given.keys():
             try:
-                given["structured_outputs"] = msgspec.json.decode(form)
+                given[name] = msgspec.json.decode(given[name])
             except msgspec.DecodeError as error:
-                name = "structured_outputs"
                 raise InvalidRequest(
-                    f"{name} is {form!r}, which is no JSON ({error}); give such as {_A_FORM}"
+                    f"{name} is {given[name]!r}, which is no JSON ({error}); give such as {_JSON_EXAMPLES[name]}"
                 ) from error
         return given
 
@@ -203,8 +205,8 @@ def _sampling_flags() -> list[inspect.Parameter]:
             continue
         value = getattr(default, name)
         doc = param.doc if value in (None, (), False) or name == "max_tokens" else f"{param.doc} [default: {value}]"
-        if kind is StructuredOutputsParams:
-            kind, doc = str, f"{doc} As JSON, such as {_A_FORM}."
+        if name in _JSON_EXAMPLES:
+            kind, doc = str, f"{doc} As JSON, such as {_JSON_EXAMPLES[name]}."
         found.append(_flag(name, kind, doc, "Sampling"))
     return found
 

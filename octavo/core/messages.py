@@ -117,7 +117,7 @@ ToCore = AddRequests | AbortRequests | StopSequence | Call | Shutdown
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What one step added to one sequence. finish_reason is None, 'stop', 'length', 'abort' or 'error'."""
+    """What one step added to one sequence. finish_reason: as in `CompletionOutput`."""
 
     index: int
     token_ids: list[int]

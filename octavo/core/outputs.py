@@ -19,7 +19,7 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One sequence of a request.
 
-    finish_reason: None while running, then 'stop', 'length', 'abort' or 'error'.
+    finish_reason: None while running, then 'stop', 'length', 'repetition', 'abort' or 'error'.
     stop_reason: the stop string or stop token id that ended it; None for an end-of-sequence token.
     logprobs: for each token, a mapping from token id to Logprob: the likeliest ones and the drawn one.
     text_offsets: for each token, the index of the character of the whole text that its first byte is part of. None

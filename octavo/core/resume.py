@@ -16,7 +16,7 @@ class ResumedSequence(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one sequence of a request has produced so far.
 
     cumulative_logprob: the sum for `token_ids`; None where the request needs none.
-    finish_reason, stop_reason: how it ended, "stop" or "length"; None while it goes on.
+    finish_reason, stop_reason: how it ended, "stop", "length" or "repetition"; None while it goes on.
     """
 
     index: int
@@ -50,8 +50,9 @@ def check_resumed(request: EngineCoreRequest, vocab_size: int, max_model_len: in
             raise _refused(f"{name} contains {outside[0]}; the model's token ids go from 0 to {vocab_size - 1}")
         if not ends.isdisjoint(token_ids[:-1]):
             raise _refused(f"{name} goes on behind a token that ends it; cut it there")
-        if sequence.finish_reason not in (None, "stop", "length"):
-            raise _refused(f'{name} has the finish_reason {sequence.finish_reason!r}, must be "stop", "length" or None')
+        if sequence.finish_reason not in (None, "stop", "length", "repetition"):
+            reason = f"the finish_reason {sequence.finish_reason!r}"
+            raise _refused(f'{name} has {reason}, must be "stop", "length", "repetition" or None')
 
 
 def _refused(message: str) -> InvalidRequest:

@@ -16,6 +16,7 @@ import msgspec
 
 from octavo.core.absent import remark
 from octavo.core.prompt import checked_text
+from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.request_limits import check_field
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
@@ -115,6 +116,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         int | None, Param("Most tokens per sequence; None means as many as fit the context.", ge=1)
     ] = 16
     min_tokens: Annotated[int, Param("No end token and no stop string before this many tokens.", ge=0)] = 0
+    repetition_detection: Annotated[
+        RepetitionDetectionParams | None,
+        Param(
+            "Ends a sequence that repeats a pattern of min_pattern_size to max_pattern_size tokens min_count times; "
+            "the finish reason is repetition."
+        ),
+    ] = None
     logprobs: Annotated[
         int | None,
         Param("Log-probabilities of this many likeliest tokens per position, and of the drawn one; -1 for all.", ge=-1),
@@ -214,8 +222,8 @@ def _checked(name: str, value: Any, annotation: Any, limits: Param) -> Any:
         return _checked_logit_bias(value)
     if kind is OutputKind:
         return _checked_output_kind(value)
-    if kind is StructuredOutputsParams:
-        return StructuredOutputsParams.of(value, name)
+    if kind is StructuredOutputsParams or kind is RepetitionDetectionParams:
+        return kind.of(value, name)
     return checked_number(name, value, kind, limits)
 
 
@@ -357,6 +365,11 @@ def _check_together(params: SamplingParams) -> None:
 
 def _check_beam_search(params: SamplingParams) -> None:
     """Refuse parameters of drawing in a beam search."""
+    if params.repetition_detection is not None:
+        raise InvalidRequest(
+            "repetition_detection does not end beams; leave it out, or set use_beam_search to false",
+            field="repetition_detection",
+        )
     for name in OF_DRAWING[1:]:
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(

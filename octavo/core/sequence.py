@@ -25,6 +25,7 @@ class SequenceStatus(enum.Enum):
     FETCHING = "fetching"
     FINISHED_STOPPED = "stop"
     FINISHED_LENGTH_CAPPED = "length"
+    FINISHED_REPETITION = "repetition"
     FINISHED_ABORTED = "abort"
     FINISHED_ERROR = "error"
 

@@ -11,6 +11,7 @@ from octavo.cli.options import Given, with_options
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
+from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
@@ -107,7 +108,7 @@ def test_sampling_flags_win_over_defaults() -> None:
     assert (params.temperature, params.top_p, params.stop) == (0.5, 0.8, ("a", "b"))
 
 
-def test_a_form_is_given_as_json() -> None:
+def test_parameters_that_are_objects_are_given_as_json() -> None:
     form = '{"choice": ["yes", "no"], "disable_any_whitespace": true}'
     params = call(["--structured-outputs", form], SamplingParams).sampling({})
     assert params.structured_outputs == StructuredOutputsParams(choice=("yes", "no"), disable_any_whitespace=True)
@@ -115,6 +116,8 @@ def test_a_form_is_given_as_json() -> None:
         call(["--structured-outputs", "{choice"], SamplingParams).sampling({})
     with pytest.raises(InvalidRequest, match="expected an object with one of"):
         call(["--structured-outputs", '"yes"'], SamplingParams).sampling({})
+    wanted = call(["--repetition-detection", '{"max_pattern_size": 2, "min_count": 3}'], SamplingParams).sampling({})
+    assert wanted.repetition_detection == RepetitionDetectionParams(max_pattern_size=2, min_count=3)
 
 
 def test_a_search_leaves_out_the_defaults_of_drawing() -> None:

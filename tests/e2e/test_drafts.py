@@ -9,6 +9,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
+from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
@@ -20,13 +21,19 @@ from tests.fakes.exact_products import need_exact_products
 from tests.fakes.proposer import ToyProposer
 
 VOCABULARY = 300
-PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23)]
+PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23, 31)]
 PARAMS = [
     SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.3, max_tokens=40),
     SamplingParams(seed=1, top_p=0.9, top_k=40, n=3, logprobs=0, max_tokens=24),
     SamplingParams(seed=2, frequency_penalty=1.0, min_tokens=20, stop_token_ids=tuple(range(0, 300, 5)), max_tokens=40),
     SamplingParams(seed=3, bad_words=("a", "b", "cd"), logit_bias={100: 3.0, 200: -5.0}, prompt_logprobs=1),
     SamplingParams(seed=4, min_p=0.02, stop=tuple("abcdefghijklm"), max_tokens=40),
+    SamplingParams(
+        seed=5,
+        allowed_token_ids=(5, 6),
+        repetition_detection=RepetitionDetectionParams(min_pattern_size=2, max_pattern_size=4, min_count=3),
+        max_tokens=40,
+    ),
 ]
 
 

@@ -37,6 +37,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "three of different lengths": {"n": 3, "stop": ["a", " b"], "logprobs": 1, "temperature": 1.4, "min_tokens": 2},
     "best of three": {"n": 1, "best_of": 3, "temperature": 1.2},
     "beams": {"n": 2, "best_of": 3, "use_beam_search": True, "temperature": 0.0, "max_tokens": 12, "logprobs": 1},
+    "repetition": {
+        "allowed_token_ids": (5, 6),
+        "max_tokens": 40,
+        "logprobs": 0,
+        "repetition_detection": {"min_pattern_size": 2, "max_pattern_size": 4, "min_count": 3},
+    },
     "one token": {"max_tokens": 1, "logprobs": 1, "n": 2},
 }
 ENGINES: dict[str, dict[str, Any]] = {
@@ -132,6 +138,11 @@ def move_to_another_front(engine: LLMEngine) -> None:
     for request in requests:
         engine._output.add(request, None)
     engine.core.add_requests(requests)
+
+
+def test_repetitions_end_requests_before_their_limit(engine: LLMEngine) -> None:
+    reasons = [each["sequences"][0]["finish_reason"] for each in run(engine, "repetition")]
+    assert set(reasons) == {"repetition"}
 
 
 @pytest.fixture(scope="module")

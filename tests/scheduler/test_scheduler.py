@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from octavo.core.outputs import PinnedPrefix
@@ -353,6 +355,20 @@ class TestEnds:
         assert eos.finish["a"][0] == ("stop", None)
         assert stop.finish["a"][0] == ("stop", tokens[2])
         assert eos.token_ids["a"][0] == tokens[: tokens.index(tokens[2]) + 1]
+
+    @pytest.mark.parametrize("depth", [1, 3])
+    def test_a_sequence_that_repeats_itself_ends_there_but_not_before_its_least_tokens(self, depth: int) -> None:
+        def tokens(**params: Any) -> tuple[list[int], tuple[str, object]]:
+            seen = run(make_core(depth=depth), [make_request("a", [1, 2, 3], max_tokens=100, **params)])
+            return seen.token_ids["a"][0], seen.finish["a"][0]
+
+        plain, _ = tokens()
+        pairs = [at + 1 for at in range(1, len(plain)) if plain[at] == plain[at - 1]]
+        assert len(pairs) > 1
+        wanted = {"max_pattern_size": 1, "min_count": 2}
+        assert tokens(repetition_detection=wanted) == (plain[: pairs[0]], ("repetition", None))
+        later = tokens(repetition_detection=wanted, min_tokens=pairs[0] + 1)
+        assert later == (plain[: pairs[1]], ("repetition", None))
 
     def test_an_aborted_request_gives_its_blocks_back_and_says_nothing_more(self) -> None:
         core = make_core(depth=2)

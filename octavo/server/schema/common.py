@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, get_arg
 from msgspec import Meta, Struct, defstruct
 
 from octavo.core.prompt import Prompt
+from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
@@ -38,7 +39,8 @@ def _json_type(name: str, annotation: Any, description: str) -> Any:
     Limits of numbers are left to SamplingParams, whose messages are better.
     """
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    kinds = {tuple[str, ...]: list[str], tuple[int, ...]: list[TokenId], dict[int, float]: dict[TokenId, float]}
+    kinds: dict[Any, Any] = {tuple[str, ...]: list[str], tuple[int, ...]: list[TokenId]}
+    kinds[dict[int, float]], kinds[RepetitionDetectionParams] = dict[TokenId, float], dict[str, Any]
     given = [kinds.get(member, member) for member in members if member is not NoneType]
     if name == "stop":
         given.append(str)
