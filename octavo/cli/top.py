@@ -21,7 +21,7 @@ from octavo.cli.terminal import columns, printable
 from octavo.config.explain import render_bar, render_table
 from octavo.config.fields import Arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
-from octavo.server.responses.scheduler import TimelineList
+from octavo.server.responses.scheduler import Timeline, TimelineList
 
 _NUM_RECENT: Final = 6
 
@@ -178,11 +178,11 @@ def loads(before: Counters, after: Counters) -> list[Load]:
     return found if len(names) == 1 else [*found, load("all", names)]
 
 
-async def _recent(server: OpenAIClient) -> list[dict[str, Any]]:
+async def _recent(server: OpenAIClient) -> list[Timeline]:
     """Return the timelines of the requests that ended last; none where the server has no such endpoint."""
     try:
         found = msgspec.json.decode(await server.get("/scheduler/timelines"), type=TimelineList)
-        return [msgspec.to_builtins(each) for each in found.timelines[-_NUM_RECENT:][::-1]]
+        return found.timelines[-_NUM_RECENT:][::-1]
     except (InvalidRequest, ValueError, RecursionError):
         return []
 
@@ -197,7 +197,7 @@ def line(load: Load) -> str:
     )
 
 
-def frame(address: str, model: str, found: list[Load], history: deque[float], recent: list[dict[str, Any]]) -> str:
+def frame(address: str, model: str, found: list[Load], history: deque[float], recent: list[Timeline]) -> str:
     """Return what is on the screen: a table of replicas, generated tokens per second, and recent requests."""
     rows = [("replica", "run", "wait", "swap", "KV cache", "prompt/s", "tokens/s", "hits", "preempted")]
     for each in found:
@@ -216,11 +216,10 @@ def frame(address: str, model: str, found: list[Load], history: deque[float], re
     return "\n\n".join(parts + ([_ended(recent)] if recent else []))
 
 
-def _ended(recent: list[dict[str, Any]]) -> str:
+def _ended(recent: list[Timeline]) -> str:
     rows: list[tuple[str, ...]] = [("ended last", "prompt", "cached", "generated", "preempted", "seconds")]
     for each in recent:
-        counts = [str(each.get(f"{key}_tokens", "")) for key in ("prompt", "cached", "completion")]
-        times = [event["time"] for event in each.get("events") or ()] or [0.0]
-        name = str(each.get("request_id"))[:28]
-        rows.append((name, *counts, str(each.get("preemptions", "")), f"{times[-1] - times[0]:,.2f}"))
+        counts = map(str, (each.prompt_tokens, each.cached_tokens, each.completion_tokens, each.preemptions))
+        seconds = each.events[-1].time - each.events[0].time if each.events else 0.0
+        rows.append((each.request_id[:28], *counts, f"{seconds:,.2f}"))
     return render_table(rows)

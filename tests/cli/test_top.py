@@ -12,6 +12,7 @@ import pytest
 from octavo.cli import top
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.cli.top import Counters, Load, frame, line, loads
+from octavo.server.responses.scheduler import Timeline, TimelineEvent
 from tests.fakes.openai_server import FakeOpenAI, serve_openai
 
 METRICS = """\
@@ -103,8 +104,16 @@ def test_timelines_of_another_shape_are_left_out(timelines: str) -> None:
 
 def test_a_screen_has_replicas_rates_and_recent_requests() -> None:
     load = Load(replica="0", running=2, kv_cache_usage=0.25, generated_tokens_per_s=1234.0, prefix_hit_rate=0.5)
-    timeline = {"request_id": "cmpl-1", "prompt_tokens": 7, "completion_tokens": 5, "preemptions": 0}
-    timeline["events"] = [{"time": 1.0, "event": "queued"}, {"time": 3.5, "event": "finished"}]  # type: ignore[assignment]
+    timeline = Timeline(
+        request_id="cmpl-1",
+        tenant=None,
+        prompt_tokens=7,
+        cached_tokens=0,
+        completion_tokens=5,
+        preemptions=0,
+        events=[TimelineEvent(time=at, wall_time=at, event="queued") for at in (1.0, 3.5)],
+        replica=None,
+    )
     shown = frame("http://here", "m", [load], deque([1.0, 1234.0]), [timeline])
     assert max(map(len, shown.splitlines())) <= 80
     assert "1,234 at most" in shown
