@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from octavo.config.sources import user_directory
 from octavo.core.authentication import private_secret
 from octavo.engine.core_link import Hello
 from octavo.errors import ConfigError
+from octavo.server.sockets import is_loopback
 from octavo.worker.identity import model_digest
 
 
@@ -30,14 +30,6 @@ def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
             f"cluster_secret_file is not set, and {because}; give the engines and `octavo proxy` the same secret"
         )
     return dataclasses.replace(args, cluster_secret_file=str(private_secret(directory)))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def hello_of(model: ModelConfig, role: str | None = None) -> Hello:

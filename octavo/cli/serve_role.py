@@ -8,7 +8,7 @@ import signal
 import socket
 from functools import partial
 
-from octavo.cli.link import hello_of, is_loopback, with_secret
+from octavo.cli.link import hello_of, with_secret
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
@@ -16,7 +16,7 @@ from octavo.engine.core_link import Address, CoreLink
 from octavo.engine.core_process import Inbox, build_and_serve, build_core
 from octavo.engine.engine_core import EngineCore
 from octavo.logging import set_up
-from octavo.server.sockets import bind
+from octavo.server.sockets import bind, is_loopback
 
 _log = logging.getLogger(__name__)
 

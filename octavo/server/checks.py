@@ -20,6 +20,7 @@ from starlette.types import Message, Receive
 
 from octavo.server.errors import ApiError
 from octavo.server.multipart import is_form
+from octavo.server.sockets import is_loopback
 
 Fields = Mapping[bytes, bytes]
 """The headers of a request by their names in lower case; the values of a repeated header are joined by commas."""
@@ -40,11 +41,7 @@ def fields_of(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 def own_hosts(listening_on: str) -> frozenset[str] | None:
     """Return the names, besides addresses, of a server that listens on this address; None, which stands for all names,
     when other machines reach it."""
-    try:
-        is_loopback = listening_on == "localhost" or ipaddress.ip_address(listening_on).is_loopback
-    except ValueError:
-        is_loopback = False
-    return frozenset({"localhost", socket.gethostname().lower()}) if is_loopback else None
+    return frozenset({"localhost", socket.gethostname().lower()}) if is_loopback(listening_on) else None
 
 
 class HeaderChecks:

@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import ipaddress
 import os
 import select
 import socket
@@ -65,6 +66,14 @@ def listening(args: ServerArgs) -> Iterator[socket.socket]:
         finally:
             if args.uds is not None:
                 Path(args.uds).unlink(missing_ok=True)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
