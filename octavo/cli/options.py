@@ -101,8 +101,7 @@ class Given(msgspec.Struct, frozen=True):
 
     def arguments(self, cls: type[Args]) -> Args:
         """Return arguments of `cls` from flags, variables, YAML file and defaults. Raises ConfigError."""
-        mine = arguments(cls)
-        return gather(cls, {k: v for k, v in self.values.items() if k in mine}, config_file=self.config)
+        return gather(cls, self.values_of(cls), config_file=self.config)
 
     def without(self, cls: type) -> Given:
         """Return the flags without those of one command, which may have names of other arguments."""
@@ -111,8 +110,12 @@ class Given(msgspec.Struct, frozen=True):
 
     def own(self, cls: type[Own]) -> Own:
         """Return the options of one command, from flags and defaults alone. Raises ConfigError."""
+        return cls(**self.values_of(cls))
+
+    def values_of(self, cls: type) -> dict[str, Any]:
+        """Return the values of those flags that are arguments of `cls`."""
         mine = arguments(cls)
-        return cls(**{name: value for name, value in self.values.items() if name in mine})
+        return {name: value for name, value in self.values.items() if name in mine}
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
         """Return sampling parameters: the flags over `defaults`. Raises InvalidRequest."""

@@ -8,7 +8,6 @@ from functools import partial
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import ConfigError
@@ -38,7 +37,7 @@ def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
 def _serve_role(engine_args: EngineArgs, server_args: ServerArgs, given: Given) -> int:
     from octavo.cli.serve_role import serve_role
 
-    of_http = [name for name in given.values if name in arguments(ServerArgs) and name not in ("host", "port")]
+    of_http = [name for name in given.values_of(ServerArgs) if name not in ("host", "port")]
     if of_http:
         raise ConfigError(
             f"{of_http[0]} is set, but role is {engine_args.role}: an engine with a role speaks no HTTP; give it to "

@@ -190,20 +190,20 @@ def _recorded(recording: str | None) -> Recorded | None:
 
 def _engine_args(recorded: Recorded | None, given: Given) -> EngineArgs:
     """Return the given arguments over the recorded ones, without those recorded ones that would have no effect."""
-    values = {name: value for name, value in given.values.items() if name not in _OPTIONS}
+    given = given.without(SimulationOptions)
     if recorded is None:
-        return Given(given.config, values).arguments(EngineArgs)
+        return given.arguments(EngineArgs)
     old = recorded_arguments(recorded)
-    idle = without_effect(Given(given.config, old | values).arguments(EngineArgs))
+    idle = without_effect(Given(given.config, old | given.values).arguments(EngineArgs))
     kept = {name: value for name, value in old.items() if name not in idle}
-    return Given(given.config, kept | values).arguments(EngineArgs)
+    return Given(given.config, kept | given.values).arguments(EngineArgs)
 
 
 def _loads(
     options: SimulationOptions, given: Given, recorded: Recorded | None, max_model_len: int | None
 ) -> list[tuple[float | None, Trace]]:
     """Return the traces, each with the rate of its arrivals where it was made for one."""
-    values = {name: value for name, value in given.values.items() if name in arguments(Workload)}
+    values = given.values_of(Workload)
     max_len = max_model_len or Workload.max_len
     workloads = [Workload(**values | {"request_rate": rate, "max_len": max_len}) for rate in options.rates()]
     if recorded is not None:
