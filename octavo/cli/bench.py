@@ -153,11 +153,9 @@ print(json.dumps(parts))
 
 def _start_once(args: EngineArgs) -> dict[str, float]:
     """Start a process that makes one token; return the figures that it reports, and its seconds seen from outside."""
-    defaults = EngineArgs()
-    keywords = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
     began = time.perf_counter()
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, msgspec.json.encode(keywords).decode()],
+        [sys.executable, "-c", _CHILD, msgspec.json.encode(_changed(args)).decode()],
         capture_output=True,
         text=True,
         check=False,
@@ -222,6 +220,11 @@ def _measure(
 def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> int:
     """Report the figures, with the arguments that differ from the defaults."""
     args = given.arguments(EngineArgs)
-    changed = {key: value for key, value in vars(args).items() if value != getattr(EngineArgs(), key)}
-    report(name, {"model": args.model, "arguments": changed, **workload}, result)
+    report(name, {"model": args.model, "arguments": _changed(args), **workload}, result)
     return 0
+
+
+def _changed(args: EngineArgs) -> dict[str, Any]:
+    """Return the arguments that differ from the defaults."""
+    defaults = EngineArgs()
+    return {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -16,13 +14,12 @@ from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
 from octavo.cli.image_files import image_part
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, Options, with_options
-from octavo.cli.start import load, log_quietly, mention_demonstration_model
+from octavo.cli.start import load, log_quietly, mention_demonstration_model, with_adapter
 from octavo.cli.terminal import WordWrap, say
 from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg, arguments
+from octavo.config.fields import Arg
 from octavo.config.sources import user_directory
-from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.interrupt import interrupt_handler
 from octavo.errors import ConfigError, InvalidRequest, OctavoError
@@ -65,28 +62,23 @@ def chat(*, given: Given) -> int:
     model: ChatModel
     if options.url is None:
         args = given.arguments(EngineArgs)
-        adapter = None if options.lora is None else LoRARequest("lora", 1, options.lora)
-        args = args if adapter is None else dataclasses.replace(args, enable_lora=True)
+        args, adapter = with_adapter(args, options.lora)
         log_quietly(args)
         mention_demonstration_model(args)
         model = EngineModel(load(args), adapter)
     else:
         if options.lora is not None:
             raise ConfigError("lora has no effect with url: name the server's adapter with model")
-        idle = sorted((set(given.values) & set(arguments(EngineArgs))) - {"model", *values})
+        idle = sorted(given.values_of(EngineArgs).keys() - {"model", *values})
         if idle:
             raise ConfigError(f"{idle[0]} has no effect with url: the engine is that of the server; leave it out")
         server = OpenAIClient(options.url, read_api_key(options.api_key_file))
-        model = ServerModel(server, given.values.get("model"), partial(_notice, sys.stderr))
+        model = ServerModel(server, given.values.get("model"), lambda text: say(f"\noctavo: {text}", sys.stderr))
         say(f"{model.name} at {server.address}", sys.stderr)
     model.sampling(values)
     with line_history(user_directory("data") if options.history else None):
         converse(model, values, options.system, images)
     return 0
-
-
-def _notice(stream: Any, text: str) -> None:
-    say(f"\noctavo: {text}", stream)
 
 
 def converse(

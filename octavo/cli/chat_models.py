@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from octavo.cli.openai_client import OpenAIClient
+from octavo.cli.stream import stream
 from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.interrupt import Interrupt
@@ -48,8 +49,6 @@ class EngineModel:
     def respond(
         self, messages: Messages, values: Mapping[str, Any], write: Callable[[str], None], interrupt: Interrupt
     ) -> str:
-        from octavo.cli.stream import stream
-
         pieces: list[str] = []
         prompt = self._engine.render_chat(list(messages))
         for output in stream(self._engine, prompt, self.sampling(values), interrupt, self._adapter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from textwrap import dedent
 
 from octavo.cli.terminal import say
 from octavo.config.explain import render_table
@@ -20,5 +21,5 @@ def families() -> int:
     rows.append(
         ("any other", "text", "as its class", "int8, int4, int4-g128", "", "by transformers' class, proved at start")
     )
-    say("\n".join(line[2:] for line in render_table(rows).split("\n")))
+    say(dedent(render_table(rows)))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from octavo.cli.options import Given, with_options
@@ -53,7 +54,7 @@ def list_models(*, given: Given) -> int:
         used = _ago(time.time() - repo.last_accessed)
         rows.append((repo.repo_id, names.get(repo.repo_id, ""), render_bytes(repo.size_on_disk), used, note))
     rows.append((BUILTIN_MODEL, "", "", "", "ships with octavo"))
-    say("\n".join(line[2:] for line in render_table(rows).split("\n")))
+    say(dedent(render_table(rows)))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,8 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import load, log_quietly, mention_demonstration_model
+from octavo.cli.start import load, log_quietly, mention_demonstration_model, with_adapter
+from octavo.cli.stream import stream
 from octavo.cli.terminal import WordWrap, as_utf_8, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
@@ -52,8 +52,7 @@ def run(
     model, prompt = _model_and_prompt(model_or_prompt, prompt, given.values.get("model"))
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
     args = given.arguments(EngineArgs)
-    adapter = None if lora is None else LoRARequest("lora", 1, lora)
-    args = args if adapter is None else dataclasses.replace(args, enable_lora=True)
+    args, adapter = with_adapter(args, lora)
     prompt = checked_text(_standard_input(args.model) if prompt is None else as_utf_8(prompt), "prompt")
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
     log_quietly(args)
@@ -122,8 +121,6 @@ def _standard_input(model: str) -> str:
 
 
 def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
-    from octavo.cli.stream import stream
-
     outputs = stream(engine, prompt, params, lora_request=adapter)
     screen = WordWrap(sys.stdout)
     screen.write(prompt)
@@ -137,8 +134,6 @@ def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: 
 
 def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
     """Write each text when all are complete: on one screen, texts that grow together cannot be distinguished."""
-    from octavo.cli.stream import stream
-
     texts: dict[int, str] = {}
     for output in stream(engine, prompt, params, lora_request=adapter):
         for completion in output.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.core.adapter import LoRARequest
 from octavo.engine.interrupt import interrupt_handler
 from octavo.executor.executor import import_worker
 from octavo.logging import set_up
@@ -24,6 +26,13 @@ def mention_demonstration_model(args: EngineArgs) -> None:
             f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; name a model for a real one.",
             sys.stderr,
         )
+
+
+def with_adapter(args: EngineArgs, folder: str | None) -> tuple[EngineArgs, LoRARequest | None]:
+    """Return the arguments for requests with the adapter in a folder, and the adapter; None for no folder."""
+    if folder is None:
+        return args, None
+    return dataclasses.replace(args, enable_lora=True), LoRARequest("lora", 1, folder)
 
 
 def log_quietly(args: EngineArgs) -> None:
