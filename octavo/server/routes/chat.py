@@ -63,7 +63,7 @@ class _ChatCompletion(Turn):
             self._has_begun = True
             yield from self._first_chunks(output)
         for completion in output.outputs:
-            deltas = self._deltas(output, completion)
+            deltas = [delta for each in self.events(output, completion) if (delta := _delta(each)) is not None]
             logprobs = self.logprobs(completion)
             if not deltas and (logprobs or (self.asked.return_token_ids and completion.token_ids)):
                 deltas = [Delta(content="")]
@@ -76,8 +76,6 @@ class _ChatCompletion(Turn):
                 yield self._chunk(completion.index, Delta(), **reasons)
 
     def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
-        if self.reader is None:
-            return ChatMessage(content=self.asked.echoed_text + completion.text)
         read = joined(self.events(output, completion))
         reasoning: Any = UNSET if read.reasoning is None else read.reasoning
         calls = [
@@ -89,12 +87,6 @@ class _ChatCompletion(Turn):
             reasoning=reasoning,
             tool_calls=calls or UNSET,
         )
-
-    def _deltas(self, output: RequestOutput, completion: CompletionOutput) -> list[Delta]:
-        if self.reader is None:
-            return [Delta(content=completion.text)] if completion.text else []
-        events = self.events(output, completion)
-        return [delta for event in events if (delta := _delta(event)) is not None]
 
     def _first_chunks(self, output: RequestOutput) -> Iterator[ChatCompletionChunk]:
         """Yield the role of each choice. A beam search may find fewer than n, and returns all of them at once."""

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import RequestOutput
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.formats.events import (
@@ -181,7 +181,8 @@ class _ModelResponse(ShimTurn[ResponsesRequest]):
             yield self._output.event("response.created", response=self._response("in_progress"))
             yield self._output.event("response.in_progress", response=self._response("in_progress"))
         [completion] = output.outputs
-        logprobs = self._logprobs_of(completion)
+        found = self.logprobs(completion)
+        logprobs = [] if found is None else found.content
         for event in self.events(output, completion):
             yield from self._output.add(event, logprobs)
             if isinstance(event, TextDelta):
@@ -200,10 +201,6 @@ class _ModelResponse(ShimTurn[ResponsesRequest]):
         code = _ERROR_CODES.get(error.status, "server_error")
         response.error = ResponseError(code, str(error))
         return self.event(msgspec.json.Encoder(), self._output.event("response.failed", response=response))
-
-    def _logprobs_of(self, completion: CompletionOutput) -> list[ContentLogprob]:
-        found = self.logprobs(completion)
-        return [] if found is None else found.content
 
     def _response(self, status: str) -> ModelResponse:
         shim, reasoning, is_open = self.shim, self.shim.reasoning, status == "in_progress"
