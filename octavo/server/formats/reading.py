@@ -164,19 +164,13 @@ class ModelFormat:
 
     def ends_in_reasoning(self, prompt: Prompt) -> bool:
         """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
-        if prompt.token_ids is not None:
-            return self.is_open(prompt.token_ids)
-        return self._opens_at_end(prompt.text or "")
-
-    def is_open(self, prompt_token_ids: Sequence[int]) -> bool:
-        """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
-        if not self.marks_reasoning:
+        reasoning = None if self.format is None else self.format.reasoning
+        if reasoning is None:
             return False
-        return self._opens_at_end(self.tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False))
-
-    def _opens_at_end(self, text: str) -> bool:
-        reasoning = self.format.reasoning if self.format is not None else None
-        return reasoning is not None and any(text.rstrip().endswith(mark.spelled()) for mark in reasoning.opens)
+        text = prompt.text or ""
+        if prompt.token_ids is not None:
+            text = self.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
+        return any(text.rstrip().endswith(mark.spelled()) for mark in reasoning.opens)
 
     def num_tokens_to_close(self, token_ids: Sequence[int], num_known: int) -> int:
         """Return how many tokens the text has up to the first end mark of reasoning, behind `num_known`."""
@@ -200,9 +194,9 @@ class OutputReader:
         self._model = model
         self._asked = asked
         self._reasoning = reasoning
-        self._tools = {tool.function.name: tool.function.parameters or {} for tool in asked.callable_tools}
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in asked.callable_tools}
+        self._tools = schemas if calls else None
         self._custom_names = [tool.function.name for tool in asked.callable_tools if tool.custom is not None]
-        self._reads_calls = calls
         self._choices: dict[int, _Choice] = {}
         self.shows_special = model.has_special_marks
 
@@ -210,11 +204,11 @@ class OutputReader:
         """Return the events of what is new of a choice."""
         choice = self._choices.get(completion.index)
         if choice is None:
-            is_open = self._model.is_open(output.prompt_token_ids)
+            is_open = self._model.ends_in_reasoning(Prompt(token_ids=output.prompt_token_ids))
             hides = self.shows_special and getattr(self._asked, "skip_special_tokens", None) is not False
             parser = OutputParser(
                 self._model.checked_format,
-                self._tools if self._reads_calls else None,
+                self._tools,
                 begins_in_reasoning=self._reasoning and is_open,
                 reads_reasoning=self._reasoning,
                 drops=self._model.special_texts if hides else (),
