@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from octavo.errors import EngineRestartingError
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
 
+T = TypeVar("T")
 INTERVAL_S: Final = 0.25
 IDLE_INTERVAL_S: Final = 1.0
 """Seconds from one report to the next, while the engine computes and while it does not."""
@@ -38,16 +39,16 @@ class LiveFeed:
         """Return a report of each core, at most `pause_s` old."""
         async with self._lock:
             if time.monotonic() - self._taken_at >= self.pause_s:
-                self._states = await reports(llm, 10 * (self.pause_s + IDLE_INTERVAL_S))
+                self._states = await reports(llm, "live", 10 * (self.pause_s + IDLE_INTERVAL_S), LiveState)
                 self._taken_at = time.monotonic()
                 cost_s = max((state.cost_s for state in self._states), default=0.0)
                 self.pause_s = max(INTERVAL_S, cost_s / _MOST_SHARE)
             return self._states
 
 
-async def reports(llm: AsyncLLM, within_s: float) -> list[LiveState]:
-    """Return a report of each core that is ready, with what has happened in the last seconds."""
+async def reports(llm: AsyncLLM, call: str, argument: float | list[int], kind: type[T]) -> list[T]:
+    """Return what each core that is ready reports on a call, as a struct of this kind."""
     try:
-        return msgspec.convert(await llm.call("live", within_s), list[LiveState])
+        return msgspec.convert(await llm.call(call, argument), list[kind])  # type: ignore[valid-type]
     except EngineRestartingError:
         return []

@@ -15,9 +15,10 @@ import msgspec
 from starlette.requests import Request
 
 from octavo.core.block_events import BlockEvent, BlockEvents
-from octavo.errors import EngineRestartingError, InvalidRequest
+from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
+from octavo.server.live_feed import reports
 from octavo.server.responses.kv_events import KvEvent
 from octavo.server.sending import EventStream
 
@@ -47,19 +48,12 @@ async def _events(context: ServerContext, reader: Reader) -> AsyncGenerator[byte
         yield b": KV events\n\n"
         while not context.open_requests.is_closing:
             stats, polled_at = context.llm.stats, time.monotonic()
-            for event in reader.take(await _replies(context, reader.position)):
+            for event in reader.take(await reports(context.llm, "kv_events", reader.position, BlockEvents)):
                 yield event
             while context.llm.stats.num_steps == stats.num_steps and time.monotonic() - polled_at < IDLE_POLL_S:
                 await asyncio.sleep(POLL_S)
             if time.monotonic() - reader.sent_at > _KEEP_ALIVE_S:
                 yield reader.keep_alive()
-
-
-async def _replies(context: ServerContext, position: Sequence[int]) -> list[BlockEvents]:
-    try:
-        return msgspec.convert(await context.llm.call("kv_events", list(position)), list[BlockEvents])
-    except EngineRestartingError:
-        return []
 
 
 def _position(request: Request) -> list[int]:

@@ -37,7 +37,7 @@ async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
         raise ApiError(429, f"{_MOST_WATCHERS} clients watch the engine already", code="too_many_readers")
     feed.num_watchers += 1
     try:
-        states = await reports(context.llm, _HISTORY_S)
+        states = await reports(context.llm, "live", _HISTORY_S, LiveState)
         sent_at = time.monotonic()
         yield b": live\n\n"
         while not context.open_requests.is_closing:

@@ -6,6 +6,7 @@ A key without the right `observe` sees its own requests alone, and of decisions 
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,30 +18,30 @@ from octavo.server.generation import is_about, json_response, without_details_of
 from octavo.server.keys import Right, caller_of
 from octavo.server.responses.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
+E = TypeVar("E", Decision, RequestTimeline)
+
 
 async def decisions(context: ServerContext, request: Request) -> Response:
     """Return why requests had to wait or were preempted (those of other API keys with the right observe)."""
-    with without_details_of_others(caller_of(request)):
-        found = msgspec.convert(await context.llm.call("decisions"), list[Decision])
-    offset_s = _wall_clock_offset_s()
-    sees_others = caller_of(request).may(Right.OBSERVE)
-    entries = [_decision(each, offset_s, sees_others) for each in found if _is_asked_for(request, each)]
-    return json_response(DecisionList(entries))
+    found = await _asked_for(context, request, "decisions", Decision)
+    offset_s, sees_others = _wall_clock_offset_s(), caller_of(request).may(Right.OBSERVE)
+    return json_response(DecisionList([_decision(each, offset_s, sees_others) for each in found]))
 
 
 async def timelines(context: ServerContext, request: Request) -> Response:
     """Return what happened to the requests that ended last (those of other API keys with the right observe)."""
-    with without_details_of_others(caller_of(request)):
-        found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
+    found = await _asked_for(context, request, "timelines", RequestTimeline)
     offset_s = _wall_clock_offset_s()
-    return json_response(TimelineList([_timeline(each, offset_s) for each in found if _is_asked_for(request, each)]))
+    return json_response(TimelineList([_timeline(each, offset_s) for each in found]))
 
 
-def _is_asked_for(request: Request, entry: Decision | RequestTimeline) -> bool:
+async def _asked_for(context: ServerContext, request: Request, call: str, kind: type[E]) -> list[E]:
+    """Return what the cores have of the requests that the caller asks about and may see."""
     asked, caller = request.query_params.get("request_id"), caller_of(request)
-    if not caller.may(Right.OBSERVE) and entry.tenant != caller.tenant:
-        return False
-    return asked is None or is_about(entry.request_id, asked)
+    with without_details_of_others(caller):
+        entries: list[E] = msgspec.convert(await context.llm.call(call), list[kind])  # type: ignore[valid-type]
+    seen = [each for each in entries if caller.may(Right.OBSERVE) or each.tenant == caller.tenant]
+    return [each for each in seen if asked is None or is_about(each.request_id, asked)]
 
 
 def _wall_clock_offset_s() -> float:
