@@ -85,13 +85,11 @@ class HeaderChecks:
             return None
         if b"content-type" in fields and not (path in self._form_paths and is_form(fields[b"content-type"])):
             return not_json(fields[b"content-type"])
-        origin = fields.get(b"origin")
-        if origin is not None and not self._is_allowed(
-            origin.decode("latin-1"), fields.get(b"host", b"").decode("latin-1")
-        ):
+        origin, host = (fields.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
+        if b"origin" in fields and not self._is_allowed(origin, host):
             message = (
-                f"pages of {origin.decode('latin-1')} may not send this; send it with Content-Type: application/json, "
-                "or start the server with --allowed-origins and that origin"
+                f"pages of {origin} may not send this; send it with Content-Type: application/json, or start the "
+                "server with --allowed-origins and that origin"
             )
             return ApiError(403, message, code="origin_not_allowed")
         return None
