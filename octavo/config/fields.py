@@ -140,6 +140,11 @@ def check_values(instance: Any) -> None:
         object.__setattr__(instance, argument.name, value)
 
 
+def values_of(instance: Any, cls: type) -> dict[str, Any]:
+    """Return the values that an instance has in the fields of an argument class, by name."""
+    return {field.name: getattr(instance, field.name) for field in fields(cls)}
+
+
 def accept(argument: Argument, value: Any) -> Any:
     """Return `value` in its argument's type, within its limits. Raises ConfigError: argument, value, limit, remedy."""
     name, arg = argument.name, argument.arg

@@ -14,6 +14,7 @@ from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_ob
 from octavo.config.device_args import DeviceArgs
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
+from octavo.config.fields import values_of
 from octavo.config.lora_args import LoRAArgs
 from octavo.config.media_args import media_limits
 from octavo.config.pooling_config import PoolingConfig, pooling_config
@@ -104,7 +105,7 @@ def resolve(
     has_gpus = args.device == "cuda" or (platform.has_gpu and _device(args) == "auto")
     return EngineConfig(
         model=ModelConfig(
-            **_values(args, ModelArgs)
+            **values_of(args, ModelArgs)
             | {
                 "path": str(checkpoint.path),
                 "tokenizer_path": str(tokenizer_path or checkpoint.path),
@@ -126,7 +127,7 @@ def resolve(
         cache=cache_config(args, dtype),
         scheduler=scheduler_config(_with_room_for_one(args, pooling, max_model_len), max_model_len, has_gpus=has_gpus),
         device=DeviceConfig(
-            **_values(args, DeviceArgs)
+            **values_of(args, DeviceArgs)
             | {
                 "device": _device(args),
                 "threads": args.threads or most_threads,
@@ -135,8 +136,8 @@ def resolve(
                 "has_gpus": has_gpus,
             }
         ),
-        observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
-        replicas=ReplicaConfig(**_values(args, ReplicaArgs)),
+        observability=ObservabilityConfig(**values_of(args, ObservabilityArgs)),
+        replicas=ReplicaConfig(**values_of(args, ReplicaArgs)),
         transfer=transfer_config(args),
         lora=_lora_config(args, dtype),
         speculative=speculative,
@@ -157,7 +158,7 @@ def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:
     if args.enable_lora and args.record_trace is not None:
         raise ConfigError("enable_lora is set, and record_trace does not record when adapters are read; leave one out")
     lora_dtype = dtype if args.lora_dtype == "auto" else args.lora_dtype
-    return LoRAConfig(**_values(args, LoRAArgs) | {"lora_dtype": lora_dtype, "max_cpu_loras": num_host})
+    return LoRAConfig(**values_of(args, LoRAArgs) | {"lora_dtype": lora_dtype, "max_cpu_loras": num_host})
 
 
 def _most_threads(args: EngineArgs, platform: Platform) -> int:
@@ -223,15 +224,10 @@ def _device(args: EngineArgs) -> str:
     return "reference"
 
 
-def _values(args: EngineArgs, section: type[Any]) -> dict[str, Any]:
-    """Return the values of one group of arguments by name."""
-    return {field.name: getattr(args, field.name) for field in dataclasses.fields(section)}
-
-
 def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
     """Return the cache's section for a model in `dtype`."""
     wanted = {"auto": dtype, "fp8_e4m3": "fp8"}.get(args.kv_cache_dtype, args.kv_cache_dtype)
-    return CacheConfig(**_values(args, CacheArgs), dtype=cast(CacheDType, wanted))
+    return CacheConfig(**values_of(args, CacheArgs), dtype=cast(CacheDType, wanted))
 
 
 def scheduler_config(args: EngineArgs, max_model_len: int, *, has_gpus: bool = False) -> SchedulerConfig:
@@ -247,7 +243,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int, *, has_gpus: bool = F
     for message in without_effect(args).values():
         raise ConfigError(message)
     depth = args.max_steps_in_flight or max(args.pipeline_parallel_size, 2 if has_gpus else 1)
-    given = _values(args, SchedulerArgs) | {"max_steps_in_flight": depth}
+    given = values_of(args, SchedulerArgs) | {"max_steps_in_flight": depth}
     if args.enable_lora:
         given |= {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}
     return SchedulerConfig(**given, max_model_len=max_model_len)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from pathlib import Path
 from typing import Final
 
 from octavo.config.args import EngineArgs
+from octavo.config.fields import values_of
 from octavo.config.schema import TransferConfig
 from octavo.config.transfer_args import TransferArgs
 from octavo.errors import ConfigError
@@ -46,7 +46,7 @@ def transfer_config(args: EngineArgs) -> TransferConfig:
         if is_wrong and wrong is not None:
             raise ConfigError(f"{wrong} is {getattr(args, wrong)}, but {because}")
     host_folder = "" if args.kv_host_size is None else _new_host_folder()
-    given = {each.name: getattr(args, each.name) for each in dataclasses.fields(TransferArgs)}
+    given = values_of(args, TransferArgs)
     if args.kv_disk_size is None:
         del given["kv_disk_size"]
     return TransferConfig(host_folder=host_folder, **given)

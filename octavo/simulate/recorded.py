@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from octavo.config.args import CacheArgs, SchedulerArgs
+from octavo.config.fields import values_of
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import RequestMetrics
 from octavo.core.step import SchedulerOutput
@@ -106,8 +107,7 @@ _OF_THE_MEMORY: Final = ("gpu_memory_utilization", "kv_cache_memory", "num_gpu_b
 def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
     """Return the engine arguments of the recorded scheduler, by their names."""
     settings = recorded.settings
-    sections = ((settings.cache, CacheArgs), (settings.scheduler, SchedulerArgs))
-    arguments = {each.name: getattr(section, each.name) for section, kind in sections for each in fields(kind)}
+    arguments = values_of(settings.cache, CacheArgs) | values_of(settings.scheduler, SchedulerArgs)
     arguments["swap_space"] = settings.limits.num_host_blocks * settings.limits.block_bytes / _GIB
     arguments["max_model_len"] = settings.scheduler.max_model_len
     for name in _OF_THE_MEMORY:
