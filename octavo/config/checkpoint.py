@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -200,10 +201,10 @@ class Checkpoint(Section):
                 if stated not in _DTYPE_NAMES.values():
                     raise self.error(name, "float32, float16 or bfloat16")
                 return stated
-        sizes: dict[builtins.str, builtins.int] = {}
+        sizes: Counter[builtins.str] = Counter()
         for tensor in (each for each in self.tensors.values() if each.dtype in _DTYPE_NAMES):
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
-        return _DTYPE_NAMES.get(max(sizes, key=lambda dtype: sizes[dtype], default="F32"), "float32")
+            sizes[tensor.dtype] += tensor.nbytes
+        return _DTYPE_NAMES[max(sizes, key=sizes.__getitem__, default="F32")]
 
     def bos_token_id(self) -> builtins.int | None:
         """Return the token that starts a text, where the config names one."""

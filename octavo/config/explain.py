@@ -7,8 +7,9 @@ numbers in a plan are bytes unless their name says otherwise.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 import msgspec
 
@@ -40,11 +41,8 @@ def render_bytes(count: int) -> str:
 
 def render_table(rows: Iterable[Sequence[str]]) -> str:
     """Return rows of cells as aligned columns; the last column may have any width."""
-    table = [tuple(row) for row in rows]
-    if not table:
-        return ""
-    columns = max(len(row) for row in table)
-    widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(columns)]
+    table = list(rows)
+    widths = [max(map(len, cells)) for cells in zip_longest(*table, fillvalue="")]
     return "\n".join(
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in table
     )
@@ -148,11 +146,6 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens that the device blocks hold."""
-        return self.cache.num_tokens
-
-    @property
     def planned_bytes(self) -> int:
         """Everything that the plan hands out on the device: weights, activations, kept encodings, blocks."""
         return self.weights_bytes + self.activation_bytes + self.encodings_bytes + self.kv_bytes
@@ -166,9 +159,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def window_note(self) -> str:
         """What sliding windows change: how little of the longest request is in the cache. Empty where nothing."""
+        has_several = len(self.cache.groups) > 1
         return "; ".join(
             f"a request keeps at most {group.max_live_tokens:,} tokens: a sliding window of {group.window:,}, and what "
-            f"a step computes{self._layers(index)}"
+            f"a step computes{f' (cache group {index})' if has_several else ''}"
             for index, group in enumerate(self.cache.groups)
             if group.window is not None
             and group.max_live_tokens is not None
@@ -185,10 +179,6 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             num_blocks = f"{limits.num_blocks:,} blocks of {render_bytes(limits.block_bytes)}"
             num_bytes = render_bytes((limits.num_blocks + 1) * limits.block_bytes)
             yield f"  group {number}", num_bytes, f"{num_blocks}: {group.keeps.render()}{window}, {layers}"
-
-    def _layers(self, index: int) -> str:
-        """Return which layers a cache group is, where there are several."""
-        return f" (cache group {index})" if len(self.cache.groups) > 1 else ""
 
     @property
     def _num_blocks(self) -> str:
@@ -243,8 +233,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             ),
         ]
         room = (
-            f"room for {self.kv_tokens:,} tokens: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens "
-            "at once"
+            f"room for {self.cache.num_tokens:,} tokens: {self.max_concurrency:.1f} requests of "
+            f"{self.max_model_len:,} tokens at once"
         )
         room += "".join(f"; {note}" for note in (self.window_note, self.rope_note) if note)
         return f"memory plan ({self.device})\n  {bar}\n{render_table(rows)}\n  {room}"
@@ -272,12 +262,11 @@ def platform_facts(platform: Platform) -> list[tuple[str, object]]:
 
 def types_of_file(file: GGUFFile) -> str:
     """Return the bytes of each type, most first, and how those are held that take more memory than in the file."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for tensor in file.tensors:
-        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
-    largest = sorted(sizes.items(), key=lambda pair: -pair[1])
+        sizes[tensor.type] += tensor.nbytes
     notes = {kind: f" ({held})" for kind, held in HELD_AS.items()}
-    return ", ".join(f"{kind} {render_bytes(size)}{notes.get(kind, '')}" for kind, size in largest)
+    return ", ".join(f"{kind} {render_bytes(size)}{notes.get(kind, '')}" for kind, size in sizes.most_common())
 
 
 def _activations(bits: int) -> str:

@@ -50,7 +50,7 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(count: int, text: str) ->
 def test_plan_tells_how_many_requests_fit() -> None:
     # 100 tokens take 7 blocks of 16
     assert PLAN.max_concurrency == pytest.approx(512 / 7)
-    assert PLAN.kv_tokens == 8192
+    assert PLAN.cache.num_tokens == 8192
 
 
 def test_rendered_plan_holds_every_part_and_its_reason() -> None:
