@@ -68,16 +68,11 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _gemma3_rope(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters of both kinds of layers; older configs stretch those without a window alone."""
-    full = {"rope_theta": 1_000_000.0, **_stated(values, rope_theta="rope_theta")}
-    scaling = values.get("rope_scaling")
+    theta, local, scaling = (values.get(name) for name in ("rope_theta", "rope_local_base_freq", "rope_scaling"))
+    full = {"rope_theta": 1_000_000.0 if theta is None else theta}
     if isinstance(scaling, Mapping):
         full.update(scaling)
-    local = {"rope_theta": 10_000.0, **_stated(values, rope_theta="rope_local_base_freq")}
-    return {"full_attention": full, "sliding_attention": local}
-
-
-def _stated(values: Mapping[str, Any], **names: str) -> dict[str, Any]:
-    return {ours: values[theirs] for ours, theirs in names.items() if values.get(theirs) is not None}
+    return {"full_attention": full, "sliding_attention": {"rope_theta": 10_000.0 if local is None else local}}
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
