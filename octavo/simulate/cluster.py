@@ -69,7 +69,8 @@ class Cluster:
         self._now = 0.0
         self._split = None if make_split is None else make_split(cast("Dispatch", self), lambda: self._now)
         for replica in replicas:
-            replica.script_of, replica.wake = self._script_of, partial(self._wake, replica)
+            replica.script_of = lambda request_id: self._open[request_id].script
+            replica.wake = partial(self._wake, replica)
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._event_numbers = count()
         self._open: dict[str, _Open] = {}
@@ -132,9 +133,6 @@ class Cluster:
     def _wake(self, replica: Replica, at: float | None = None) -> None:
         # not at once: others may arrive at this very time
         self._push(self._now if at is None else at, _WAKE, lambda now: self._step(replica, now))
-
-    def _script_of(self, request_id: str) -> Script:
-        return self._open[request_id].script
 
     def _arrive(self, number: int, now: float) -> None:
         request, script = self._trace.request(number, now)

@@ -77,8 +77,8 @@ def read_recording(path: str | Path, progress: Callable[[float], None] | None = 
             event: Event = decoder.decode(body)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path} is not a recording, or is damaged at byte {offset}: {error}") from error
-        if offset == 0:
-            _check_first(path, event)
+        if offset == 0 and not isinstance(event, Began):
+            raise ConfigError(f"{path} does not begin with the settings of a scheduler: it is not a whole recording")
         yield event
         offset += _LENGTH.size + size
         if progress is not None:
@@ -100,11 +100,6 @@ def _check_version(path: str | Path, body: bytes) -> None:
         return  # it is no beginning, as its reader finds
     if version != RECORDING_VERSION:
         raise ConfigError(f"{path} is a recording of version {version}, this octavo reads version {RECORDING_VERSION}")
-
-
-def _check_first(path: str | Path, event: Event) -> None:
-    if not isinstance(event, Began):
-        raise ConfigError(f"{path} does not begin with the settings of a scheduler: it is not a whole recording")
 
 
 class Replay:
