@@ -41,10 +41,14 @@ class ReasoningFormat:
 
 @dataclass(frozen=True)
 class TagFormat:
-    """An argument of a call: the mark before its value, with the group `key`, and the mark behind it."""
+    """An argument of a call: the mark before its value, with the group `key`, and the mark behind it.
+
+    is_inline: models write no line ends beside the value, one of which is read over where they do.
+    """
 
     open: Mark
     close: Mark
+    is_inline: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class CallFormat:
     content: what is between the marks: `json`, the arguments alone, with the name in the mark; `call`, objects with
     name and arguments, alone or in a list; `tags`, each argument between tags; `pythonic`, a list of Python calls.
     begin, end: marks around all calls of a turn. separator: what stands between two calls. is_bare: the calls may be
-    the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for OpenAI's form.
+    the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for OpenAI's form. id_form: the
+    id as the model writes it, with groups of the open mark in braces; empty where it writes none.
     """
 
     opens: tuple[Mark, ...]
@@ -69,6 +74,7 @@ class CallFormat:
     separator: str = ""
     is_bare: bool = False
     id_chars: int = 0
+    id_form: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Field(msgspec.Struct, kw_only=True):
     separator: str = ""
     is_bare: bool = False
     id_chars: int = 0
+    id_form: str = ""
     then: str = ""
 
     def marks(self, side: Literal["open", "close"]) -> tuple[Mark, ...]:
@@ -151,7 +158,7 @@ def _calls(field: Field) -> CallFormat:
     content, name_key, arguments_key = _shape(field)
     tag = None
     if content == "tags":
-        tag = _tag(field.content_args.get("tag_pattern"))
+        tag = _tag(field.content_args.get("tag_pattern"), bool(field.content_args.get("is_inline")))
     if not opens:
         raise ValueError("calls need an open mark")
     return CallFormat(
@@ -167,6 +174,7 @@ def _calls(field: Field) -> CallFormat:
         separator=field.separator,
         is_bare=field.is_bare,
         id_chars=field.id_chars,
+        id_form=field.id_form,
     )
 
 
@@ -196,12 +204,12 @@ def _path(function: Any, key: str) -> str:
     return match[1]
 
 
-def _tag(pattern: Any) -> TagFormat:
+def _tag(pattern: Any, is_inline: bool) -> TagFormat:
     pieces = pieces_of(pattern) if isinstance(pattern, str) else []
     places = [place for place, piece in enumerate(pieces) if piece.group == "value"]
     if len(places) != 1 or not any(piece.group == "key" for piece in pieces[: places[0]]):
         raise ValueError("the pattern of a tag needs the groups key and value")
-    return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]))
+    return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), is_inline)
 
 
 @functools.cache

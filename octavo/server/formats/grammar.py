@@ -111,7 +111,7 @@ class _Grammar:
         tag = self._calls.tag
         assert tag is not None
         required = schema.get("required") or ()
-        line = "" if tag.open.is_spaced or tag.close.is_spaced else r'"\n"'
+        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_inline else r'"\n"'
         parts = []
         for place, (key, each) in enumerate(_properties(schema).items()):
             name = f"p{number}_{place}"
@@ -162,7 +162,11 @@ class _Grammar:
     def _mark(self, mark: Mark | None = None, **groups: str) -> str:
         pieces = () if mark is None else mark.pieces
         return " ".join(
-            "SPACE" if piece.is_space else self._spelled(piece.literal or groups.get(piece.group, ""))
+            "SPACE"
+            if piece.is_space
+            else f"/{piece.gap}/"
+            if piece.group and piece.group not in groups
+            else self._spelled(piece.literal or groups.get(piece.group, ""))
             for piece in pieces
         )
 

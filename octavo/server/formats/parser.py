@@ -32,7 +32,9 @@ class OutputParser:
         with an open mark of reasoning. drops: further texts that are left out, such as special tokens."""
         self._source = Source()
         self._format = of
-        self._writer = None if of.calls is None or tools is None else CallWriter(tools, of.calls.id_chars)
+        self._writer = (
+            None if of.calls is None or tools is None else CallWriter(tools, of.calls.id_chars, of.calls.id_form)
+        )
         roles: dict[Mark, str] = {}
         if of.reasoning is not None and reads_reasoning:
             roles |= dict.fromkeys(of.reasoning.opens, "reasoning")

@@ -31,15 +31,17 @@ class CallWriter:
     is_cut: whether the text ended within the last call.
     """
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], id_chars: int = 0) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]], id_chars: int = 0, id_form: str = "") -> None:
         self.tools = tools
         self.num_calls = 0
         self.is_cut = False
-        self._id_chars = id_chars
+        self._id_chars, self._id_form = id_chars, id_form
 
-    def begin(self, name: str) -> ToolCallBegin:
-        """Begin a call, to which the next pieces belong."""
+    def begin(self, name: str, found: Found | None = None) -> ToolCallBegin:
+        """Begin a call, to which the next pieces belong. found: its open mark, where that has the name."""
         self.num_calls += 1
+        if self._id_form and found is not None:
+            return ToolCallBegin(self.num_calls - 1, self._id_form.format_map(found.groups), name)
         digits = uuid4().hex
         call_id = digits[: self._id_chars] if self._id_chars else f"call_{digits[:24]}"
         return ToolCallBegin(self.num_calls - 1, call_id, name)
@@ -72,7 +74,7 @@ def reader_of(content: Content) -> Reader:
 
 def _read_arguments(source: Source, _: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
     """Read arguments as JSON behind a mark that has the name."""
-    yield writer.begin(_name_in(found))
+    yield writer.begin(_name_in(found), found)
     is_cut = False
     try:
         if (yield from source.peek()) == "{":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.server.formats.events import ReadCall, ReadOutput
+from octavo.server.formats.events import ReadCall, ReadOutput, joined
 from octavo.server.formats.format import Format, format_of, templates
 from octavo.server.formats.parser import OutputParser
 from tests.server.formats.test_parser import cuttings, read
@@ -18,7 +18,53 @@ PYTHONIC = """[f(a={'b': [1, {"c": '“ü”\\n"x" </tool_call>'}]}, d=""), g(),
 THREE = [ReadCall("", "f", DEEP), ReadCall("", "g", "{}"), ReadCall("", "h", '{"s": "it\'s", "on": true, "off": null}')]
 H = THREE[2].arguments
 
+EACH = f'[{{"name": "f", "arguments": {DEEP}}}, {{"name": "g", "arguments": {{}}}}, {{"arguments": {H}, "name": "h"}}]'
+
+
+def tagged(call: str, tag: str, joint: str, calls: str = "{}") -> str:
+    """Write the calls with each argument between tags; call and tag have NAME, KEY, VALUE and BODY."""
+    texts = []
+    for each in THREE:
+        values = {
+            key: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+            for key, v in json.loads(each.arguments).items()
+        }
+        body = "".join(tag.replace("KEY", key).replace("VALUE", value) + "\n" for key, value in values.items())
+        texts.append(call.replace("NAME", each.name).replace("BODY", body))
+    return calls.format(joint.join(texts))
+
+
 TEXTS = {
+    "kimi_k2": "<|tool_calls_section_begin|>"
+    + "".join(
+        f"<|tool_call_begin|>functions.{call.name}:{place}<|tool_call_argument_begin|>{call.arguments}<|tool_call_end|>"
+        for place, call in enumerate(THREE)
+    )
+    + "<|tool_calls_section_end|>",
+    "minimax_m2": tagged(
+        '<invoke name="NAME">\nBODY</invoke>',
+        '<parameter name="KEY">VALUE</parameter>',
+        "\n",
+        "<minimax:tool_call>\n{}\n</minimax:tool_call>",
+    ),
+    "deepseek_v32": tagged(
+        '<｜DSML｜invoke name="NAME">\nBODY</｜DSML｜invoke>',
+        '<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>',
+        "\n",
+        "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>",
+    ),
+    "seed_oss": tagged(
+        "<seed:tool_call>\n<function=NAME>\nBODY</function>\n</seed:tool_call>",
+        "<parameter=KEY>VALUE</parameter>",
+        "\n",
+    ),
+    "hunyuan": f"<tool_calls>{EACH}</tool_calls>",
+    "granite": f"<|tool_call|>{EACH}",
+    "nemotron": f"<TOOLCALL>{EACH}</TOOLCALL>",
+    "lfm2": f"<|tool_call_start|>{PYTHONIC}<|tool_call_end|>",
+    "cohere": f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "f", "parameters": {DEEP}}}, '
+    f'{{"tool_call_id": "1", "tool_name": "g", "parameters": {{}}}}, '
+    f'{{"tool_call_id": "2", "tool_name": "h", "parameters": {H}}}]<|END_ACTION|>',
     "hermes": f'<tool_call>\n{{"name": "f", "arguments": {DEEP}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "g"}\n</tool_call>'
     f'<tool_call>{{"name": "h", "arguments": {json.dumps(H)}}}</tool_call>',
@@ -75,6 +121,61 @@ def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
     assert (whole.text, whole.reasoning) == (None, "so" if name == "gpt_oss" else None)
     for pieces in cuttings(text, 6):
         assert read(form(name), pieces, tools=TOOLS) == whole
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "name"),
+    [
+        ("{{ '<|tool_calls_section_begin|>' }} <|tool_call_argument_begin|> </think>", "kimi_k2+think"),
+        ("'<minimax:tool_call>' <invoke name= <parameter name= </think>", "minimax_m2+think"),
+        ("<seed:think> <seed:tool_call> <function= <parameter=", "seed_oss"),
+        ("<tool_call> \"arguments\" </think> <response>", "hermes+ernie_think"),
+        ("<think>\n\n</think> <answer> <|extra_0|> <tool_calls> </tool_calls>", "hunyuan+hunyuan_think"),
+        ("<|tool_list_start|>", "lfm2"),
+    ],
+)
+def test_a_chat_template_leads_to_its_format(chat_template: str, name: str) -> None:
+    found = format_of(chat_template)
+    assert found is not None
+    assert found.name == name
+
+
+def test_ids_that_a_model_writes_are_kept() -> None:
+    for pieces in cuttings(TEXTS["kimi_k2"].replace(":1<", ":12<"), 6):
+        parser = OutputParser(form("kimi_k2"), TOOLS)
+        events = [
+            event
+            for place, piece in enumerate(pieces)
+            for event in parser.feed(piece, is_last=place + 1 == len(pieces))
+        ]
+        assert [call.id for call in joined(events).calls] == ["functions.f:0", "functions.g:12", "functions.h:2"]
+
+
+def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> None:
+    text = '<minimax:tool_call><invoke name="f"><parameter name="d">\n  a\n\n</parameter></invoke></minimax:tool_call>'
+    for pieces in cuttings(text, 6):
+        [call] = read(form("minimax_m2"), pieces, tools=TOOLS).calls
+        assert json.loads(call.arguments) == {"d": "  a\n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hunyuan_think", "<think>\nhm\n</think>\n<answer>\nYes.\n</answer>"),
+        ("ernie_think", "<think>\nhm\n</think>\n\n<response>\nYes.\n</response>\n"),
+        ("seed_oss", "<seed:think>hm</seed:think>Yes."),
+        ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"),
+    ],
+)
+def test_reasoning_is_parted_from_the_answer(name: str, text: str) -> None:
+    for pieces in cuttings(text, 6):
+        parser = OutputParser(form(name), {})
+        events = [
+            event
+            for place, piece in enumerate(pieces)
+            for event in parser.feed(piece, is_last=place + 1 == len(pieces))
+        ]
+        assert joined(events) == ReadOutput("Yes.", "hm", [])
 
 
 @pytest.mark.parametrize("name", ["llama3", "pythonic"])

@@ -55,6 +55,8 @@ CLOSERS = (
     ")",
     "</arg_value>",
     "\n</parameter>",
+    "</parameter>",
+    "</｜DSML｜parameter>",
     "</think>",
     "</tool_call>",
     "<|end|>",
@@ -154,7 +156,9 @@ def test_calls_that_are_demanded_are_read_back(name: str) -> None:
         text = walk(wanted.grammar or "", seed)
         if text is None:
             continue
-        output = check(form, ("<think>hm</think>" if seed % 3 == 0 and name != "gpt_oss" else "") + text, draw)
+        assert form.reasoning is not None
+        thought = f"{form.reasoning.opens[0].spelled()}hm{form.reasoning.closes[0].spelled()}"
+        output = check(form, (thought if seed % 3 == 0 and name != "gpt_oss" else "") + text, draw)
         assert output.text is None, text
         assert len(output.calls) == 1 if seed % 2 else output.calls
         num_calls += len(output.calls)
