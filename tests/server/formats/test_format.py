@@ -129,7 +129,7 @@ def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
         ("{{ '<|tool_calls_section_begin|>' }} <|tool_call_argument_begin|> </think>", "kimi_k2+think"),
         ("'<minimax:tool_call>' <invoke name= <parameter name= </think>", "minimax_m2+think"),
         ("<seed:think> <seed:tool_call> <function= <parameter=", "seed_oss"),
-        ("<tool_call> \"arguments\" </think> <response>", "hermes+ernie_think"),
+        ('<tool_call> "arguments" </think> <response>', "hermes+ernie_think"),
         ("<think>\n\n</think> <answer> <|extra_0|> <tool_calls> </tool_calls>", "hunyuan+hunyuan_think"),
         ("<|tool_list_start|>", "lfm2"),
     ],
