@@ -102,6 +102,7 @@ def test_sampling_parameters_have_their_well_known_names() -> None:
         "max_tokens",
         "min_tokens",
         "logprobs",
+        "logprob_token_ids",
         "prompt_logprobs",
         "truncate_prompt_tokens",
         "logit_bias",

@@ -103,6 +103,7 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "stop_token_ids": FieldLimits(_STEP, entries=1024),
     "logit_bias": FieldLimits(_STEP, entries=1024),
     "allowed_token_ids": FieldLimits(_STEP, entries=16_384),
+    "logprob_token_ids": FieldLimits(_STEP, entries=128),
     "repetition_detection": FieldLimits("it has three numbers", chars=64, values=64),
     "structured_outputs": _FORM,
     "response_format": _FORM,

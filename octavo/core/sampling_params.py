@@ -28,6 +28,7 @@ MAX_N = 1024
 MAX_SEED = 2**63 - 1
 _MOST_BITS = 64
 MAX_BIAS = 100.0
+_NEVER_EMPTY = {"allowed_token_ids": "nothing could be drawn", "logprob_token_ids": "nothing is asked for"}
 OF_DRAWING = ("temperature", "min_p", "top_k", "top_p")
 """What beam search, which draws nothing, has no use for: the temperature, and all filters."""
 
@@ -127,7 +128,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         int | None,
         Param("Log-probabilities of this many likeliest tokens per position, and of the drawn one; -1 for all.", ge=-1),
     ] = None
-    prompt_logprobs: Annotated[int | None, Param("The same for the tokens of the prompt.", ge=-1)] = None
+    logprob_token_ids: Annotated[
+        tuple[int, ...] | None,
+        Param("Log-probabilities of these token ids per position, in place of the likeliest ones."),
+    ] = None
+    prompt_logprobs: Annotated[int | None, Param("As logprobs, for the tokens of the prompt.", ge=-1)] = None
     truncate_prompt_tokens: Annotated[
         int | None, Param("Keep the last tokens of the prompt, so many; -1 keeps what fits beside max_tokens.", ge=-1)
     ] = None
@@ -148,6 +153,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         if self.seed == -1:
             msgspec.structs.force_setattr(self, "seed", None)
+        if self.logprob_token_ids is not None:
+            msgspec.structs.force_setattr(self, "logprobs", 0)
         for name, (annotation, param) in _FIELDS.items():
             value = getattr(self, name)
             if value is _DEFAULTS[name]:
@@ -261,8 +268,8 @@ def _checked_tuple(name: str, value: Any, of: type) -> tuple[Any, ...]:
             checked_text(each, name)
         elif isinstance(each, bool) or not isinstance(each, Integral) or each < 0:
             raise InvalidRequest(f"{name} contains {each!r}; its entries are token ids", field=name)
-    if name == "allowed_token_ids" and not values:
-        raise InvalidRequest(f"{name} is empty: nothing could be drawn; leave it out", field=name)
+    if name in _NEVER_EMPTY and not values:
+        raise InvalidRequest(f"{name} is empty: {_NEVER_EMPTY[name]}; leave it out", field=name)
     return values if of is str else tuple(map(int, values))
 
 
@@ -365,11 +372,9 @@ def _check_together(params: SamplingParams) -> None:
 
 def _check_beam_search(params: SamplingParams) -> None:
     """Refuse parameters of drawing in a beam search."""
-    if params.repetition_detection is not None:
-        raise InvalidRequest(
-            "repetition_detection does not end beams; leave it out, or set use_beam_search to false",
-            field="repetition_detection",
-        )
+    for name, what in (("repetition_detection", "does not end beams"), ("logprob_token_ids", "is not for beams")):
+        if getattr(params, name) is not None:
+            raise InvalidRequest(f"{name} {what}; leave it out, or set use_beam_search to false", field=name)
     for name in OF_DRAWING[1:]:
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(

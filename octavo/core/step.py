@@ -149,6 +149,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are those of `token_id`;
     `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where it is not requested.
 
+    ranks: of `top_ids` where these are not the likeliest tokens, but those that the request names.
+
     scores: of the candidates of a beam, which stand in the order of these: what the processors have made of
     `top_logprobs`, and -inf for a barred token. Empty where no processor changes a log-probability.
     stop_places: of the candidates of a beam, the places in `top_ids` of those that complete a stop string.
@@ -159,6 +161,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     rank: int = 0
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     stop_places: tuple[int, ...] = ()
 

@@ -317,6 +317,7 @@ class InputProcessor:
                 )
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(params.logprob_token_ids or (), "logprob_token_ids")
         self._check_ids(params.logit_bias or (), "logit_bias")
 
     def _check_something_is_left(self, params: SamplingParams, bad_words: Collection[tuple[int, ...]]) -> None:

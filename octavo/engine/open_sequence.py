@@ -125,10 +125,11 @@ class OpenSequence:
 
 
 def logprobs_by_token(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """Return the token at a position first, then the likeliest ones in falling order."""
+    """Return the token at a position first, then the likeliest ones in falling order, or those that are asked for."""
     assert token.logprob is not None, "computed for a request without logprobs"
     found = {token.token_id: Logprob(token.logprob, token.rank or None, tokenizer.token_text(token.token_id))}
-    for rank, (token_id, logprob) in enumerate(zip(token.top_ids, token.top_logprobs, strict=True), start=1):
+    ranks = token.ranks or range(1, len(token.top_ids) + 1)
+    for rank, token_id, logprob in zip(ranks, token.top_ids, token.top_logprobs, strict=True):
         if token_id not in found:
             found[token_id] = Logprob(logprob, rank, tokenizer.token_text(token_id))
     return found

@@ -80,7 +80,7 @@ class Turn(Generation):
         return chat_logprobs(
             completion.token_ids,
             self.shown(completion.logprobs or []),
-            self.asked.top_logprobs or 0,
+            -1 if self.asked.logprob_token_ids else self.asked.top_logprobs or 0,
             self.context.llm.tokenizer.token_bytes,
         )
 

@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -80,9 +81,20 @@ class Drawing:
             if wanted[0].num_candidates:
                 results += self._sampler.rank(logits, rows, [each.num_candidates for each in wanted[start:stop]])
             else:
-                results += self._sampler.sample(logits, rows)
+                named = [self._named(logits[place], row) for place, row in enumerate(rows)]
+                results += map(_with_named, self._sampler.sample(logits, rows), named)
             del logits  # the next piece takes its memory
         return results
+
+    def _named(self, logits: Tensor, row: SamplingRow) -> list[TokenLogprobs]:
+        """Describe the tokens that the row's request names, by its logits [vocab], which sampling writes over."""
+        token_ids = row.sequence.params.logprob_token_ids or ()
+        parts = chunks(len(token_ids), rows_per_chunk(self._vocab_size, LOGITS_BYTES))
+        return [
+            token
+            for start, stop in parts
+            for token in self._sampler.describe(logits.expand(stop - start, -1), token_ids[start:stop], 0)
+        ]
 
     def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, _PromptResult]:
         """Return the log-probabilities of prompts by place in `rows`, for the rows that need them."""
@@ -109,6 +121,17 @@ class Drawing:
         if unsound is not None:
             return _PromptResult(None, not_finite(first + unsound))
         return _PromptResult(PromptLogprobs(first_position=first, tokens=tokens))
+
+
+def _with_named(drawn: RowSamples, named: Sequence[TokenLogprobs]) -> RowSamples:
+    if not named or not drawn.tokens:
+        return drawn
+    listed = {
+        "top_ids": tuple(each.token_id for each in named),
+        "top_logprobs": tuple(each.logprob for each in named),
+        "ranks": tuple(each.rank for each in named),
+    }
+    return RowSamples([msgspec.structs.replace(token, **listed) for token in drawn.tokens])
 
 
 class Position(NamedTuple):

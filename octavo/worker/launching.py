@@ -119,7 +119,8 @@ class LaunchingRunner(ModelRunner):
 
     def _may_launch_for(self, params: SamplingParams, pooled: PooledPrompt | None) -> bool:
         # only the first rank has grammars: the samplers of the others would launch
-        return pooled is None and params.structured_outputs is None and self._launches.may_launch(params)
+        is_plain = pooled is None and params.structured_outputs is None and params.logprob_token_ids is None
+        return is_plain and self._launches.may_launch(params)
 
     def _drawing_model(self) -> DrawingModel | None:
         if self.model is not self._known_model:  # asking takes longer than a row's numbers do

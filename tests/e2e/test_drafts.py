@@ -30,6 +30,7 @@ PARAMS = [
     SamplingParams(seed=4, min_p=0.02, stop=tuple("abcdefghijklm"), max_tokens=40),
     SamplingParams(
         seed=5,
+        logprob_token_ids=(7, 250),
         allowed_token_ids=(5, 6),
         repetition_detection=RepetitionDetectionParams(min_pattern_size=2, max_pattern_size=4, min_count=3),
         max_tokens=40,

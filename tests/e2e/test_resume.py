@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "repetition": {
         "allowed_token_ids": (5, 6),
         "max_tokens": 40,
-        "logprobs": 0,
+        "logprob_token_ids": (9, 5),
         "repetition_detection": {"min_pattern_size": 2, "max_pattern_size": 4, "min_count": 3},
     },
     "one token": {"max_tokens": 1, "logprobs": 1, "n": 2},

@@ -50,6 +50,7 @@ REQUESTS: list[tuple[list[int], SamplingParams]] = [
     (PREFIX, SamplingParams(seed=1, top_p=0.9, top_k=40, max_tokens=12, ignore_eos=True)),
     (PREFIX[:20], SamplingParams(seed=1, top_k=3, n=3, max_tokens=12, min_p=0.02, stop=("a", "e", "i"))),
     (PREFIX[:9], SamplingParams(seed=2, logprobs=2, frequency_penalty=1.0, min_tokens=8, max_tokens=12)),
+    (PREFIX[:7], SamplingParams(seed=3, logprob_token_ids=(9, 2), frequency_penalty=1.0, max_tokens=5)),
     (PREFIX[9:], SamplingParams(seed=3, bad_words=("a", "b"), logit_bias={100: 3.0}, prompt_logprobs=2, max_tokens=8)),
     (PREFIX[3:], SamplingParams(n=2, best_of=2, use_beam_search=True, logprobs=2, max_tokens=8)),
     (PREFIX[5:9], SamplingParams(seed=4, n=1, best_of=3, max_tokens=8)),

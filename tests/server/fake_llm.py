@@ -382,7 +382,7 @@ class FakeAsyncLLM:
             index=index,
             text=letter,
             token_ids=[token_id],
-            logprobs=None if params.logprobs is None else [self._position(token_id, params.logprobs)],
+            logprobs=None if params.logprobs is None else [self._described(token_id, params)],
             text_offsets=None if params.logprobs is None else [step],
             finish_reason=None if not last else "length" if self.sentence == SENTENCE else "stop",
         )
@@ -398,6 +398,16 @@ class FakeAsyncLLM:
             whole.text_offsets += delta.text_offsets
         whole.finish_reason = delta.finish_reason
         return whole
+
+    def _described(self, token_id: int, params: SamplingParams) -> dict[int, Logprob]:
+        """Named tokens are as likely as their ids are small."""
+        position = self._position(token_id, params.logprobs or 0)
+        if params.logprob_token_ids is None:
+            return position
+        named = {
+            each: Logprob(-float(each), None, self.tokenizer.token_text(each)) for each in params.logprob_token_ids
+        }
+        return named | {token_id: position[token_id]}
 
     def _position(self, token_id: int, num_top: int) -> dict[int, Logprob]:
         """The drawn token is the second likeliest; with `num_top` below 2 it comes on top of the likeliest."""

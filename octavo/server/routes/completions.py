@@ -102,7 +102,8 @@ class _Completion(Generation):
             choice.text, sent.num_prompt_chars = echoed, len(echoed)
         if self.asked.logprobs is not None:
             new = None if self.echoes_only else completion
-            choice.logprobs = self._logprobs(self.asked.logprobs, output, echoed, new, sent.num_prompt_chars)
+            num_top = -1 if self.asked.logprob_token_ids else self.asked.logprobs
+            choice.logprobs = self._logprobs(num_top, output, echoed, new, sent.num_prompt_chars)
         if not self.echoes_only:
             choice.text += completion.text
         if self.asked.return_token_ids:

@@ -236,6 +236,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         GenerationRequest.check(self)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+        if self.logprob_token_ids and not self.logprobs:
+            raise InvalidRequest("logprob_token_ids needs logprobs to be true", field="logprob_token_ids")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise InvalidRequest(
                 f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one",

@@ -72,6 +72,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     """What completions and chat have in common: the sampling parameters, and the fields below."""
 
     if TYPE_CHECKING:
+        logprob_token_ids: list[int] | None
         n: int | None
         best_of: int | None
         prompt_logprobs: int | None

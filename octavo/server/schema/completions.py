@@ -25,6 +25,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         for name in ("echo", "truncate_prompt_tokens"):
             if self.suffix and getattr(self, name):
                 raise InvalidRequest(f"suffix does not go with {name}; leave one out", field="suffix")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids needs logprobs, at least 0", field="logprob_token_ids")
         if self.echo and self.truncate_prompt_tokens is not None:
             raise InvalidRequest("echo does not go with truncate_prompt_tokens; leave one out", field="echo")
         if self.echo and self.prompt_logprobs is not None:

@@ -49,6 +49,7 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
     t_max_predict_ms: Int | None = None
     t_max_prompt_ms: Int | None = None
 
+    logprob_token_ids: Annotated[Any, _ELSEWHERE] = None
     n_probs: Annotated[Any, _ELSEWHERE] = None
     prompt_logprobs: Annotated[Any, _ELSEWHERE] = None
     return_cache_info: Annotated[Any, _ELSEWHERE] = None

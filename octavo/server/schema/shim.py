@@ -113,6 +113,7 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     use_beam_search: Annotated[Any, _LIKELIEST] = None
     length_penalty: Annotated[Any, _LIKELIEST] = None
     early_stopping: Annotated[Any, _LIKELIEST] = None
+    logprob_token_ids: Annotated[Any, _CHAT_ONLY] = None
     prompt_logprobs: Annotated[Any, _CHAT_ONLY] = None
     return_token_ids: Annotated[Any, _CHAT_ONLY] = None
     return_cache_info: Annotated[Any, _CHAT_ONLY] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -242,3 +243,20 @@ def test_what_was_cached_is_told_by_prompt_when_asked_for(server: Served, stream
             {"prompt_tokens": 6, "cached_tokens": 3, "miss_reason": "the next block is new", "fetched_tokens": 1},
         ],
     }
+
+
+def test_log_probabilities_of_named_tokens_stand_in_place_of_the_likeliest(server: Served) -> None:
+    fields = {"max_tokens": 1, "logprob_token_ids": [98, 97], "logprobs": 3}
+    [choice] = complete(server, **fields).json["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"B": -math.log(2), "a": -97.0, "b": -98.0}]
+    chat = {"messages": [{"role": "user", "content": "a"}], **fields, "logprobs": True, "top_logprobs": 1}
+    [token] = ask(server.url, "/v1/chat/completions", chat).json["choices"][0]["logprobs"]["content"]
+    assert [(each["token"], each["logprob"]) for each in token["top_logprobs"]] == [
+        ("B", -math.log(2)),
+        ("a", -97.0),
+        ("b", -98.0),
+    ]
+    for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": chat["messages"]})):
+        error = ask(server.url, f"/v1/{path}", body | {"logprob_token_ids": [97]}).error
+        assert error["param"] == "logprob_token_ids"
+        assert error["message"].startswith("logprob_token_ids needs logprobs")
