@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -37,22 +37,6 @@ class RequestBody(msgspec.Struct):
 @functools.cache
 def _limited_fields(kind: type[RequestBody]) -> list[str]:
     return [name for name in kind.__struct_fields__ if name in REQUEST_LIMITS]
-
-
-Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-RequestId = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,128}$")]
-"""1 to 128 visible ASCII characters: it travels in a header too."""
-
-
-class EngineRequestBody(RequestBody, kw_only=True):
-    """The body of a request for which the engine computes something."""
-
-    model: str | None = None
-    cache_salt: str | None = None
-    priority: Int | None = None
-    first_token_deadline_s: float | None = None
-    request_id: RequestId | None = None
-    user: str | None = None
 
 
 T = TypeVar("T", bound=RequestBody)

@@ -26,13 +26,14 @@ from octavo.engine.readers import DirectReader
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.checks import Fields
 from octavo.server.context import ServerContext
-from octavo.server.decode import EngineRequestBody
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
 from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.common import GenerationRequest
+from octavo.server.schema.vectors import VectorRequest
 from octavo.server.sending import DONE, SLICE, DirectBody, EventStream, encode, error_event, event
 
 if TYPE_CHECKING:
@@ -56,7 +57,13 @@ class EngineRequests:
     id: of the response, with which the engine's ids begin. meter: counts tokens for the limits of the caller's key.
     """
 
-    def __init__(self, context: ServerContext, request: Request, asked: EngineRequestBody, id_prefix: str) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        request: Request,
+        asked: GenerationRequest | VectorRequest | TranscriptionRequest,
+        id_prefix: str,
+    ) -> None:
         state, caller = request.scope["state"], caller_of(request)
         # where there are no keys, the user that the client names is served
         self.caller = caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)

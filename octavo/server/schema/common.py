@@ -13,12 +13,15 @@ from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Int, Refused, RequestBody
+from octavo.server.decode import Refused, RequestBody
 from octavo.server.schema.others import OfOthers, WithoutEffect
 
 T = TypeVar("T")
 
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
+"""1 to 128 visible ASCII characters: it travels in a header too."""
 
 WRITES_TEXT = Refused("the server writes text only")
 
@@ -78,6 +81,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
         prompt_logprobs: int | None
         truncate_prompt_tokens: int | None
 
+    model: str | None = None
     max_tokens: Annotated[Int, Meta(description=_MAX_TOKENS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -86,6 +90,11 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     add_special_tokens: bool | None = None
     return_cache_info: bool | None = None
     return_timings: bool | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    first_token_deadline_s: float | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
 
     def given_sampling(self, **others: Any) -> dict[str, Any]:
         """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from octavo.core.request_limits import MAX_SEQUENCES
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Int, Refused
-from octavo.server.schema.common import GenerationRequest, TokenId, listed_prompts
+from octavo.server.decode import Refused
+from octavo.server.schema.common import GenerationRequest, Int, TokenId, listed_prompts
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
