@@ -76,12 +76,12 @@ export function requestOf({ isChat, model, system, turns, settings, showsTokens,
       body.messages.push({ role: "assistant", content: prefix });
       Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
     }
-    if (showsTokens) Object.assign(body, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
+    if (showsTokens) Object.assign(body, { logprobs: true, top_logprobs: NUM_ALTERNATIVES, return_tokens_as_token_ids: false });
     return { path: "v1/chat/completions", body };
   }
   body.prompt = turns.findLast((turn) => turn.role === "user").text + prefix;
   for (const name of ["tools", "tool_choice", "parallel_tool_calls"]) delete body[name];
-  if (showsTokens) body.logprobs = NUM_ALTERNATIVES;
+  if (showsTokens) Object.assign(body, { logprobs: NUM_ALTERNATIVES, return_tokens_as_token_ids: false });
   return { path: "v1/completions", body };
 }
 
@@ -94,7 +94,7 @@ export function curlOf(url, body, hasKey) {
 
 const OTHERS = new Set(
   ("response_format structured_outputs guided_json guided_regex guided_choice guided_grammar model stream stream_options " +
-    "messages prompt logprobs top_logprobs prompt_logprobs return_token_ids echo add_generation_prompt user metadata " +
+    "messages prompt logprobs top_logprobs logprob_token_ids prompt_logprobs return_token_ids echo add_generation_prompt user metadata " +
     "continue_final_message chat_template max_completion_tokens tools tool_choice functions function_call request_id " +
     "parallel_tool_calls service_tier safety_identifier prompt_cache_key prompt_cache_retention return_cache_info " +
     "return_tokens_as_token_ids stream_interval documents store modalities audio verbosity web_search_options logits_processors").split(" "),

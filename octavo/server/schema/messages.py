@@ -186,6 +186,7 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
         "user": "metadata.user_id",
         "parallel_tool_calls": "tool_choice",
         "thinking_token_budget": "thinking.budget_tokens",
+        "tools[].parameters": "input_schema",
     }
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
@@ -256,6 +257,9 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
             # the response goes on with the last message
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         return fields
+
+    def tool_places(self) -> list[str]:
+        return [f"tools[{index}]" for index in range(len(self.tools or ()))]
 
     def _chat_tools(self) -> list[dict[str, Any]] | None:
         for index, tool in enumerate(self.tools or []):

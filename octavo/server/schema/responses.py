@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union
 
 from msgspec import Struct, field
@@ -273,21 +274,31 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
     def named_tools(self) -> dict[str, tuple[str | None, FunctionTool]]:
         """Return the tools that are called by the client, by the name that the model knows, each with its namespace."""
         named: dict[str, tuple[str | None, FunctionTool]] = {}
-        for index, given in enumerate(self.tools or []):
-            namespace: Any = None
-            members: Any = [given]
-            if given.get("type") == "namespace":
-                namespace, members = given.get("name"), given.get("tools")
-                if not isinstance(namespace, str) or not isinstance(members, list):
-                    raise InvalidRequest(f"tools[{index}] has no name or no tools", field=f"tools[{index}]")
-            for each in members:
-                if isinstance(each, dict) and each.get("type") in ("function", "custom"):
-                    tool = converted(each, FunctionTool, f"tools[{index}]")
-                    name = joined_name(namespace, tool.name)
-                    if name in named:
-                        raise InvalidRequest(f"tools[{index}] is named {name!r:.140}, as another tool", field="tools")
-                    named[name] = (namespace, tool)
+        for where, namespace, given in self._client_tools():
+            tool = converted(given, FunctionTool, where)
+            name = joined_name(namespace, tool.name)
+            if name in named:
+                raise InvalidRequest(f"{where} is named {name!r:.140}, as another tool", field=where)
+            named[name] = (namespace, tool)
         return named
+
+    def tool_places(self) -> list[str]:
+        return [where for where, _, _ in self._client_tools()]
+
+    def _client_tools(self) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+        """Yield the tools that are called by the client: where each stands, its namespace, and what was sent."""
+        for index, given in enumerate(self.tools or []):
+            where = f"tools[{index}]"
+            namespace: Any = None
+            members: Any = [(where, given)]
+            if given.get("type") == "namespace":
+                namespace, tools = given.get("name"), given.get("tools")
+                if not isinstance(namespace, str) or not isinstance(tools, list):
+                    raise InvalidRequest(f"{where} has no name or no tools", field=where)
+                members = [(f"{where}.tools[{number}]", each) for number, each in enumerate(tools)]
+            for place, each in members:
+                if isinstance(each, dict) and each.get("type") in ("function", "custom"):
+                    yield place, namespace, each
 
     def _chat_tools(self) -> tuple[list[dict[str, Any]], Any]:
         choice: Any = self.tool_choice

@@ -101,7 +101,7 @@ def text_of(part: Struct, field: str) -> str:
 class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """A request that is served as the chat `as_chat()`. It may have the sampling parameters of chats, too.
 
-    names: what the client calls the fields of the chat.
+    names: what the client calls the fields of the chat; `tools[].NAME` is a field of a tool.
     """
 
     names: ClassVar[dict[str, str]]
@@ -137,6 +137,10 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
             chat.check()
         return chat
 
+    @abstractmethod
+    def tool_places(self) -> list[str]:
+        """Return where each tool of the chat stands in this request. Raises InvalidRequest."""
+
     @contextmanager
     def named(self) -> Iterator[None]:
         """Give an InvalidRequest about the chat the client's name of the field."""
@@ -153,6 +157,12 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         if field.startswith("messages["):
             index, _, rest = field.removeprefix("messages[").partition("]")
             return self.turns()[int(index)][0] + rest
+        if field.startswith("tools["):
+            # a tool is flat here, a function or a custom tool within a chat's tool
+            index, _, rest = field.removeprefix("tools[").partition("]")
+            name, dot, rest = rest.removeprefix(".").partition(".")[2].partition(".")
+            place = self.tool_places()[int(index)]
+            return f"{place}.{self.names.get(f'tools[].{name}', name)}{dot}{rest}" if name else place
         name, dot, rest = field.partition(".")
         return self.names.get(field) or self.names.get(name, name) + dot + rest
 

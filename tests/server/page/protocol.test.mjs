@@ -73,6 +73,8 @@ test("a branch goes on from the text before it, without a form that would begin 
   assert.ok(body.continue_final_message && !body.add_generation_prompt && !("response_format" in body));
   assert.equal(body.top_logprobs, 8);
   assert.equal(requestOf({ ...parts, isChat: false }).body.prompt, "hiHel");
+  // a server may show tokens by their ids, of which no text is made
+  for (const isChat of [true, false]) assert.equal(requestOf({ ...parts, isChat }).body.return_tokens_as_token_ids, false);
 });
 
 test("a curl command holds any text, and the key's variable alone", () => {

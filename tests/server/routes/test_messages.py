@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.core.outputs import RequestError
+from octavo.errors import InvalidRequest
 from octavo.server.decode import converted
 from octavo.server.errors import ApiError
 from octavo.server.formats.events import ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.routes.messages import _Blocks
-from octavo.server.schema.messages import CountTokensRequest
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from tests.server.conftest import Served
 from tests.server.raw import Answer, ask, events
 
@@ -204,3 +206,15 @@ def test_errors_of_every_status_have_a_kind_of_this_api(server: Served) -> None:
     server.llm.error_after = 2
     last = create(server, stream=True).body.split(b"\n\n")[-2]
     assert last == b'event: error\ndata: {"error":{"type":"rate_limit_error","message":"full"},"type":"error"}'
+
+
+def test_errors_about_tools_name_the_field_of_this_api(server: Served) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": [tool, {**tool, "name": "a b"}]}
+    error = ask(server.url, "/v1/messages", body).json["error"]
+    assert error["message"].startswith("tools[1].name is 'a b'")
+    asked = msgspec.convert(body, MessagesRequest)
+    field = "tools[1].function.parameters"
+    with pytest.raises(InvalidRequest, match=r"^tools\[1\].input_schema.type is 'x'") as caught, asked.named():
+        raise InvalidRequest(f"{field}.type is 'x'", field=field)
+    assert caught.value.field == "tools[1].input_schema"

@@ -275,6 +275,16 @@ def test_an_error_on_the_way_ends_the_stream_with_a_failed_response(client: open
         ({"tool_choice": allowed(), "tools": [TOOL]}, "tool_choice"),
         ({"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]}, "tools[0].format.syntax"),
         ({"tools": [{"type": "function", "nam": "f"}]}, "tools[0].nam"),
+        ({"tools": [{"type": "web_search"}, {**TOOL, "name": "a b"}]}, "tools[1].name"),
+        (
+            {"tools": [TOOL, {"type": "namespace", "name": "n", "tools": [{**TOOL, "name": "f" * 130}]}]},
+            "tools[1].tools[0].name",
+        ),
+        (
+            {"tools": [TOOL, {"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]},
+            "tools[1].tools[0].name",
+        ),
+        ({"tools": [TOOL, TOOL]}, "tools[1]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "a"}, {"role": "user", "contnt": "a"}]}, "input[1].contnt"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
