@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -141,15 +141,9 @@ def serve(*, given: Given) -> int:
         detail = {}
         if options.save_detailed:
             detail = {name: [getattr(each, name) for each in run.answers] for name in Answer.__struct_fields__}
-        name = options.result_filename or "-".join(
-            [
-                workload["backend"],
-                f"{options.rate:g}qps",
-                run.model.rpartition("/")[2],
-                f"{time.strftime('%Y%m%d-%H%M%S')}.json",
-            ]
-        )
-        body = msgspec.json.encode({"date": time.strftime("%Y%m%d-%H%M%S")} | workload | rounded(result) | detail)
+        date, model = time.strftime("%Y%m%d-%H%M%S"), run.model.rpartition("/")[2]
+        name = options.result_filename or f"{options.backend}-{options.rate:g}qps-{model}-{date}.json"
+        body = msgspec.json.encode({"date": date} | workload | rounded(result) | detail)
         write_file("result_filename", str(Path(options.result_dir) / name), body + b"\n")
     return 0
 
@@ -273,23 +267,17 @@ class Ran(msgspec.Struct):
     seconds: float
 
 
-@dataclass
 class Client:
     """Sends a load to the server of the options. Raises ConfigError for wrong ones."""
 
-    options: ServeOptions
-    server: OpenAIClient = field(init=False)
-    path: str = field(init=False)
-    fields: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        options = self.options
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
         headers = dict(text.partition("=")[::2] for text in options.header)
         address = options.base_url or f"http://{options.host}:{options.port}"
         self.server = OpenAIClient(address, read_api_key(options.api_key_file), headers)
         self.path = options.endpoint or ("/v1/chat/completions" if self.is_chat else "/v1/completions")
         own = {"temperature": options.temperature, "top_p": options.top_p, "ignore_eos": options.ignore_eos or None}
-        self.fields = {name: value for name, value in own.items() if value is not None}
+        self.fields: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         try:
             self.fields |= msgspec.json.decode(options.extra_body or "{}", type=dict[str, Any])
         except msgspec.MsgspecError as error:
