@@ -194,13 +194,7 @@ def _measure(
 
     Prompts come from `source`, one for all measurements of a model, so that no prefix is found again.
     """
-    params = SamplingParams(
-        max_tokens=options.output_len,
-        ignore_eos=True,
-        temperature=0,
-        detokenize=detokenize,
-        output_kind=OutputKind.FINAL_ONLY,
-    )
+    params = greedy(options.output_len, detokenize=detokenize)
     vocab_size = llm.config.model.vocab_size
 
     def once() -> float:
@@ -215,6 +209,13 @@ def _measure(
 
     once()
     return [once() for _ in range(options.repetitions)]
+
+
+def greedy(output_len: int, *, detokenize: bool = False) -> SamplingParams:
+    """Return the parameters of requests that all generate so many tokens, the likeliest ones."""
+    return SamplingParams(
+        max_tokens=output_len, ignore_eos=True, temperature=0, detokenize=detokenize, output_kind=OutputKind.FINAL_ONLY
+    )
 
 
 def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> int:

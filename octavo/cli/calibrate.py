@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import msgspec
 
-from octavo.cli.bench import load_as_served
+from octavo.cli.bench import greedy, load_as_served
 from octavo.cli.block_moves import measure_block_moves
 from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, whole_numbers, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arg
-from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
@@ -219,7 +218,7 @@ def measure(
 
 def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> list[TimedStep]:
     engine = llm.engine
-    waiting = deque(zip(_prompts(llm, batch.input_lens, seed), map(_greedy, batch.output_lens), strict=True))
+    waiting = deque(zip(_prompts(llm, batch.input_lens, seed), map(greedy, batch.output_lens), strict=True))
     steps: list[TimedStep] = []
     num_steps = 0
     with engine.timed_steps() as times:
@@ -275,12 +274,6 @@ def _prompts(llm: LLM, lengths: Sequence[int], seed: int) -> list[list[int]]:
         [number % vocab_size, *(source.randrange(vocab_size) for _ in range(length - 1))]
         for number, length in enumerate(lengths)
     ]
-
-
-def _greedy(output_len: int) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=output_len, ignore_eos=True, temperature=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY
-    )
 
 
 def _core(engine: LLMEngine) -> EngineCore:
