@@ -10,8 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from octavo.config.chat_args import ChatArgs
-from octavo.config.checkpoint_args import CheckpointArgs
+from octavo.config.checkpoint_args import ChatArgs, CheckpointArgs
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
 from octavo.config.lora_args import LoRAArgs

@@ -1,4 +1,4 @@
-"""What a person may set in the place of what a checkpoint's files say; a part of `ModelArgs`."""
+"""What a person may set in the place of what a checkpoint's files say, its chat template too; parts of `ModelArgs`."""
 
 from __future__ import annotations
 
@@ -30,5 +30,21 @@ class CheckpointArgs:
         Arg(
             'Values in the place of those of the checkpoint\'s config.json, as JSON, such as {"rope_scaling": '
             '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}.'
+        ),
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs:
+    """What renders conversations, and with which values."""
+
+    heading: ClassVar = "Chats"
+
+    chat_template: Annotated[str | None, Arg("Chat template instead of the checkpoint's: a file or its text.")] = None
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Arg(
+            'Values that chat templates get unless a chat has others: an object of JSON, such as {"enable_thinking": '
+            "false}."
         ),
     ] = field(default_factory=dict)
