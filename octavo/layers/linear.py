@@ -287,19 +287,21 @@ class HeadsLinear(ColumnLinear):
 
 
 class GatedQKVLinear(PickedLinear):
-    """x [tokens, inputs] → q, k, v and gate, views of one tensor; a gate is stored behind the query of its head."""
+    """x [tokens, inputs] → q, k, v and gate, views of one tensor.
 
-    def __init__(self, inputs: int, heads: Heads, mesh: Mesh, *, bias: bool = False) -> None:
+    Gates are the tensor `gate`, or are stored behind the query of each head where that is q_proj.
+    """
+
+    def __init__(self, inputs: int, heads: Heads, mesh: Mesh, *, bias: bool = False, gate: str = "q_proj") -> None:
         self.local_heads, dim = heads.share(mesh), heads.dim
         (first, length), (kv_first, kv_length) = heads.query_share(mesh), heads.kv_share(mesh)
-        starts = range(2 * first, 2 * (first + length), 2 * dim)
-        kv = (slice(kv_first, kv_first + kv_length),)
-        picks = [
-            Pick("q_proj", 2 * heads.q_size, [slice(start, start + dim) for start in starts]),
-            Pick("k_proj", heads.kv_size, kv),
-            Pick("v_proj", heads.kv_size, kv),
-            Pick("q_proj", 2 * heads.q_size, [slice(start + dim, start + 2 * dim) for start in starts]),
-        ]
+        own, kv = (slice(first, first + length),), (slice(kv_first, kv_first + kv_length),)
+        queries, gates = Pick("q_proj", heads.q_size, own), Pick(gate, heads.q_size, own)
+        if gate == "q_proj":
+            starts = range(2 * first, 2 * (first + length), 2 * dim)
+            queries = Pick("q_proj", 2 * heads.q_size, [slice(start, start + dim) for start in starts])
+            gates = Pick("q_proj", 2 * heads.q_size, [slice(start + dim, start + 2 * dim) for start in starts])
+        picks = [queries, Pick("k_proj", heads.kv_size, kv), Pick("v_proj", heads.kv_size, kv), gates]
         super().__init__(inputs, picks, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[override]

@@ -51,8 +51,9 @@ class DecoderConfig:
     """Makes norms of queries and keys, before they turn, from the config (`blocks.head_norms` and others)."""
     attention_scale: float | None = None
     """The factor of scores; None for one over the root of the head size."""
-    attention_gate: bool = False
-    """Stored queries have a gate beside each head, whose sigmoid is a factor of the result of attention."""
+    attention_gate: str | None = None
+    """The stored tensor of gates, whose sigmoids are factors of the result of attention; `q_proj` where each head of
+    queries has its gate behind it."""
     attention_soft_cap: float | None = None
     """Scores become `cap * tanh(score / cap)`."""
     is_bidirectional: bool = False

@@ -7,8 +7,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.rope import QueryGrowth
-from octavo.models.blocks import GatedDecoder, LateNormLayer, SandwichLayer, head_norms, turned_head_norms, width_norms
+from octavo.models.blocks import (
+    GatedDecoder,
+    LateNormLayer,
+    PlainMLP,
+    SandwichLayer,
+    head_norms,
+    turned_head_norms,
+    width_norms,
+)
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 
 
@@ -21,6 +30,34 @@ class LlamaForCausalLM(GatedDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         return DecoderConfig.common(c, bias=c.bool("attention_bias", False), mlp_bias=c.bool("mlp_bias", False))
+
+
+class ArceeForCausalLM(GatedDecoder):
+    """AFM-4.5B: Llama with a plain MLP that squares ReLUs. Source: Arcee's releases."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        return DecoderConfig.common(
+            c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            bias=c.bool("attention_bias", False),
+            mlp_bias=c.bool("mlp_bias", False),
+            activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
+            mlp=PlainMLP,
+        )
+
+
+class CwmForCausalLM(GatedDecoder):
+    """Code World Model: Llama with a window in the layers that layer_types names.
+
+    Source: https://arxiv.org/abs/2510.02387.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        windows = read_windows(c, is_windowed=c.values.get("sliding_window") is not None)
+        eps = c.positive_float("rms_norm_eps", 1e-5)
+        return DecoderConfig.common(c, norm_eps=eps, mlp_bias=c.bool("mlp_bias", False), windows=windows)
 
 
 class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
-from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, turned_head_norms, width_norms
+from octavo.models.blocks import GatedDecoder, LateNormLayer, SandwichLayer, head_norms, turned_head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 from octavo.models.sparse import (
     Mixture,
@@ -21,6 +21,90 @@ from octavo.models.sparse import (
     sparse_layers,
 )
 from octavo.ops.experts import RouterRule
+
+
+class AfmoeForCausalLM(GatedDecoder):
+    """Trinity: gated attention with norms before and after, and no rotation in layers that see all tokens.
+
+    Source: Arcee's releases.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "attention_output_norm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_mlp_layernorm",
+        "mlp_output_norm": "post_mlp_layernorm",
+    }
+
+    def own_name(self, name: str) -> str:
+        return name.replace(".mlp.router.gate.", ".mlp.gate.")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("score_func", "sigmoid")
+        c.expect("n_group", 1)
+        rule = RouterRule(
+            c.positive("num_experts_per_tok", 6),
+            "sigmoid",
+            is_normalized=c.expect("route_norm", True),
+            factor=c.positive_float("route_scale", 1.0),
+        )
+        dense, hidden = c.int("num_dense_layers", 1), c.positive("hidden_size")
+        config = DecoderConfig.common(
+            c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            bias=c.bool("attention_bias", False),
+            qk_norms=head_norms,
+            attention_gate="gate_proj",
+            embedding_multiplier=hidden**0.5 if c.bool("mup_enabled", False) else 1.0,
+            windows=read_windows(
+                c, is_windowed=True, default=1024, pattern=c.positive("global_attn_every_n_layers", 4)
+            ),
+            layer=SandwichLayer,
+            mixture=read_mixture(c, rule, correction="expert_bias", counts=("num_experts", "num_shared_experts")),
+            sparse=tuple(layer >= dense for layer in range(c.positive("num_hidden_layers"))),
+        )
+        return turn_within_windows(config)
+
+
+class BailingMoeV2ForCausalLM(GatedDecoder):
+    """Ling 2.0, Ring 2.0 and Sarvam: queries, keys and values are one tensor, and mixtures are those of DeepSeek V3.
+
+    Sources: https://arxiv.org/abs/2510.22115, Sarvam's releases.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "word_embeddings",
+        "self_attn": "attention",
+        "qkv_proj": "query_key_value",
+        "o_proj": "dense",
+        "q_norm": "query_layernorm",
+        "k_norm": "key_layernorm",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("score_function", "sigmoid")
+        c.expect("moe_router_enable_expert_bias", True)
+        c.expect("use_bias", False)
+        kinds = ("num_experts", "num_shared_experts")
+        mixture = corrected(
+            c,
+            factor=2.5,
+            correction="gate.expert_bias",
+            counts=kinds if c.values.get("num_experts") is not None else ("n_routed_experts", "n_shared_experts"),
+        )
+        return DecoderConfig.common(
+            c,
+            rotary_share=1.0,
+            qkv_bias=c.bool("use_qkv_bias", c.bool("attention_bias", False)),
+            qkv_reads=(),
+            qk_norms=head_norms if c.bool("use_qk_norm", True) else None,
+            mixture=mixture,
+            sparse=dense_first(c, 1),
+        )
+
+
+SarvamMoEForCausalLM = BailingMoeV2ForCausalLM
 
 
 class Dots1ForCausalLM(GatedDecoder):

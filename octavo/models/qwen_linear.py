@@ -53,7 +53,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
             rotary_share=0.25,
             norm=partial(RMSNorm, offset=1.0),
             qk_norms=head_norms,
-            attention_gate=True,
+            attention_gate="q_proj",
             bias=c.bool("attention_bias", False),
             windows=(),
             kinds=read_kinds(c, kinds),

@@ -57,6 +57,8 @@ _FILES: Final = {
     "lfm2": ("Lfm2", "Lfm2Moe"),
     "llama": (
         *(
+            "Arcee",
+            "Cwm",
             "Ernie4_5",
             "Exaone4",
             "Glm",
@@ -73,8 +75,20 @@ _FILES: Final = {
     ),
     "mamba": ("Bamba", "FalconH1", "NemotronH"),
     "mixtures": (
-        *("Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "GptOss", "HYV3", "HunYuanMoEV1", "MiniMaxM2"),
-        *("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "SolarOpen"),
+        *(
+            "Afmoe",
+            "BailingMoeV2",
+            "Dots1",
+            "Ernie4_5_Moe",
+            "ExaoneMoe",
+            "FlexOlmo",
+            "Glm4Moe",
+            "GptOss",
+            "HYV3",
+            "HunYuanMoEV1",
+            "MiniMaxM2",
+        ),
+        *("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "SarvamMoE", "SolarOpen"),
     ),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),

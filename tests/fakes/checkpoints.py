@@ -75,6 +75,18 @@ _CORRECTED: dict[str, Any] = {
     "moe_intermediate_size": 24,
 }
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "afmoe": (
+        "AfmoeConfig",
+        "AfmoeForCausalLM",
+        {**_CORRECTED, **WINDOWS_IN_TWO, "num_experts": 8, "route_scale": 1.7, "mup_enabled": True},
+    ),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM", {"num_key_value_heads": 2}),
+    "bailing_moe_v2": (
+        "SarvamMoEConfig",
+        "Glm4MoeForCausalLM",
+        {**_CORRECTED, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    ),
+    "cwm": ("CwmConfig", "CwmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16, **WINDOWS_IN_TWO}),
     "bamba": (
         "BambaConfig",
         "BambaForCausalLM",
@@ -398,6 +410,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "youtu": ("YoutuConfig", "YoutuForCausalLM", {**_LATENT, "pad_token_id": None}),
 }
 """Family → transformers' config class, its model class, sizes of its own."""
+_OTHER_ARCHITECTURES = {"bailing_moe_v2": "BailingMoeV2ForCausalLM"}
+"""Architectures of the hub whose class in transformers has another name."""
 
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     family.lower(): (f"{family}Config", f"{family}Model", {})
@@ -471,7 +485,8 @@ def family_config(family: str, **overrides: Any) -> Any:
     words = _OWN_WORDS.get(family, {})
     sizes = {words.get(key, key): value for key, value in {**_COMMON, **own, **overrides}.items()}
     sizes.pop(None, None)
-    return getattr(transformers, config_name)(**sizes, architectures=[model_name])
+    architecture = _OTHER_ARCHITECTURES.get(family, model_name)
+    return getattr(transformers, config_name)(**sizes, architectures=[architecture])
 
 
 _MADE: dict[str, dict[str, bytes]] = {}
@@ -504,7 +519,7 @@ def _save_checkpoint(
     import transformers
 
     config = family_config(family, **overrides)
-    model = getattr(transformers, config.architectures[0])(config)
+    model = getattr(transformers, (FAMILIES | WITH_ENCODERS | ENCODERS)[family][1])(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         corrections = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]
@@ -520,6 +535,8 @@ def _save_checkpoint(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
+    if family in _OTHER_ARCHITECTURES:
+        edit_config(path, architectures=[_OTHER_ARCHITECTURES[family]])
 
 
 def load_oracle(path: Path) -> Any:

@@ -210,11 +210,17 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
+        *("afmoe", "arcee", "bailing_moe_v2", "cwm"),
         *("deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm_moe_dsa", "hunyuan_v1_dense"),
         *("hunyuan_v1_moe", "hy_v3", "minimax_m2", "solar_open"),
     )
 }
 VARIANTS |= {
+    "afmoe without factor": ("afmoe", {"mup_enabled": False, "num_dense_layers": 2, "attention_bias": False}),
+    "bailing_moe_v2 with half of each head turning": (
+        "bailing_moe_v2",
+        {"rope_parameters": PARTIAL, "attention_bias": True},
+    ),
     "dots1 with windows": ("dots1", {"sliding_window": 7, "max_window_layers": 1, "norm_topk_prob": True}),
     "ernie4_5_moe in every other layer": ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
     "glm_moe_dsa with kinds of layers": ("glm_moe_dsa", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
