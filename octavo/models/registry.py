@@ -48,6 +48,10 @@ _FAMILY_OF_TYPE: Final = {
 }
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
+    "corrected_mixtures": (
+        *("Afmoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "Glm4Moe", "HYV3", "MiniMaxM2", "SarvamMoE"),
+        "SolarOpen",
+    ),
     "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
@@ -74,22 +78,7 @@ _FILES: Final = {
         *("Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3"),
     ),
     "mamba": ("Bamba", "FalconH1", "NemotronH"),
-    "mixtures": (
-        *(
-            "Afmoe",
-            "BailingMoeV2",
-            "Dots1",
-            "Ernie4_5_Moe",
-            "ExaoneMoe",
-            "FlexOlmo",
-            "Glm4Moe",
-            "GptOss",
-            "HYV3",
-            "HunYuanMoEV1",
-            "MiniMaxM2",
-        ),
-        *("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "SarvamMoE", "SolarOpen"),
-    ),
+    "mixtures": ("FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     "whisper": ("Whisper",),
