@@ -59,9 +59,11 @@ def listening(args: ServerArgs) -> Iterator[socket.socket]:
 
     Raises ConfigError.
     """
-    is_shared = args.api_server_count > 1
-    with bind(args.host, args.port, is_shared=is_shared) if args.uds is None else bind_path(args.uds) as listener:
+    with bind(args.host, args.port) if args.uds is None else bind_path(args.uds) as listener:
         try:
+            if args.uds is None and args.api_server_count > 1:
+                # set only now: with it, the address could be bound beside the API servers of another `octavo serve`
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             yield listener
         finally:
             if args.uds is not None:
@@ -79,7 +81,8 @@ def is_loopback(host: str) -> bool:
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that holds an address, which no other program gets while the model loads. Raises ConfigError.
 
-    is_shared: sockets of this user that are bound in this way share the address; each gets a part of the connections.
+    is_shared: the address may be that of a socket of this user that has SO_REUSEPORT, as those that are bound in this
+    way have; each of them that listens gets a part of the connections.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

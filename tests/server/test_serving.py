@@ -21,7 +21,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import loading_app
 from octavo.server.serving import HttpServer, StopSignals, serve, unless_stopped
-from octavo.server.sockets import bind, url_of
+from octavo.server.sockets import bind, listening, url_of
 from tests.server.conftest import Served
 from tests.server.fake_llm import MAX_MODEL_LEN, FakeAsyncLLM
 from tests.server.raw import Answer, ask, connect, events, eventually
@@ -61,6 +61,15 @@ def test_port_is_held_from_before_the_model_is_loaded() -> None:
             bind("127.0.0.1", port)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_api_servers_share_their_port_with_no_other_program() -> None:
+    with listening(ServerArgs(port=0, api_server_count=2)) as listener:
+        port = listener.getsockname()[1]
+        with bind("127.0.0.1", port, is_shared=True), bind("127.0.0.1", port, is_shared=True):  # two of its own
+            for count in (1, 2):
+                with pytest.raises(ConfigError, match="another program uses this port"):
+                    serve(EngineArgs(model="/no/such/model"), ServerArgs(port=port, api_server_count=count))
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid"])
