@@ -31,6 +31,7 @@ from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turn
 from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
+from octavo.engine.sleep import check_level, check_tags
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
@@ -257,6 +258,25 @@ class AsyncLLM:
     ) -> bool:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
         return bool(await self.call("unpin_prefix", *await self._prefix(prompt, cache_salt, lora_request)))
+
+    async def is_sleeping(self) -> bool:
+        """Return whether the engine has neither weights nor KV cache."""
+        return bool(await self.call("is_sleeping"))
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give back memory, as `LLM.sleep` does; requests wait until the engine wakes up. Raises RequestFailed."""
+        check_level(level)
+        await self.call("sleep")
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the weights again, as `LLM.wake_up` does. Raises RequestFailed."""
+        check_tags(tags)
+        await self.call("wake_up")
+
+    async def update_weights_from_disk(self, model_path: str) -> None:
+        """Take other weights, as `LLM.update_weights_from_disk` does, in all replicas at once; running requests go on
+        from their tokens. Raises RequestFailed."""
+        await self.call("update_weights", model_path)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""

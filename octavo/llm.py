@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.adapter import LoRARequest
-from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestError, RequestOutput
+from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -37,8 +38,9 @@ from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.pairs import matched
 from octavo.engine.progress import ProgressBar
+from octavo.engine.refused import about_width, refused_output
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import InvalidRequest, RequestTooLarge
+from octavo.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
 
@@ -261,6 +263,27 @@ class LLM:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
         return self.engine.unpin_prefix(prompt, cache_salt, lora_request)
 
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of weights and KV cache until `wake_up`. Needs `enable_sleep_mode`. Raises ConfigError.
+
+        level: 1 or 2, which do the same: weights are read again from the checkpoint."""
+        self.engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the weights again. tags: "weights" or "kv_cache", as of vLLM; either brings both. Raises ConfigError."""
+        self.engine.wake_up(tags)
+
+    def update_weights_from_disk(self, model_path: str | Path) -> None:
+        """Compute with the weights of another checkpoint of the same model from now on; a sleep ends. Nothing that was
+        cached is used again. Needs `enable_sleep_mode`. Raises ConfigError where they do not fit, and nothing changes.
+        """
+        self.engine.update_weights_from_disk(model_path)
+
+    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+        """Take all weights, by their names in the checkpoint, as `update_weights_from_disk` does. They are written to
+        memory (/dev/shm), and stay there until the next update."""
+        self.engine.update_weights_from_tensor(named_tensors)
+
     def close(self) -> None:
         """Release the model's memory. Idempotent."""
         self.engine.shutdown()
@@ -282,6 +305,7 @@ class LLM:
         """Generate for all prompts, each of which is made by a call that may raise InvalidRequest.
 
         width_name: the caller's name for best_of, for the messages of errors."""
+        self.engine.core.sleep.check_awake("a request")
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._request_numbers)) for _ in prompts]
         mine, outputs = frozenset(request_ids), dict[str, RequestOutput]()
@@ -338,10 +362,10 @@ class LLM:
             prompt = make_prompt()
             self.engine.add_request(request_id, prompt, params, **msgspec.structs.asdict(options))
         except InvalidRequest as found:
-            error = _about_width(found, width_name)
+            error = about_width(found, width_name)
             _log.warning("request %s is refused: %s", request_id, error)
             num_outputs = params.n if isinstance(params, SamplingParams) else 0
-            return _refused_output(request_id, prompt.text if prompt else None, num_outputs, error)
+            return refused_output(request_id, prompt.text if prompt else None, num_outputs, error)
         return None
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
@@ -349,26 +373,6 @@ class LLM:
             self.engine.abort_request(request_id)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-
-
-def _refused_output(request_id: str, prompt: str | None, n: int, error: InvalidRequest) -> RequestOutput:
-    """Return the final output of a request that never reached the core."""
-    return RequestOutput(
-        request_id=request_id,
-        prompt=prompt,
-        prompt_token_ids=[],
-        outputs=[CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(n)],
-        finished=True,
-        error=RequestError(str(error), field=error.field, code=error.code, is_client_error=True),
-    )
-
-
-def _about_width(error: InvalidRequest, width_name: str) -> InvalidRequest:
-    """Return the error with `width_name` in place of best_of."""
-    if error.field != "best_of" and not isinstance(error, RequestTooLarge):
-        return error
-    field = width_name if error.field == "best_of" else error.field
-    return type(error)(str(error).replace("best_of", width_name), field=field, code=error.code)
 
 
 def _of(output: PoolingRequestOutput, make: Callable[[list[float]], Any]) -> Any:

@@ -106,6 +106,7 @@ MAY_SEE_WHOLE_CONFIG = {
     "octavo.kv_transfer.build.make_connector",
     "octavo.worker.worker.Worker.__init__",
     "octavo.worker.ahead.read_ahead",
+    "octavo.worker.opening.open_models",
     "octavo.worker.identity.Identity.of",
     "octavo.engine.input_processor.InputSetup.of",
     "octavo.async_llm.AsyncLLM.__init__",

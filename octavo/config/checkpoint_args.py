@@ -25,6 +25,13 @@ class CheckpointArgs:
         dict[str, Any],
         Arg('Sampling defaults in the place of those of generation_config, as JSON, such as {"temperature": 0.5}.'),
     ] = field(default_factory=dict)
+    enable_sleep_mode: Annotated[
+        bool,
+        Arg(
+            "Let the engine give back the memory of its weights and KV cache, and take other weights, without a new "
+            "start: sleep, wake_up, update_weights_from_disk."
+        ),
+    ] = False
     hf_overrides: Annotated[
         dict[str, Any],
         Arg(

@@ -1,4 +1,4 @@
-"""Arguments that others leave without effect: who gives one expects something that would not happen."""
+"""Arguments that others leave without effect, or rule out: who gives one expects something that would not happen."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ _NEEDS: Final = (
 )
 """All of them are off (0, or empty) by default."""
 
+_KEEP_WEIGHTS: Final = {
+    "enable_lora": "adapters are part of what the workers keep",
+    "role": "other engines fetch what the weights computed",
+    "prefill": "other cores fetch what the weights computed",
+    "kv_disk": "it keeps what the weights computed",
+    "kv_host_size": "it keeps what the weights computed",
+    "record_trace": "it does not record other weights",
+}
+"""Arguments with which no engine sleeps, and why."""
+
 
 def _text(value: Any) -> str:
     """Return a value as it is written on a command line."""
@@ -38,7 +48,7 @@ def _text(value: Any) -> str:
 
 
 def without_effect(args: EngineArgs) -> dict[str, str]:
-    """Return the arguments that are not off and do nothing beside the others, by name: both values, and what to do."""
+    """Return the arguments that are not off and can do nothing beside the others, by name: why, and what to do."""
     found = {}
     for name, other, needed, remedy in _NEEDS:
         value, actual = getattr(args, name), getattr(args, other)
@@ -49,6 +59,11 @@ def without_effect(args: EngineArgs) -> dict[str, str]:
         found["allow_requantize"] = (
             "allow_requantize is set, but has no effect without quantization; give quantization, or leave it out"
         )
+    for name, because in _KEEP_WEIGHTS.items() if args.enable_sleep_mode else ():
+        if getattr(args, name):
+            found["enable_sleep_mode"] = f"enable_sleep_mode is set, and so is {name}: {because}; leave one of them out"
+    if args.enable_sleep_mode and (args.nnodes > 1 or args.executor == "ray"):
+        found["enable_sleep_mode"] = "enable_sleep_mode is set, and ranks may be on other machines; use one machine"
     if args.preemption_mode == "swap" and not args.swap_space:
         found["preemption_mode"] = (
             f"preemption_mode is swap, but has no effect where swap_space is {args.swap_space:g}; give swap space, or "

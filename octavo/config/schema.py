@@ -8,7 +8,7 @@ Values that are measured at start (the number of blocks) are not here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -191,6 +191,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_engines(self) -> int:
         """Return the number of cores behind one front."""
         return self.transfer.prefill + self.transfer.decode or self.replicas.data_parallel_size
+
+    def with_weights(self, path: str) -> EngineConfig:
+        """Return the configuration for the weights of another checkpoint of the model, a directory or a file."""
+        draft = self.draft
+        if draft is not None and draft.path == self.model.path:  # a part of the model
+            draft = msgspec.structs.replace(draft, path=path)
+        model = replace(self.model, path=path, load_format="auto")
+        return msgspec.structs.replace(self, model=model, draft=draft)
 
     def place(self, rank: int) -> int:
         """Return the number of a rank of this core among the ranks of all cores of its machine."""

@@ -1,4 +1,4 @@
-"""Control calls: those that wait for their results, one result made of those of several cores, and the pins that a core
+"""Control calls: those that wait for their results, one result made of those of several cores, and those that a core
 which is started again gets."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from octavo.core import frames
 from octavo.core.messages import Call, CallResult, SchedulerStats, Shutdown
 from octavo.errors import EngineDeadError
 
-_NOT_WAITED_FOR: Final = 0
+NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
 
 
@@ -95,11 +95,25 @@ class CallingClient:
         self._calls.fail(self._error)
 
 
-class Pins:
-    """The pins that calls have set and that have not ended."""
+class LastingCalls:
+    """What calls have set: pins that have not ended, other weights, and sleep."""
 
     def __init__(self) -> None:
         self._until: dict[tuple[Any, ...], float] = {}
+        self._weights: tuple[Any, ...] | None = None
+        self._sleeps = False
+
+    def begin(self, method: str, arguments: tuple[Any, ...]) -> Callable[[], None]:
+        """Note weights before any core has them, for a core that is started meanwhile; return what undoes it."""
+        before = self._weights
+        if method != "update_weights":
+            return lambda: None
+        self._weights = arguments
+
+        def undo() -> None:
+            self._weights = before
+
+        return undo
 
     def note(self, method: str, arguments: tuple[Any, ...], result: Any) -> None:
         """Note a control call that was made."""
@@ -112,13 +126,20 @@ class Pins:
                 self._until.pop((tuple(token_ids), *key), None)
             case "reset_prefix_cache", _ if result:
                 self._until.clear()
+            case "sleep" | "wake_up" | "update_weights", _:
+                self._until.clear()
+                self._sleeps = method == "sleep"
 
     def calls(self) -> Iterator[Call]:
-        """Yield the calls that set the pins in another core."""
+        """Yield the calls that another core gets."""
+        if self._weights is not None:
+            yield Call(NOT_WAITED_FOR, "update_weights", list(self._weights))
+        if self._sleeps:
+            yield Call(NOT_WAITED_FOR, "sleep", [])
         now = time.monotonic()
         for (token_ids, *key), until in self._until.items():
             if until > now:
-                yield Call(_NOT_WAITED_FOR, "pin_prefix", [list(token_ids), until - now, *key])
+                yield Call(NOT_WAITED_FOR, "pin_prefix", [list(token_ids), until - now, *key])
 
 
 def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:

@@ -40,6 +40,7 @@ from octavo.core.messages import (
 )
 from octavo.core.processes import end_with, report_failure, run_reporting
 from octavo.engine.announced_executor import AnnouncedExecutor
+from octavo.engine.control_calls import NOT_WAITED_FOR
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
@@ -63,6 +64,9 @@ HUNG_AFTER_S: Final = 60.0
 HUNG_FACTOR: Final = 20.0
 """A step may take this many times as long as it should, and `HUNG_AFTER_S` on top: steps over long contexts are slower
 than the measured ones, and another program may have the machine."""
+
+_LOADING: Final = ("wake_up", "update_weights")
+"""Control calls that take as long as the disk does, and are not looked at as steps are."""
 
 _UNMEASURED_S_PER_TOKEN: Final = 0.05
 """Assumed of a core that has measured nothing yet: slower than any device of use."""
@@ -145,9 +149,13 @@ class CoreServer:
             case StopSequence(request_id, index):
                 core.stop_sequence(request_id, index)
             case Call(call_id, method, arguments):
+                if method in _LOADING:
+                    self._began_at = None
                 try:
                     value = core.call(method, *arguments)
                 except (OctavoError, TypeError, ValueError) as error:
+                    if method in _LOADING and call_id == NOT_WAITED_FOR:
+                        raise  # it would answer with other weights than those before it
                     self.send(CallResult(call_id=call_id, error=str(error)))
                 else:
                     self.send(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(value))))

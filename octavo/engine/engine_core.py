@@ -24,6 +24,7 @@ from octavo.core.resume import check_resumed
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.recorder import RecordedScheduler, Recorder
+from octavo.engine.sleep import Sleep
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
@@ -58,6 +59,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         open_tokenizer: Callable[[], Tokenizer] | None = None,
         on_shutdown: Callable[[], None] | None = None,
+        can_sleep: bool = False,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
@@ -67,7 +69,9 @@ class EngineCore:
         self._on_shutdown = on_shutdown
         self._timed: TimedScheduler | None = None
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
-        self._refused: list[EngineCoreOutput] = []
+        self._kept: list[EngineCoreOutput] = []
+        """Outputs that the next step returns: of requests that were refused, and of steps that were waited for."""
+        self.sleep = Sleep(executor, self._restart, is_allowed=can_sleep)
         self._beam_texts = BeamTexts(open_tokenizer)
         self._kv_events: EventLog | None = None
         self._last_step: SchedulerOutput | None = None
@@ -138,6 +142,7 @@ class EngineCore:
             ready,
             max_steps_in_flight=depth,
             on_shutdown=None if to_close is None else to_close.close,
+            can_sleep=config.model.enable_sleep_mode,
             open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
         )
         if config.observability.enable_kv_events:
@@ -178,7 +183,7 @@ class EngineCore:
         self.scheduler.add_together(requests)
 
     def _refuse(self, request_ids: list[str], error: RequestError) -> None:
-        self._refused += [EngineCoreOutput.failed(each, error) for each in request_ids]
+        self._kept += [EngineCoreOutput.failed(each, error) for each in request_ids]
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are ignored."""
@@ -189,7 +194,7 @@ class EngineCore:
         """End all requests; no output follows for them. Returns their number."""
         request_ids = list(self.scheduler.groups)
         self.abort_requests(request_ids)
-        self._refused.clear()
+        self._kept.clear()
         self.scheduler.take_ended()
         return len(request_ids)
 
@@ -199,33 +204,42 @@ class EngineCore:
         self.scheduler.stop_sequence(request_id, index, self.clock())
 
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished() or bool(self._refused) or bool(self._in_flight)
+        return self.scheduler.has_unfinished() or bool(self._kept) or bool(self._in_flight)
 
     def step(self) -> StepOutputs:
         """Keep the executor busy up to the depth, then wait for the oldest step and process its results.
 
         Raises what the executor raises; the core is of no use afterwards.
         """
-        while len(self._in_flight) < self._depth:
+        while len(self._in_flight) < self._depth and not self.sleep.is_on:
             step = self.scheduler.schedule(self.clock())
             if step is None:
                 break
             self._last_step = step
             self._in_flight.append(self.executor.submit(step))
-        outputs, self._refused = self._refused, []
+        outputs, self._kept = self._kept, []
         outputs += self.scheduler.take_ended()
         self.is_waiting = False
         if self._in_flight:
-            result = self._in_flight.popleft().result()
-            result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-            outputs += self.scheduler.update(result, self.clock())
+            outputs += self._oldest_results()
         else:
-            awaits_blocks = self.scheduler.awaits_blocks
-            is_idle = not self.scheduler.groups or awaits_blocks
-            assert outputs or is_idle, "requests are left, but no step can be planned"
-            self.is_waiting = awaits_blocks and not outputs
+            waits = self.scheduler.awaits_blocks or self.sleep.is_on
+            assert outputs or waits or not self.scheduler.groups, "requests are left, but no step can be planned"
+            self.is_waiting = waits and not outputs
         times = None if self._timed is None else self._timed.take_times()
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
+
+    def _oldest_results(self) -> list[EngineCoreOutput]:
+        result = self._in_flight.popleft().result()
+        result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
+        return self.scheduler.update(result, self.clock())
+
+    def _restart(self, because: str) -> None:
+        while self._in_flight:
+            self._kept += self._oldest_results()
+        if self._timed is not None:
+            self.time_steps(False)
+        self.scheduler.restart(because, self.clock())
 
     def tokens_per_s(self) -> float | None:
         """Return the prompt tokens per second as measured or given; None before the first measurement."""
@@ -279,7 +293,7 @@ class EngineCore:
 
     def release_memory(self) -> None:
         """Release the memory of empty KV blocks and of activations. No effect while requests run."""
-        if not self.has_unfinished():
+        if not self.has_unfinished() and not self.sleep.is_on:
             self.executor.call("release_memory", self.scheduler.block_manager.empty_blocks())
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -296,6 +310,10 @@ class EngineCore:
             "reset_prefix_cache": self.reset_prefix_cache,
             "release_memory": self.release_memory,
             "time_steps": self.time_steps,
+            "is_sleeping": lambda: self.sleep.is_on,
+            "sleep": self.sleep.begin,
+            "wake_up": self.sleep.end,
+            "update_weights": self.sleep.update_weights,
         }
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")
@@ -303,6 +321,7 @@ class EngineCore:
 
     def time_steps(self, is_on: bool) -> None:
         """Report the times of each step's parts with its outputs from now on, or no longer."""
+        self.sleep.check_awake("time_steps")
         self.executor.call("time_steps", is_on)
         if self._timed is not None:
             self.scheduler, self._timed = self._timed.scheduler, None

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -26,7 +27,9 @@ from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
+from octavo.engine.sleep import check_level, check_tags
 from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.structured_output.grammars import check_grammar
 
@@ -58,6 +61,7 @@ class LLMEngine:
         self._error: EngineDeadError | None = None
         self._aborted: list[OpenRequest] = []
         self._step_times: list[StepTimes] = []
+        self._weight_folder: WeightFolder | None = None
         self.input = InputProcessor(InputSetup.of(config, core.ready), tokenizer=tokenizer, chat_template=chat_template)
         self._output = OutputProcessor(tokenizer)
 
@@ -145,7 +149,7 @@ class LLMEngine:
         self._check_alive()
         outputs = Processed(self._aborted, []).read()
         self._aborted = []
-        if not self.core.has_unfinished():
+        if not self.core.has_unfinished() or self.is_sleeping:
             self.stats = self.core.stats()
             return outputs
         try:
@@ -200,6 +204,38 @@ class LLMEngine:
         prefix = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return bool(self.call("unpin_prefix", *prefix))
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the engine has neither weights nor KV cache."""
+        return self.core.sleep.is_on
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back memory, as `LLM.sleep` does."""
+        check_level(level)
+        self.call("sleep")
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the weights again, as `LLM.wake_up` does."""
+        check_tags(tags)
+        self.call("wake_up")
+
+    def update_weights_from_disk(self, model_path: str | Path) -> None:
+        """Take other weights, as `LLM.update_weights_from_disk` does."""
+        self._update_weights(model_path, None)
+
+    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+        """Take other weights, as `LLM.update_weights_from_tensor` does."""
+        folder = WeightFolder(Path(self.config.model.path), named_tensors)
+        self._update_weights(folder.path, folder)
+
+    def _update_weights(self, path: str | Path, folder: WeightFolder | None) -> None:
+        try:
+            self.call("update_weights", str(Path(path).expanduser()))
+            folder, self._weight_folder = self._weight_folder, folder
+        finally:
+            if folder is not None:  # the one before, or that of an update that failed
+                folder.close()
+
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call, such as `reset_prefix_cache`. Raises ConfigError for an unknown name."""
         self._check_alive()
@@ -208,6 +244,8 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Release the model. Open requests get no further output. Idempotent."""
         self._error = self._error or EngineDeadError("the engine has been shut down")
+        if self._weight_folder is not None:
+            self._weight_folder.close()
         self.core.shutdown()
 
     def _check_alive(self) -> None:

@@ -28,7 +28,7 @@ from octavo.core.messages import (
     StepOutputs,
     StopSequence,
 )
-from octavo.engine.control_calls import Pins, merged
+from octavo.engine.control_calls import LastingCalls, merged
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.dispatch import Dispatch, ToResume
@@ -97,7 +97,7 @@ class Replicas:
         self.ready: CoreReady = min((each.client.ready for each in replicas), key=lambda ready: ready.cache.num_tokens)
         self._max_waiting = max_waiting
         self._process: Process
-        self._pins = Pins()
+        self._lasting = LastingCalls()
         self._error: EngineDeadError | None = None
         self._directory: HostFolder | None = None
 
@@ -295,11 +295,11 @@ class Replicas:
                     else:
                         self._give_up(replica, last)
                     return
+            for call in self._lasting.calls():  # before any request
+                replica.client.send(call)
             _log.info("%s is ready again", replica.name)
             self._update_patience(replica)
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
-            for pin in self._pins.calls():
-                replica.client.send(pin)
             self._dispatch.send_waiting()
 
     async def _take(self, replica: Replica, step: StepOutputs) -> None:
@@ -348,18 +348,20 @@ class Replicas:
         RequestFailed, and EngineDeadError or EngineRestartingError when no core is ready.
         """
         ready = self._ready_ones(self._replicas)
+        undo = self._lasting.begin(method, arguments)
         found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
         # a core that dies meanwhile is as one that is not ready
         replies = zip((each.number for each in ready), found, strict=True)
         values = [(number, value) for number, value in replies if not isinstance(value, EngineDeadError)]
         failure = next((value for _, value in values if isinstance(value, BaseException)), None)
         if failure is not None:
+            undo()
             raise failure
         if not values:
             self._ready_ones(self._replicas)
             raise EngineRestartingError("the engine core died during the call and is being started again; try again")
         value = values[0][1] if len(self._replicas) == 1 else merged(method, values)
-        self._pins.note(method, arguments, value)
+        self._lasting.note(method, arguments, value)
         if self._split is not None and method == "reset_prefix_cache":
             self._split.forget()
         return value

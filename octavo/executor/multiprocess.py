@@ -175,7 +175,7 @@ class MultiprocessExecutor:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make a call of the worker on all ranks, and return their values in the order of ranks."""
-        from octavo.worker.worker import CALLS, STARTING, check_call
+        from octavo.worker.calls import CALLS, STARTING, check_call
 
         check_call(method)
         values = [self._expect(rank.values, Future()) for rank in self._ranks]

@@ -147,6 +147,12 @@ class LoadedModel:
         hidden = torch.empty(shape, dtype=self.dtype, device=device)
         return IntermediateTensors(hidden, torch.empty_like(hidden) if self.model.carries_residual else None)
 
+    def check_tensors(self) -> None:
+        """Compare the headers of the checkpoint with what the model reads. Raises CheckpointError."""
+        headers = self._checkpoint.tensors.values() if self._view is None else list(self._view.tensors())
+        if headers:  # archives have none
+            check_tensors(self._checkpoint, self.model, headers)
+
     def load(
         self,
         ops: Ops,
@@ -169,9 +175,7 @@ class LoadedModel:
         """
         model = self.model
         if dummy_seed is None:
-            headers = self._checkpoint.tensors.values() if self._view is None else list(self._view.tensors())
-            if headers:  # archives have none
-                check_tensors(self._checkpoint, model, headers)
+            self.check_tensors()
         longest = model.config.max_positions
         positions, served = (longest if each is None else min(each, longest) for each in (max_positions, max_model_len))
         binding = Binding(ops, backend, positions, served, device)

@@ -64,15 +64,24 @@ class Preemption:
             assert plan is not None
             self._swap_out(group, plan, dropped)
         else:
-            group.num_dropped_tokens = _num_computed_tokens(group, dropped.num_computed)
-            for sequence in group.live:
-                self._block_manager.release(sequence)
-                sequence.restart()
+            self._release(group, dropped.num_computed)
         if plan is not None:
             plan.has_preempted = True
             plan.release(group)
         how = "swapped out" if choice.swap else "to be recomputed"
         self._log.note("preempted", group.request, f"{because}; {how}: {choice.because}")
+
+    def drop_swapped(self, group: SequenceGroup, because: str) -> None:
+        """Take a swapped group's blocks on the host: it is recomputed."""
+        self._registry.unswap(group)
+        self._release(group, {sequence.seq_id: sequence.num_computed_tokens for sequence in group.live})
+        self._log.note("preempted", group.request, f"{because}; to be recomputed: it was swapped out")
+
+    def _release(self, group: SequenceGroup, num_computed: dict[int, int]) -> None:
+        group.num_dropped_tokens = _num_computed_tokens(group, num_computed)
+        for sequence in group.live:
+            self._block_manager.release(sequence)
+            sequence.restart()
 
     def _drop_rows(self, group: SequenceGroup, plan: StepPlan | None) -> _Dropped:
         """Take the group's rows out of the step."""

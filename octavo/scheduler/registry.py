@@ -190,6 +190,16 @@ class Registry:
         self.stats.num_preemptions += 1
         self.stats.num_preemptions_by_swap += is_swapped
 
+    def forget_released(self) -> None:
+        """Take the workers to hold no sequence: they are sent again."""
+        self._released.clear()
+
+    def unswap(self, group: SequenceGroup) -> None:
+        """Move a swapped group to the waiting ones."""
+        self.swapped.remove(group)
+        group.status = SequenceStatus.WAITING
+        self.waiting.push(group)
+
     def begin_fetch(self, group: SequenceGroup, fetch_id: int) -> None:
         """Take a group from the running ones until its fetch has ended."""
         self.running.remove(group)

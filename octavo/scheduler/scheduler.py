@@ -207,6 +207,17 @@ class Scheduler:
         """Forget cached prefixes. Returns False, and changes nothing, while requests have blocks."""
         return self.block_manager.reset_prefix_cache()
 
+    def restart(self, because: str, now: float) -> None:
+        """Take the blocks of all requests and forget what is cached, as if every request were preempted to be
+        recomputed, and the workers held nothing. No step may be in flight."""
+        self.log.now = now
+        for group in list(self.running):
+            self._preemption.preempt(group, because=because)
+        while (swapped := self.swapped.peek()) is not None:
+            self._preemption.drop_swapped(swapped, because)
+        self._registry.forget_released()  # the workers have none any more
+        assert self.block_manager.reset_prefix_cache(), "no request has blocks"
+
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
         """Keep this prefix in the cache until that time: what is cached already, and the rest once it is."""
         if not self.block_manager.enable_prefix_caching:

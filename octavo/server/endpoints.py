@@ -31,6 +31,7 @@ from octavo.server.responses.models import Model, ModelList
 from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
 from octavo.server.responses.responses import InputTokens, ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
+from octavo.server.responses.sleep import SleepState, WeightsUpdated
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
 from octavo.server.responses.vectors import (
     ClassificationList,
@@ -55,6 +56,7 @@ from octavo.server.routes import (
     prefix_cache,
     responses,
     scheduler,
+    sleep,
     tokens,
     vectors,
 )
@@ -67,6 +69,7 @@ from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, ResponsesRequest, TextConfig
+from octavo.server.schema.sleep import UpdateWeightsRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.schema.vectors import (
     ClassifyRequest,
@@ -173,6 +176,17 @@ ENDPOINTS = (
     Endpoint("POST", "/pin_prefix", prefix_cache.pin, PinPrefixRequest, PinPrefixResponse, right=Right.CACHE),
     Endpoint("POST", "/unpin_prefix", prefix_cache.unpin, PrefixRequest, UnpinPrefixResponse, right=Right.CACHE),
     Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE),
+    Endpoint("GET", "/is_sleeping", sleep.is_sleeping, None, SleepState, right=Right.OBSERVE),
+    Endpoint("POST", "/sleep", sleep.sleep, None, SleepState, right=Right.OPERATE),
+    Endpoint("POST", "/wake_up", sleep.wake_up, None, SleepState, right=Right.OPERATE),
+    Endpoint(
+        "POST",
+        "/update_weights_from_disk",
+        sleep.update_weights,
+        UpdateWeightsRequest,
+        WeightsUpdated,
+        right=Right.OPERATE,
+    ),
     Endpoint("POST", "/drain", health.drain, DrainRequest, Drained, right=Right.OPERATE),
     Endpoint("GET", "/health", health.health, None, Health, is_open=True),
     Endpoint("GET", "/ready", health.ready, None, Health, is_open=True),

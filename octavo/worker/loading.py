@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from octavo.attention.backend import AttentionBackend
-from octavo.config.schema import LoRAConfig, ModelConfig, SchedulerConfig
+from octavo.config.schema import EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from octavo.devices.device import Device, DrawingModel
 from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
 from octavo.sampling.processors.speech import speech_rules
@@ -21,7 +22,7 @@ from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.launching import runner_for
 from octavo.worker.memory import longest_sequence
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import open_samplers
+from octavo.worker.opening import open_models, open_samplers
 from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
 from octavo.worker.stage import Stage
@@ -79,6 +80,25 @@ class RankParts:
         if not self.is_recordable and self.mesh.rank == 0:
             _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")
         return LoadedRank(self, loaded, adapters)
+
+    def reopened(self, config: EngineConfig) -> RankParts:
+        """Return these parts with the models of a configuration with other weights, not loaded.
+
+        Raises CheckpointError, or ConfigError where its model is another one than that of these parts.
+        """
+        opened, draft = open_models(config, self.mesh, self.device)
+        ours, theirs = self.opened.model.config, opened.model.config
+        values: list[tuple[str, Any, Any]] = [("family", type(self.opened.model).__name__, type(opened.model).__name__)]
+        values += [(each.name, getattr(ours, each.name), getattr(theirs, each.name, None)) for each in fields(ours)]
+        values.append(("weights", self.opened.stored_as(), opened.stored_as()))
+        for name, our, their in values:
+            if our != their and not callable(our):
+                raise ConfigError(
+                    f"{config.model.path} has another model: its {name} is {their}, that of this engine {our}; give a "
+                    "checkpoint of the same model, or start another engine"
+                )
+        opened.check_tensors()
+        return replace(self, opened=opened, draft=draft, model=config.model)
 
     @property
     def is_recordable(self) -> bool:

@@ -29,6 +29,7 @@ from octavo.structured_output.sampler import GuidedSampler
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig, ModelConfig, TransferConfig
     from octavo.devices.device import Device
+    from octavo.worker.draft_model import DraftModel
 
 
 def check_sizes(config: EngineConfig) -> None:
@@ -79,6 +80,17 @@ def open_samplers(
     grammars = GrammarProcessor(matchers) if has_forms else None
     sampler = device.sampler([each for each in (grammars, speech_rules(model.speech)) if each is not None])
     return sampler, sampler if grammars is None else GuidedSampler(sampler, grammars), grammars
+
+
+def open_models(config: EngineConfig, mesh: Mesh, device: Device) -> tuple[LoadedModel, DraftModel | None]:
+    """Open the rank's part of the model, and the model that guesses for it, where there is one. Raises CheckpointError
+    or ConfigError."""
+    opened = open_model(config, mesh, keeps_float8=device.keeps_float8)
+    if config.draft is None:
+        return opened, None
+    from octavo.worker.draft_model import DraftModel
+
+    return opened, DraftModel(config.draft, opened, config.scheduler)
 
 
 def kept_bytes(transfer: TransferConfig, num_ranks: int) -> int:

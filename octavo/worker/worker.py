@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -24,19 +24,20 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.support import open_supporting
 from octavo.distributed.groups import Allocate, Meet, open_groups
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import EngineDeadError, OctavoError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
-from octavo.models.loader import DTYPES
+from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
+from octavo.worker.calls import STARTING, check_call
 from octavo.worker.identity import Identity
 from octavo.worker.launching import LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
 from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import kept_bytes, open_model, place_of, proving_parts
+from octavo.worker.opening import kept_bytes, open_models, place_of, proving_parts
 from octavo.worker.sizing import Sizing
 from octavo.worker.step_watch import StepWatch, TimedModel
 from octavo.worker.warm_up import WarmUp
@@ -44,35 +45,11 @@ from octavo.worker.warm_up import WarmUp
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.lora.slots import Adapters
+    from octavo.worker.draft_model import DraftModel
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
-CALLS: Final[dict[str, Any]] = {
-    "prepare": MemoryPlan,
-    "load": MemoryPlan,
-    "allocate": None,
-    "op_choices": list[tuple[str, str, str]],
-    "identity": dict[str, str],
-    "open_tiers": list[TierFolder],
-    "time_steps": None,
-    "open_transfer": PeerRank | None,
-    "release_memory": None,
-    "read_adapter": str | None,
-    "drop_adapter": None,
-    "load_adapter": None,
-}
-"""Control calls, and the types of their values."""
-
-STARTING: Final = ("prepare", "load", "allocate")
-"""The calls of a start, in their order."""
-
 _SHUT_DOWN = "the executor is shut down"
-
-
-def check_call(method: str) -> None:
-    """Raise ConfigError for a name that is none of `CALLS`."""
-    if method not in CALLS:
-        raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
 
 
 class Worker:
@@ -109,15 +86,11 @@ class Worker:
             place if rendezvous is None else open_mesh(place, rendezvous, device.empty, device.ranks_over, meet)
         )
         dtype = DTYPES[config.model.dtype]
-        self._opened = open_model(config, self._mesh, keeps_float8=device.keeps_float8)
-        head_dims = self._opened.shape.head_dims
-        self._draft, self._groups = None, self._opened.shape.cache_groups
-        if config.draft is not None:
-            from octavo.worker.draft_model import DraftModel
-
-            self._draft = DraftModel(config.draft, self._opened, config.scheduler)
-            head_dims |= self._draft.shape.head_dims
-            self._groups += self._draft.cache_groups
+        opened, draft = open_models(config, self._mesh, device)
+        head_dims, self._groups = opened.shape.head_dims, opened.shape.cache_groups
+        if draft is not None:
+            head_dims |= draft.shape.head_dims
+            self._groups += draft.cache_groups
         self._attention = device.attention(
             dtype, CACHE_DTYPES[config.cache.dtype], head_dims=head_dims, block_size=config.cache.block_size
         )
@@ -125,23 +98,17 @@ class Worker:
 
         packed = config.model.packed_directory
         folder = None if packed is None else Path(packed) / f"proofs-{__version__}"
-        self._proof = self._opened.model.proof(*proving_parts(device), folder)
+        self._proof = opened.model.proof(*proving_parts(device), folder)
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
-        self._parts = RankParts(
-            device,
-            self._attention.backend,
-            self._mesh,
-            self._opened,
-            self._draft,
-            config.model,
-            config.scheduler,
-            config.lora,
-        )
+        sections = config.model, config.scheduler, config.lora
+        parts = RankParts(device, self._attention.backend, self._mesh, opened, draft, *sections)
+        self._parts = self._parts_to_load = parts
         ranks_here = config.device.ranks_per_machine
         kept = kept_bytes(config.transfer, config.num_engines * ranks_here)
         num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
-        self._sizing = Sizing(self._parts, config.cache, ranks_here, kept, num_drafts)
+        self._sizing = Sizing(parts, config.cache, ranks_here, kept, num_drafts)
+        self._is_measured = self._sizing.is_measured
         self._loaded: LoadedRank
         self._swap_space: SwapSpace | None = None
         self._cache: CacheEngine
@@ -149,6 +116,14 @@ class Worker:
         self._adapters: Adapters | None = None
         self._watch: StepWatch | None = None
         self._failure: str | None = None
+
+    @property
+    def _opened(self) -> LoadedModel:
+        return self._parts.opened
+
+    @property
+    def _draft(self) -> DraftModel | None:
+        return self._parts.draft
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.
@@ -287,12 +262,16 @@ class Worker:
             no_blocks = [0] * len(num_host_blocks)
             arenas = self._arenas(self.plan.cache.with_blocks(no_blocks, num_host_blocks))
             self._swap_space = begin_swap_space(arenas, self._device)
-        with refusing_too_little("while weights were loaded", self.plan.weights_bytes, kv_bytes=0):
-            self._loaded = self._parts.load(self._ahead, self.plan.max_model_len)
+        self._load_weights(self._ahead)
         self._adapters = self._loaded.adapters
-        if self._sizing.is_measured:
+        if self._is_measured:
             self.plan = self._sizing.measured(self.plan, self._loaded, self._made_cache, max_model_len)
+        del self._sizing  # it holds the models
         return self.plan
+
+    def _load_weights(self, ahead: Ahead) -> None:
+        with refusing_too_little("while weights were loaded", self.plan.weights_bytes, kv_bytes=0):
+            self._loaded = self._parts.load(ahead, self.plan.max_model_len)
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
         """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`.
@@ -303,7 +282,7 @@ class Worker:
         with refusing_too_little("for the KV caches", plan.weights_bytes, plan.kv_bytes):
             self._cache = self._made_cache(plan.cache, self._swap_space)
             self._runner = self._loaded.runner(self._cache, plan.cache.block_size)
-        if self._sizing.is_measured:
+        if self._is_measured:
             WarmUp(self._runner, self._config.scheduler, plan, self._max_model_len).repeat()
         self._runner.suggests = self._config.speculative is not None
 
@@ -335,9 +314,36 @@ class Worker:
         """Give back the memory of these KV blocks, for each cache group, and of activations. The next step fetches what
         it needs. What was measured on a device stays: others might have it by then."""
         self._runner.release_memory(empty_blocks)
-        if not self._sizing.is_measured:
+        if not self._is_measured:
             self._device.release_idle()
         trim_heap()
+
+    def open_weights(self, path: str | None) -> str | None:
+        """Open the weights that `wake_up` loads: those of another checkpoint of the same model, or with None those of
+        before. Returns why they cannot be loaded, None where they can."""
+        config = self._config if path is None else self._config.with_weights(path)
+        try:
+            self._parts_to_load = self._parts.reopened(config)
+        except (OctavoError, OSError) as error:
+            return str(error)
+        self._config = config
+        return None
+
+    def sleep(self) -> None:
+        """Give back the memory of weights and KV caches. No sequence may be left, and `open_weights` comes before."""
+        self._finish_steps()
+        self._parts = self._parts_to_load
+        for name in ("_runner", "_cache", "_loaded"):
+            del vars(self)[name]
+        self._device.release_idle()
+        trim_heap()
+
+    def wake_up(self) -> None:
+        """Load the weights that were opened last, after `sleep`. Raises CheckpointError or ConfigError."""
+        self._parts = self._parts_to_load
+        self._load_weights(Ahead())
+        groups = self.plan.cache.groups
+        self.allocate([each.num_blocks for each in groups], [each.num_host_blocks for each in groups])
 
     def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:
         """Be ready to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to give blocks away.

@@ -118,6 +118,25 @@ def test_it_guesses_what_its_formula_says(path: Path, tmp_path: Path) -> None:
                 known = [*known, expected]
 
 
+def test_other_weights_bring_their_own(path: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(path, tmp_path / "other")
+    generator = torch.Generator().manual_seed(5)
+    tensors = {
+        name: each + 0.1 * each.std() * torch.randn(each.shape, generator=generator) if each.ndim == 2 else each
+        for name, each in load_file(str(path / "model.safetensors")).items()
+    }
+    save_file(tensors, str(other / "model.safetensors"), metadata={"format": "pt"})
+    params, found = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True), []
+    for started in (other, path):
+        with load(started, enable_sleep_mode=True) as llm:
+            if started is path:
+                llm.update_weights_from_disk(other)
+            seen = proposals(llm)
+            found.append((llm.generate([PROMPTS[3]], params)[0].outputs, seen))
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 3
+
+
 class _Layer:
     """The layer in plain torch: transformers' decoder layer between the tensors that only a prediction layer has."""
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from octavo.core.messages import SchedulerStats
-from octavo.engine.control_calls import Pins, merged
+from octavo.engine.control_calls import LastingCalls, merged
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_states_add_up() -> None:
 def test_pins_last_until_they_end_or_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pins = Pins()
+    pins = LastingCalls()
     for token_ids, ttl_s in (([1, 2], 10.0), ([3], 100.0), ([4], 100.0)):
         pins.note("pin_prefix", (token_ids, ttl_s, "salt", None), {})
     pins.note("unpin_prefix", ([4], "salt", None), True)

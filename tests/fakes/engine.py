@@ -144,6 +144,7 @@ def make_core(
         clock=clock or Clock(),
         on_shutdown=None if recorder is None else recorder.close,
         open_tokenizer=open_tokenizer,
+        can_sleep=True,
     )
 
 

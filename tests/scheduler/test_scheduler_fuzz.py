@@ -41,6 +41,8 @@ KINDS: list[dict[str, object]] = [
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
 STATE_GROUPS = [(None, STATE), (None, STATE), (4, STATE, None), (STATE,)]
 ENCODING_GROUPS = [(None, ENCODING), (4, None, ENCODING)]
+EVENTS = ["abort", "stop", "stop", "resume", "die", "pin", "reset", "same id", "read", "read no more"]
+EVENTS += ["sleep", "wake up"]
 FAIL_TOKEN = 11
 REFUSALS = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
 
@@ -248,9 +250,7 @@ class Schedules(RuleBasedStateMachine):
         return multiple(*batch)
 
     @rule(
-        event=st.sampled_from(
-            ["abort", "stop", "stop", "resume", "die", "pin", "reset", "same id", "read", "read no more"]
-        ),
+        event=st.sampled_from(EVENTS),
         request=requests, index=st.integers(0, 2), ttl_s=st.sampled_from([1.0, 10.0, 1e6]),
     )  # fmt: skip
     def disturb(self, event: str, request: EngineCoreRequest, index: int, ttl_s: float) -> None:
@@ -278,6 +278,12 @@ class Schedules(RuleBasedStateMachine):
             self.source.hold(request, self.count)
         elif event == "read no more" and self.source is not None:
             self.source.release()
+        elif event == "sleep" and self.source is None and self.recording is None:
+            self.core.call("sleep")
+            self._step()
+            assert self.core.sleep.is_on
+        elif event == "wake up" and self.core.sleep.is_on:
+            self.core.call("wake_up")
         elif event == "same id" and group is not None:
             self.core.add_request(request)
             self.num_repeated += 1
@@ -292,7 +298,7 @@ class Schedules(RuleBasedStateMachine):
 
     def _die(self) -> None:
         """The core dies with all steps in flight; another one, which knows nothing, gets what was running."""
-        self._take(self.core._refused + self.core.scheduler.take_ended())
+        self._take(self.core._kept + self.core.scheduler.take_ended())
         groups = list(self.core.scheduler.groups.values())
         self._start()
         for group in groups:
@@ -354,6 +360,8 @@ class Schedules(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         try:
+            if self.core.sleep.is_on:
+                self.core.call("wake_up")
             for _ in range(3000):
                 if not self.core.has_unfinished():
                     break

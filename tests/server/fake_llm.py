@@ -39,9 +39,10 @@ from octavo.engine.metrics import Metrics
 from octavo.engine.pairs import pair_of
 from octavo.engine.readers import DirectReader
 from octavo.engine.replica import ReplicaState
+from octavo.engine.sleep import check_level, check_tags
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.vector_input import VectorInput
-from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestTooLarge
+from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
 
 SENTENCE = "Blocks are pages — naïve ones. "
 BOS = 0
@@ -137,7 +138,8 @@ class FakeAsyncLLM:
         self.fault: Exception | None = None
         self.adapter_error: str | None = None
         self.holds_adapters = False
-        self.is_busy = False
+        self.is_busy = self.sleeps = False
+        self.weights: str | None = None
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
         self.aborted.clear()
@@ -241,6 +243,22 @@ class FakeAsyncLLM:
         left = [pin for pin in self.pinned if (pin[0], pin[2]) != (prompt, cache_salt)]
         was_pinned, self.pinned = len(left) < len(self.pinned), left
         return was_pinned
+
+    async def is_sleeping(self) -> bool:
+        return self.sleeps
+
+    async def sleep(self, level: int = 1) -> None:
+        check_level(level)
+        self.sleeps = True
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        check_tags(tags)
+        self.sleeps = False
+
+    async def update_weights_from_disk(self, model_path: str) -> None:
+        if model_path == "/nowhere":
+            raise RequestFailed("/nowhere: does not exist")
+        self.weights, self.sleeps = model_path, False
 
     async def reset_prefix_cache(self) -> bool:
         self.pinned.clear()

@@ -1,0 +1,83 @@
+"""An engine that gives its memory back for a while, and one that gets other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from octavo.errors import ConfigError, InvalidRequest
+from octavo.executor.executor import Executor
+
+LEVELS: Final = (1, 2)
+TAGS: Final = ("weights", "kv_cache")
+
+
+class Sleep:
+    """Whether the workers of a core have weights and KV caches. While they have none, requests wait.
+
+    Every method but `check_awake` raises ConfigError where the core does not allow it. is_on: they have none.
+    """
+
+    def __init__(self, executor: Executor, restart: Callable[[str], None], *, is_allowed: bool) -> None:
+        """restart: makes all requests wait without blocks, for a reason, and returns when no step runs."""
+        self.is_on = False
+        self._executor = executor
+        self._restart = restart
+        self._is_allowed = is_allowed
+
+    def begin(self) -> None:
+        """Give back the memory of weights and KV cache; requests keep their tokens.
+
+        Raises ConfigError where the weights could not be loaded again, and nothing changes.
+        """
+        self._open(None)
+        self._drop("the engine sleeps")
+
+    def end(self) -> None:
+        """Load the weights again. Raises CheckpointError or ConfigError where that fails, and the sleep goes on."""
+        if self.is_on:
+            self._open(None)
+            self._executor.call("wake_up")
+            self.is_on = False
+
+    def update_weights(self, path: str) -> None:
+        """Compute with the weights of another checkpoint of the same model from now on; a sleep ends.
+
+        Requests go on from their tokens, which are computed again. Raises ConfigError where the weights do not fit, and
+        nothing changes.
+        """
+        self._open(path)
+        self._drop("the weights are replaced")
+        self.end()
+
+    def check_awake(self, method: str) -> None:
+        """Raise ConfigError during a sleep."""
+        if self.is_on:
+            raise ConfigError(f"{method} needs the weights, and the engine sleeps; wake it up first")
+
+    def _open(self, path: str | None) -> None:
+        """Have the workers open the weights that they load next: those at `path`, or those that they have."""
+        if not self._is_allowed:
+            raise ConfigError("this engine keeps its weights and its memory; start it with enable_sleep_mode")
+        error = next(filter(None, self._executor.call("open_weights", path)), None)
+        if error is not None:
+            raise ConfigError(error)
+
+    def _drop(self, because: str) -> None:
+        if not self.is_on:
+            self._restart(because)
+            self._executor.call("sleep")
+            self.is_on = True
+
+
+def check_level(level: int) -> None:
+    """Raise InvalidRequest for another level than those of vLLM."""
+    if level not in LEVELS:
+        raise InvalidRequest(f"level is {level!r}, must be 1 or 2, which do the same here", field="level")
+
+
+def check_tags(tags: Sequence[str] | None) -> None:
+    """Raise InvalidRequest for tags of `wake_up` that are not vLLM's."""
+    for tag in tags or ():
+        if tag not in TAGS:
+            raise InvalidRequest(f"tags has {tag!r}, expected {' or '.join(TAGS)}, or none for both", field="tags")

@@ -1,0 +1,43 @@
+"""Weights in memory as the folder of a checkpoint, which every process of an engine can load."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from octavo.errors import ConfigError
+
+_IN_MEMORY: Final = Path("/dev/shm")
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+class WeightFolder:
+    """A folder with given weights and links to the other files of a checkpoint, in memory where they fit into the
+    system's file system there. It is removed with the object, or by `close`."""
+
+    def __init__(self, checkpoint: Path, named_tensors: Iterable[tuple[str, Any]]) -> None:
+        """checkpoint: a directory. named_tensors: torch's, all of them, by the names that they have there; one that is
+        the same as another is left out. Raises ConfigError where there is no such directory."""
+        from safetensors.torch import save_file
+
+        if not checkpoint.is_dir():
+            raise ConfigError(f"{checkpoint} is a file, which holds the names of other tensors; start with a directory")
+        tensors: dict[tuple[Any, ...], tuple[str, Any]] = {}
+        for name, given in named_tensors:
+            tensor = given.detach().contiguous()
+            tensors.setdefault((tensor.device, tensor.data_ptr(), tensor.shape), (name, tensor))
+        num_bytes = sum(each.nbytes for _, each in tensors.values())
+        fits = _IN_MEMORY.is_dir() and shutil.disk_usage(_IN_MEMORY).free > num_bytes
+        self._directory = tempfile.TemporaryDirectory(prefix="octavo-weights-", dir=_IN_MEMORY if fits else None)
+        self.path = Path(self._directory.name)
+        for file in checkpoint.iterdir():
+            if not file.name.endswith(_WEIGHTS):
+                (self.path / file.name).symlink_to(file.resolve())
+        save_file(dict(tensors.values()), self.path / "model.safetensors")
+
+    def close(self) -> None:
+        """Remove the folder. Idempotent."""
+        self._directory.cleanup()

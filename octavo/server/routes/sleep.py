@@ -1,0 +1,58 @@
+"""`POST /sleep`, `POST /wake_up`, `GET /is_sleeping` and `POST /update_weights_from_disk`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import RequestFailed
+from octavo.server.context import ServerContext
+from octavo.server.decode import decode, read_body
+from octavo.server.errors import ApiError
+from octavo.server.generation import json_response
+from octavo.server.responses.sleep import SleepState, WeightsUpdated
+from octavo.server.schema.sleep import UpdateWeightsRequest
+
+
+async def is_sleeping(context: ServerContext, request: Request) -> Response:
+    """Return whether the engine has given back the memory of its weights and its KV cache."""
+    return json_response(SleepState(await context.llm.is_sleeping()))
+
+
+async def sleep(context: ServerContext, request: Request) -> Response:
+    """Give back the memory of weights and KV cache; requests wait. Raises ApiError or InvalidRequest."""
+    level: Any = request.query_params.get("level", "1")
+    with _refusals(context):
+        await context.llm.sleep(int(level) if level in ("1", "2") else level)
+    return json_response(SleepState(True))
+
+
+async def wake_up(context: ServerContext, request: Request) -> Response:
+    """Load the weights again. Raises ApiError or InvalidRequest."""
+    with _refusals(context):
+        await context.llm.wake_up(request.query_params.getlist("tags"))
+    return json_response(SleepState(False))
+
+
+async def update_weights(context: ServerContext, request: Request) -> Response:
+    """Go on with the weights of another checkpoint of the same model. Raises ApiError or InvalidRequest."""
+    asked = decode(b"".join(await read_body(request)), UpdateWeightsRequest)
+    with _refusals(context):
+        await context.llm.update_weights_from_disk(asked.model_path)
+    return json_response(WeightsUpdated(f"the weights are those of {asked.model_path}"))
+
+
+@contextmanager
+def _refusals(context: ServerContext) -> Iterator[None]:
+    if not context.llm.config.model.enable_sleep_mode:
+        raise ApiError(
+            403, "this engine keeps its weights and its memory; start the server with --enable-sleep-mode", code="awake"
+        )
+    try:
+        yield
+    except RequestFailed as error:
+        raise ApiError(409, str(error), code="weights_unchanged") from error

@@ -1,0 +1,37 @@
+"""The control calls of workers. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from octavo.config.explain import MemoryPlan
+from octavo.errors import ConfigError
+from octavo.kv_transfer.messages import PeerRank, TierFolder
+
+CALLS: Final[dict[str, Any]] = {
+    "prepare": MemoryPlan,
+    "load": MemoryPlan,
+    "allocate": None,
+    "op_choices": list[tuple[str, str, str]],
+    "identity": dict[str, str],
+    "open_tiers": list[TierFolder],
+    "time_steps": None,
+    "open_transfer": PeerRank | None,
+    "release_memory": None,
+    "open_weights": str | None,
+    "sleep": None,
+    "wake_up": None,
+    "read_adapter": str | None,
+    "drop_adapter": None,
+    "load_adapter": None,
+}
+"""Control calls, and the types of their values."""
+
+STARTING: Final = ("prepare", "load", "allocate", "wake_up")
+"""The calls of a start, in their order, and that of another one."""
+
+
+def check_call(method: str) -> None:
+    """Raise ConfigError for a name that is none of `CALLS`."""
+    if method not in CALLS:
+        raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")

@@ -1,0 +1,286 @@
+"""An engine with other weights, or after a sleep, gives what one that starts with these weights gives, all `==`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
+from octavo.core.outputs import RequestOutput
+from octavo.core.sampling_params import OutputKind
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import ConfigError, InvalidRequest, RequestFailed
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import load_oracle, make_checkpoint
+
+PROMPTS = [[7 * i % 100 for i in range(length)] for length in (40, 3, 17)]
+DRAWN = SamplingParams(seed=3, max_tokens=24, logprobs=2, ignore_eos=True, n=2)
+
+
+def made(family: str, folder: Path, seed: int, **config: Any) -> Path:
+    path = make_checkpoint(family, folder / f"{family}-{seed}", seed=seed, vocab_size=300, **config)
+    write_byte_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("qwen3", tmp_path_factory.mktemp("old"), 0)
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("qwen3", tmp_path_factory.mktemp("new"), 1)
+
+
+def arguments(path: Path, **args: Any) -> dict[str, Any]:
+    given = {"block_size": 4, "num_gpu_blocks_override": 200, "threads": 1, "enable_sleep_mode": True}
+    return {"model": str(path), **given, **args}
+
+
+def opened(path: Path, **args: Any) -> LLM:
+    return LLM(**arguments(path, **args))
+
+
+def results(outputs: list[RequestOutput]) -> list[Any]:
+    assert all(each.error is None for each in outputs), [each.error for each in outputs]
+    return [each.outputs for each in outputs]
+
+
+def generated(llm: LLM) -> list[Any]:
+    return results(llm.generate(PROMPTS, DRAWN))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_next", "gpt_oss", "deepseek_v3", "gpt2"])
+def test_other_weights_give_what_an_engine_that_starts_with_them_gives(family: str, tmp_path: Path) -> None:
+    old, new = made(family, tmp_path, 0), made(family, tmp_path, 1)
+    with opened(old) as llm, opened(new) as expected:
+        before = generated(llm)
+        assert before != generated(expected)
+        llm.update_weights_from_disk(new)
+        assert generated(llm) == generated(expected)
+        llm.update_weights_from_disk(str(old))
+        assert generated(llm) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"quantization": "int8"},
+        {"device": "reference", "kv_cache_dtype": "int8"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    ],
+)
+def test_so_does_any_engine(args: dict[str, Any], old: Path, new: Path) -> None:
+    with opened(old, **args) as llm:
+        before = generated(llm)
+        llm.sleep()
+        llm.update_weights_from_disk(new)
+        after = generated(llm)
+        llm.update_weights_from_disk(old)
+        assert generated(llm) == before
+    with opened(new, **args) as expected:
+        assert after == generated(expected)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_running_requests_go_on_from_their_tokens(mode: str, is_asleep: bool, old: Path, new: Path) -> None:
+    args = {"num_gpu_blocks_override": 20, "preemption_mode": mode, "max_model_len": 72}
+    params = SamplingParams(seed=3, max_tokens=30, logprobs=2, ignore_eos=True, output_kind=OutputKind.CUMULATIVE)
+    engine = LLMEngine.from_args(EngineArgs(**arguments(old, **args)))
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    found: dict[str, RequestOutput] = {}
+    for _ in range(16):
+        found.update((each.request_id, each) for each in engine.step())
+    assert engine.stats.num_preemptions > 0
+    if is_asleep:
+        engine.sleep()
+        assert engine.step() == []
+    engine.update_weights_from_disk(new)
+    cut = {name: list(each.outputs[0].token_ids) for name, each in found.items()}
+    while engine.has_unfinished_requests():
+        found.update((each.request_id, each) for each in engine.step())
+    engine.shutdown()
+    with opened(new) as llm:
+        for number, prompt in enumerate(PROMPTS):
+            output, before = found[str(number)].outputs[0], cut.get(str(number), [])
+            assert list(output.token_ids[: len(before)]) == before
+            logprobs = [{token: each.logprob for token, each in one.items()} for one in output.logprobs]
+            assert (output.token_ids[len(before) :], logprobs[len(before) :]) == resumed(llm, prompt, before, params)
+
+
+def resumed(llm: LLM, prompt: list[int], drawn: list[int], params: SamplingParams) -> Any:
+    """What an engine draws behind tokens that another one has drawn: as after the death of a core."""
+    from octavo.core.prompt import Prompt
+    from octavo.core.resume import ResumedSequence
+
+    request = llm.engine.input.process("again", Prompt.read({"prompt_token_ids": prompt}), params, None)
+    if drawn:
+        request.resumed = (ResumedSequence(index=0, token_ids=drawn),)
+    core, token_ids, logprobs = llm.engine.core, [], []
+    core.add_request(request)
+    while core.has_unfinished():
+        for output in core.step().outputs:
+            assert output.error is None
+            for delta in output.deltas:
+                token_ids += delta.token_ids
+                logprobs += delta.logprobs
+    return token_ids, [
+        {each.token_id: each.logprob, **dict(zip(each.top_ids, each.top_logprobs, strict=True))} for each in logprobs
+    ]
+
+
+def test_a_sleep_gives_memory_back_and_changes_nothing(old: Path) -> None:
+    with opened(old) as llm:
+        worker: Any = llm.engine.core.executor
+        before = generated(llm)
+        kept = [weakref.ref(each) for each in (worker._loaded.loaded, worker._cache, worker._runner)]
+        llm.sleep(level=2)
+        gc.collect()
+        assert [each() for each in kept] == [None] * 3
+        assert llm.engine.is_sleeping
+        with pytest.raises(ConfigError, match="a request needs the weights, and the engine sleeps"):
+            llm.generate(PROMPTS)
+        with pytest.raises(ConfigError, match="time_steps needs the weights"):
+            llm.engine.call("time_steps", True)
+        llm.engine.call("release_memory")
+        llm.sleep()
+        llm.wake_up(tags=["weights"])
+        llm.wake_up(["kv_cache"])
+        assert generated(llm) == before
+
+
+def test_weights_come_from_memory(old: Path, new: Path) -> None:
+    with opened(old) as llm, opened(new) as expected:
+        tensors = load_oracle(new).state_dict()
+        llm.update_weights_from_tensor((name, tensor) for name, tensor in tensors.items())
+        assert generated(llm) == generated(expected)
+        folder = llm.engine._weight_folder
+        assert folder is not None
+        llm.sleep()
+        llm.wake_up()
+        assert generated(llm) == generated(expected)
+        llm.update_weights_from_disk(old)
+        gc.collect()
+        assert not folder.path.exists()
+        with pytest.raises(ConfigError, match="norm.weight is missing"):
+            llm.update_weights_from_tensor((name, each) for name, each in tensors.items() if "model.norm" not in name)
+
+
+def damaged(path: Path) -> Path:
+    (path / "model.safetensors").write_bytes(b"none")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda folder: folder / "none", "does not exist"),
+        (lambda folder: folder, r"has no config\.json"),
+        (lambda folder: made("qwen3", folder, 1, num_hidden_layers=3), "its num_layers is 3, that of this engine 2"),
+        (
+            lambda folder: made("llama", folder, 1),
+            "has another model: its family is LlamaForCausalLM, that of this engine Qwen3ForCausalLM",
+        ),
+        (lambda folder: damaged(made("qwen3", folder, 1)), r"model\.safetensors"),
+    ],
+)
+def test_weights_that_do_not_fit_change_nothing(
+    other: Callable[[Path], Path], said: str, old: Path, tmp_path: Path
+) -> None:
+    with opened(old) as llm:
+        before = generated(llm)
+        with pytest.raises(ConfigError, match=said):
+            llm.update_weights_from_disk(other(tmp_path))
+        assert not llm.engine.is_sleeping
+        assert generated(llm) == before
+
+
+def test_weights_that_cannot_be_read_leave_the_engine_asleep(tmp_path: Path, old: Path) -> None:
+    new = made("qwen3", tmp_path, 1)
+    file = new / "model.safetensors"
+    content = file.read_bytes()
+    with opened(old) as llm:
+        before = generated(llm)
+        llm.sleep()
+        file.write_bytes(content[:-100])
+        with pytest.raises(ConfigError, match=r"model\.safetensors"):
+            llm.update_weights_from_disk(new)
+        assert llm.engine.is_sleeping
+        llm.wake_up()
+        assert generated(llm) == before
+
+
+def test_without_the_mode_an_engine_keeps_its_weights(old: Path) -> None:
+    with opened(old, enable_sleep_mode=False) as llm:
+        llm.wake_up()
+        for call in (llm.sleep, lambda: llm.update_weights_from_disk(old)):
+            with pytest.raises(ConfigError, match="start it with enable_sleep_mode"):
+                call()
+    with opened(old) as llm:
+        with pytest.raises(InvalidRequest, match="level is 3, must be 1 or 2"):
+            llm.sleep(3)
+        with pytest.raises(InvalidRequest, match="tags has 'all', expected weights or kv_cache"):
+            llm.wake_up(["all"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"enable_lora": True}, {"kv_disk": "here"}, {"role": "decode"}, {"record_trace": "here"}, {"executor": "ray"}],
+)
+def test_what_keeps_weights_elsewhere_rules_the_mode_out(args: dict[str, Any], old: Path) -> None:
+    with pytest.raises(ConfigError, match="enable_sleep_mode is set, and"):
+        configure(EngineArgs(**arguments(old, **args)))
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_streams_go_on_with_other_weights_and_a_core_that_is_started_again_has_them(old: Path, new: Path) -> None:
+    llm = await AsyncLLM.start(EngineArgs(**arguments(old, data_parallel_size=2)))
+    try:
+        with pytest.raises(RequestFailed, match="does not exist"):
+            await llm.update_weights_from_disk(str(old / "none"))
+        tasks = [asyncio.create_task(stream(llm, number, 100)) for number in range(4)]
+        while llm.stats.num_generated_tokens < 40:
+            await asyncio.sleep(0.001)
+        await llm.sleep()
+        assert await llm.is_sleeping()
+        late = asyncio.create_task(stream(llm, 9, 20))
+        await asyncio.sleep(0.1)
+        assert not any(each.done() for each in (*tasks, late))
+        await llm.update_weights_from_disk(str(new))
+        assert not await llm.is_sleeping()
+        assert [len(each) for each in await asyncio.gather(*tasks, late)] == [100] * 4 + [20]
+        expected = await stream(llm, 5, 30)
+        for each in llm._client._replicas:
+            os.kill(each.client._core.process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        assert await stream(llm, 5, 30) == expected
+    finally:
+        await llm.shutdown()
+    with opened(new) as again:
+        params = SamplingParams(seed=5, max_tokens=30, ignore_eos=True)
+        assert list(again.generate(PROMPTS[0], params)[0].outputs[0].token_ids) == expected
+
+
+async def stream(llm: AsyncLLM, seed: int, count: int) -> list[int]:
+    params = SamplingParams(seed=seed, max_tokens=count, ignore_eos=True, output_kind=OutputKind.DELTA)
+    token_ids: list[int] = []
+    async for output in llm.generate({"prompt_token_ids": PROMPTS[0]}, params):
+        assert output.error is None
+        token_ids += output.outputs[0].token_ids
+    return token_ids
