@@ -66,15 +66,13 @@ def read_callers(args: ServerArgs) -> dict[bytes, Caller]:
     if args.api_key_file is not None:
         entries += _read_file(args.api_key_file)
     by_digest: dict[bytes, _Entry] = {}
+    by_name: dict[str, _Entry] = {}
+    groups: dict[str, list[bytes]] = {}
     for entry in entries:
         if (other := by_digest.setdefault(entry.digest, entry)) is not entry:
             raise ConfigError(f"{entry.where} has the same key as {other.where}; give each key once")
-    limits: dict[str | None, _Entry] = {}
-    for entry in entries:
-        if entry.name and (other := limits.setdefault(entry.name, entry)).limits != entry.limits:
+        if entry.name and (other := by_name.setdefault(entry.name, entry)).limits != entry.limits:
             raise ConfigError(f"{entry.where} has other limits than {other.where}; give the keys of a name the same")
-    groups: dict[str, list[bytes]] = {}
-    for entry in entries:
         if entry.group is not None:
             groups.setdefault(entry.group, []).append(entry.digest)
     return {

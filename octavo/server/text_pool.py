@@ -39,8 +39,7 @@ SILENCE_S: Final = 4 * JOB_CPU_S
 """Seconds after which a worker that has sent no result is ended. On a busy machine a job takes longer than its
 processor time."""
 
-_NUM_LONG_WORKERS: Final = 2
-_NUM_FETCHING_WORKERS: Final = 8
+_MOST_WORKERS: Final = {SHORT_JOBS: 1, LONG_JOBS: 2, FETCHES: 8}
 _MOST_TRIES: Final = 3
 _FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Signals that no limit of ours sends and no library raises: the system, out of memory, or an operator sent them."""
@@ -70,9 +69,7 @@ class TextPool:
         """starts_now: the first job does not wait for imports; an event loop must run."""
         self._setup = setup
         self._silence_s = silence_s
-        self._short = _Lane(SHORT_JOBS, asyncio.Semaphore(1))
-        self._long = _Lane(LONG_JOBS, asyncio.Semaphore(_NUM_LONG_WORKERS))
-        self._fetching = _Lane(FETCHES, asyncio.Semaphore(_NUM_FETCHING_WORKERS))
+        self._lanes = {mark: _Lane(mark, asyncio.Semaphore(most)) for mark, most in _MOST_WORKERS.items()}
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._keeper: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
@@ -82,11 +79,10 @@ class TextPool:
 
     async def run(self, kind: str, pieces: Sequence[bytes], sender: str = "") -> bytes:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
-        lane = self._short if sum(map(len, pieces)) <= SHORT_JOB_BYTES else self._long
-        message = await self._in_turn(lane, kind, pieces, sender)
+        mark = SHORT_JOBS if sum(map(len, pieces)) <= SHORT_JOB_BYTES else LONG_JOBS
+        message = await self._in_turn(self._lanes[mark], kind, pieces, sender)
         while isinstance(message, Elsewhere):
-            lane = self._fetching if message.mark == FETCHES else self._long
-            message = await self._in_turn(lane, kind, pieces, sender)
+            message = await self._in_turn(self._lanes[message.mark], kind, pieces, sender)
         if isinstance(message, Done):
             return message.value
         raise _error_of(message)
@@ -165,7 +161,7 @@ class TextPool:
 
     def _end_process(self) -> None:
         """End the process and its workers. New ones get the jobs that they had."""
-        for lane in (self._short, self._long, self._fetching):
+        for lane in self._lanes.values():
             for _, writer in lane.idle:
                 writer.transport.abort()
             lane.idle.clear()

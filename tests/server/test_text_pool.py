@@ -163,7 +163,7 @@ def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(
         assert "0 placeholders for images, but 1 image came" in str(other)
         held = await error_of(pool.run(CHAT, chat("data:image/png;base64,YWJj"), "a"))
         assert "0 placeholders for images, but 1 image came" in str(held)
-        assert [len(lane.idle) for lane in (pool._short, pool._long, pool._fetching)] == [1, 1, 1]
+        assert [len(lane.idle) for lane in pool._lanes.values()] == [1, 1, 1]
         assert not waiting.done()
         host.ends.set()
         assert "messages[0].content[0].image_url.url cannot be fetched" in str(await waiting)
