@@ -119,13 +119,11 @@ class EventStream:
         if scope["method"] == "HEAD":  # which a stream without an end would never answer
             await Response(media_type="text/event-stream")(scope, receive, send)
             return
-        started = False
         num_sent = 0
         try:
             async with aclosing(self._events) as events, self._open_requests.track(receive):
                 async for data in events:
-                    if not started:
-                        started = True
+                    if num_sent == 0:
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     num_sent += 1
@@ -134,7 +132,7 @@ class EventStream:
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            if not started:
+            if num_sent == 0:
                 raise
             data = self._failed(as_api_error(error, scope["state"]["request_id"]))
             await send({"type": "http.response.body", "body": data, "more_body": True})
