@@ -21,7 +21,6 @@ from octavo.server.sockets import bind
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.engine.replicas import Replicas
-    from octavo.engine.summed_metrics import Counts
 
 
 def main() -> int:
@@ -34,19 +33,14 @@ def main() -> int:
     args = setup.server_args
     octavo_logging.set_up(setup.engine_args.log_level, role=f"server{setup.number}")
     app = loading_app(args)
-    clients: list[HubClient] = []
 
     async def start(config: EngineConfig) -> Replicas:
         client = await HubClient.connect(connection)
         client.counts = lambda: app.context.llm.metrics.counts()
-        clients.append(client)
+        app.context.counts_of_others = client.counts_of_others
         return cast("Replicas", client)
 
-    async def counts_of_others() -> list[Counts]:
-        return await clients[0].counts_of_others()
-
     app.context.is_first = setup.number == 0
-    app.context.counts_of_others = counts_of_others
     with (
         bind(args.host, args.port, is_shared=True)
         if setup.listener is None
