@@ -273,8 +273,7 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
             error.field = next(name for name in names if getattr(asked, name, None) is not None)
             raise
         done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, 0, media))
-    rest = asked.without_text() if isinstance(asked, VectorRequest) else _without_text(asked)
-    return _encode(Prepared(msgspec.Raw(_encode(rest)), done))
+    return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
 
 
 def _without_text(asked: RequestBody) -> RequestBody:
@@ -305,11 +304,10 @@ class Texts:
         """Return the texts of an engine, with helper processes where the engine has a setup for them."""
         from octavo.server.text_pool import TextPool
 
-        preparer = Preparer(llm.input, policy)
-        if llm.input_setup is None:
-            return cls(preparer, None, open_requests)
-        pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.input.media.reads_images)
-        return cls(preparer, pool, open_requests)
+        pool = None
+        if llm.input_setup is not None:
+            pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.input.media.reads_images)
+        return cls(Preparer(llm.input, policy), pool, open_requests)
 
     @property
     def format(self) -> ModelFormat:

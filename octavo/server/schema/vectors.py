@@ -49,10 +49,6 @@ class VectorRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
         """Return the prompts. Raises InvalidRequest for a model that is made for something else."""
         raise NotImplementedError
 
-    def without_text(self) -> VectorRequest:
-        """Return the request without what its prompts were made of and its response does not have."""
-        return self
-
 
 class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     """Vectors or scores of one input or several."""
@@ -62,9 +58,6 @@ class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         tools.vectors.checked(self.task)
         return [prompt_of(each, self.add_special_tokens) for each in listed_prompts("input", self.input)]
-
-    def without_text(self) -> VectorRequest:
-        return structs.replace(self, input="")
 
 
 class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
