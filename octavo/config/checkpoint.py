@@ -31,7 +31,7 @@ QUANTIZATION: Final = "quantization_config"
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 """Where older tools put the `quantization_config`."""
-_SEEN_TOKENS: Final = ("index_topk",)
+_SEEN_TOKENS: Final = ("index_topk", "attention_chunk_size")
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
 
@@ -134,9 +134,9 @@ class Checkpoint(Section):
 
     @property
     def dense_limit(self) -> builtins.str | None:
-        """The key for how many tokens a query of sparse attention sees; None without sparse attention.
+        """The key for how many tokens queries see all of, where they see a part of longer contexts; None elsewhere.
 
-        Up to as many tokens sparse attention is dense, and octavo computes no other.
+        octavo computes that part nowhere, so no context is longer.
         """
         return next((name for name in _SEEN_TOKENS if self.values.get(name) is not None), None)
 
@@ -160,7 +160,7 @@ class Checkpoint(Section):
         """What bounds `max_model_len`, in words."""
         if self.dense_limit is None or self.max_model_len() < self.positive(self.dense_limit):
             return "the context that the checkpoint was made for"
-        return f"its {self.dense_limit}: up to as many tokens its sparse attention is dense, and octavo has no other"
+        return f"its {self.dense_limit}: of longer contexts queries see a part, which octavo does not compute"
 
     def rope(self, kind: builtins.str = "full_attention") -> Section:
         """Return the rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.

@@ -101,6 +101,15 @@ class Router(ExactLinear):
         super().restore(own)
 
 
+class WeightedInputs(Layer):
+    """Weighs the inputs of experts in the place of their outputs, where a token takes one of them."""
+
+    def forward(self, x: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
+        """Return x [tokens, inputs] times the weights, and a routing whose weights are 1."""
+        x, ones = self.ops.weighted_inputs(x, routing.weights)
+        return x, routing._replace(weights=ones)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredExperts:
     """How a checkpoint stores the weights of experts: one tensor for each, `experts.0.gate_proj.weight`, or stacked.

@@ -52,10 +52,6 @@ class RMSNorm(Norm):
         return normed, residual
 
 
-class TurnedNorm(RMSNorm):
-    """An `RMSNorm` of heads that have been rotated."""
-
-
 class LayerNorm(Norm):
     """Centres x and scales it by its standard deviation, a learned weight [dim] and bias [dim], which may be absent.
 

@@ -151,17 +151,18 @@ class LongScaling:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries beyond the original context are multiplied by `1 + beta ln(1 + floor(position / original))`.
+    """Queries beyond the original context are multiplied by `1 + beta ln(1 + floor((position + ahead) / original))`.
 
     Source: Llama 4's release.
     """
 
     beta: float
     original_max_positions: int
+    ahead: int = 0
 
     def factors(self, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [num_positions]."""
-        positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+        positions = torch.arange(self.ahead, num_positions + self.ahead, dtype=torch.float32, device=device)
         return 1 + self.beta * torch.log(1 + torch.floor(positions / self.original_max_positions))
 
 
@@ -208,9 +209,10 @@ class Rope:
     def query_table(self, table: Tensor) -> Tensor:
         """Return the table of queries: `table` of the keys, multiplied where queries grow."""
         num_positions = len(table)
-        if self.query_growth is None or num_positions <= self.query_growth.original_max_positions:
+        growth = self.query_growth
+        if growth is None or num_positions + growth.ahead <= growth.original_max_positions:
             return table
-        return table * self.query_growth.factors(num_positions, table.device).unsqueeze(1)
+        return table * growth.factors(num_positions, table.device).unsqueeze(1)
 
     def table_of(self, table: Tensor, positions: Tensor) -> Tensor:
         """Return float32 [tokens, dim], the part of `table` for tokens at positions int64 [3, tokens]."""

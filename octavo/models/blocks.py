@@ -13,9 +13,9 @@ from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, SinkAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
-from octavo.layers.experts import ExactLinear, Experts, Router
+from octavo.layers.experts import ExactLinear, Experts, Router, WeightedInputs
 from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
-from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, TurnedNorm, WidthNorm
+from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, UnscaledRMSNorm, WidthNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
@@ -32,9 +32,9 @@ def head_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
     return c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
 
 
-def turned_head_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
-    """Make norms of single heads, which share a weight, behind the rotation."""
-    return TurnedNorm(c.heads.dim, c.norm_eps), TurnedNorm(c.heads.dim, c.norm_eps)
+def unscaled_head_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
+    """Make norms of single heads without weights."""
+    return UnscaledRMSNorm(c.heads.dim, c.norm_eps), UnscaledRMSNorm(c.heads.dim, c.norm_eps)
 
 
 def width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
@@ -72,7 +72,7 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
 class RotaryAttention(nn.Module):
     """Grouped-query attention, with the rotation and over the window that the config has for the layer.
 
-    Queries and keys are normalised before they turn where the config has `qk_norms`, or after it by `TurnedNorm`s.
+    Queries and keys are normalised where the config has `qk_norms`, before they turn or after it.
     """
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
@@ -85,9 +85,9 @@ class RotaryAttention(nn.Module):
         rope = c.rope_of(layer)
         self.rope = None if rope is None else Rotary(rope)
         # norms of single heads are one operator with the rotation
-        is_fused = rope is not None and norms is not None and type(norms[0]) is RMSNorm
+        is_fused = rope is not None and norms is not None and type(norms[0]) is RMSNorm and not c.are_norms_last
         self._norms_apart: NormPair | None = None if is_fused else norms
-        self._is_normed_last = norms is not None and isinstance(norms[0], TurnedNorm)
+        self._is_normed_last = norms is not None and c.are_norms_last
         self._norms_within = cast("tuple[RMSNorm, RMSNorm]", norms) if is_fused else None
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
         self.attend: PagedAttention = (
@@ -176,12 +176,16 @@ class SparseMLP(nn.Module):
         own = replace(c, intermediate_size=m.shared_width)
         self.shared_experts = shared(own, mesh) if m.shared_width else None
         self.shared_expert_gate = ExactLinear(c.hidden_size, 1) if m.is_shared_gated else None
+        self.weigh = WeightedInputs() if m.are_inputs_weighted else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         shared = None if self.shared_experts is None else self.shared_experts(x)
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
-        out: Tensor = self.experts(x, self.gate(x), shared, gate)
+        routing = self.gate(x)
+        if self.weigh is not None:
+            x, routing = self.weigh(x, routing)
+        out: Tensor = self.experts(x, routing, shared, gate)
         return out
 
 

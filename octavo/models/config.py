@@ -49,6 +49,8 @@ class DecoderConfig:
     """For each layer its rotation, None for a layer without; () where all layers have `rope`."""
     qk_norms: Callable[[Any, Mesh], NormPair] | None = None
     """Makes norms of queries and keys, before they turn, from the config (`blocks.head_norms` and others)."""
+    are_norms_last: bool = False
+    """Whether queries and keys are normalised after they turn."""
     attention_scale: float | None = None
     """The factor of scores; None for one over the root of the head size."""
     attention_gate: str | None = None

@@ -15,7 +15,6 @@ from octavo.models.blocks import (
     PlainMLP,
     SandwichLayer,
     head_norms,
-    turned_head_norms,
     width_norms,
 )
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
@@ -150,7 +149,7 @@ class HunYuanDenseV1ForCausalLM(GatedDecoder):
         c.expect("use_qk_norm", True)
         c.expect("use_cla", False)
         eps, bias = c.positive_float("rms_norm_eps", 1e-5), c.bool("attention_bias", False)
-        return DecoderConfig.common(c, norm_eps=eps, bias=bias, qk_norms=turned_head_norms)
+        return DecoderConfig.common(c, norm_eps=eps, bias=bias, qk_norms=head_norms, are_norms_last=True)
 
 
 class MistralForCausalLM(GatedDecoder):

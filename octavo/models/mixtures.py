@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
-from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, turned_head_norms, width_norms
+from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.sparse import (
     Mixture,
@@ -80,7 +80,8 @@ class HunYuanMoEV1ForCausalLM(GatedDecoder):
             c,
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             bias=c.bool("attention_bias", False),
-            qk_norms=turned_head_norms,
+            qk_norms=head_norms,
+            are_norms_last=True,
             mixture=mixture,
         )
 

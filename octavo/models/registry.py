@@ -21,7 +21,18 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Cohere2Vision", "Gemma3", "Gemma4", "Idefics3", "InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "Llava"),
+        *(
+            "Cohere2Vision",
+            "Gemma3",
+            "Gemma4",
+            "Idefics3",
+            "InternVL",
+            "KimiK25",
+            "KimiVL",
+            "Lfm2Vl",
+            "Llama4",
+            "Llava",
+        ),
         *(
             "LlavaNext",
             "LlavaOnevision",
@@ -77,6 +88,7 @@ _FILES: Final = {
         ),
         *("Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3"),
     ),
+    "llama4": ("Llama4",),
     "mamba": ("Bamba", "FalconH1", "NemotronH"),
     "mixtures": ("FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
     "opt": ("OPT",),

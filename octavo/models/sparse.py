@@ -30,6 +30,8 @@ class Mixture:
     numbers: tuple[float, ...] = ()
     shared_width: int = 0
     """Activations of the expert that all tokens take; 0 where there is none."""
+    are_inputs_weighted: bool = False
+    """The one expert of a token is given the weighted input, and its output is taken as it is."""
     is_shared_gated: bool = False
     """The shared expert's output is multiplied with the sigmoid of a gate's."""
 

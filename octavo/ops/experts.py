@@ -107,6 +107,11 @@ def expert_sum(
     return total.to(dtype)
 
 
+def weighted_inputs(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x [tokens, width], each row times its weight, float32 [tokens, 1], in x's type; and 1 for each weight."""
+    return x * weights.to(x.dtype), torch.ones_like(weights)
+
+
 class PreparedStack(ABC):
     """One weight [outputs, inputs] for each of `experts`, ready to be multiplied."""
 
@@ -182,4 +187,14 @@ def sum_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Routing, torch.dt
         yield rows, routing, dtype, rows[:tokens].to(dtype), rows[:tokens, :1]
 
 
-OPERATORS = (Operator("route", route, route_examples), Operator("expert_sum", expert_sum, sum_examples))
+def weighted_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one token and several."""
+    for tokens in (1, 5):
+        yield _logits(tokens, 64).to(dtype), torch.sigmoid(_logits(tokens, 1))
+
+
+OPERATORS = (
+    Operator("route", route, route_examples),
+    Operator("expert_sum", expert_sum, sum_examples),
+    Operator("weighted_inputs", weighted_inputs, weighted_examples),
+)

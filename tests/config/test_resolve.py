@@ -157,7 +157,9 @@ def test_a_context_longer_than_the_checkpoint_was_made_for_is_refused(tmp_path: 
 def test_a_context_of_sparse_attention_is_as_long_as_the_attention_is_dense(tmp_path: Path) -> None:
     made = checkpoint(tmp_path, index_topk=60)
     assert resolve(EngineArgs(), made, PLATFORM).model.max_model_len == 60
-    with pytest.raises(ConfigError, match="max_model_len is 61, must be at most 60, its index_topk: up to as many"):
+    with pytest.raises(
+        ConfigError, match="max_model_len is 61, must be at most 60, its index_topk: of longer contexts"
+    ):
         resolve(EngineArgs(max_model_len=61), made, PLATFORM)
     longer = checkpoint(tmp_path, index_topk=1000)
     with pytest.raises(ConfigError, match="must be at most 128, the context that the checkpoint was made for"):

@@ -210,7 +210,7 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("afmoe", "arcee", "bailing_moe_v2", "cwm"),
+        *("afmoe", "arcee", "bailing_moe_v2", "cwm", "llama4"),
         *("deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm_moe_dsa", "hunyuan_v1_dense"),
         *("hunyuan_v1_moe", "hy_v3", "minimax_m2", "solar_open"),
     )
@@ -227,6 +227,15 @@ VARIANTS |= {
     "hunyuan_v1_moe with stretched positions": (
         "hunyuan_v1_moe",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "llama4 without norms and growth": (
+        "llama4",
+        {
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "no_rope_layers": [0, 1, 1, 0],
+        },
     ),
     "mixtral": ("mixtral", {}),
     "mixtral with a window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),

@@ -25,6 +25,7 @@ def logits(path: Path) -> torch.Tensor:
     ("family", "architecture", "model_type"),
     [
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
+        ("llama4", "Llama4ForConditionalGeneration", "llama4_text"),
         ("mistral", "Mistral3ForConditionalGeneration", "mistral"),
         ("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     ],

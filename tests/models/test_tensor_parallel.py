@@ -102,6 +102,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone_moe",
         "flex_olmo",
         "hunyuan_v1_moe",
+        "llama4",
         "hy_v3",
         "minimax_m2",
         "solar_open",
