@@ -174,23 +174,21 @@ class UsageCounts:
             0 if without_completion else num_generated,
             PromptTokensDetails(num_cached, num_fetched, num_tokens - num_cached - num_fetched),
         )
-        if not self._with_cache_info and not self._with_timings:
-            return usage
-        outputs = [output for output in self._last if output is not None]
-        infos = [
-            CacheInfo(
-                len(each.prompt_token_ids), each.num_cached_tokens, each.cache_miss_reason, each.num_fetched_tokens
-            )
-            for each in outputs
-        ]
         if self._with_timings:
             timings = [
-                Timings.of(each.metrics, info, each.num_generated_tokens)
-                for each, info in zip(outputs, infos, strict=True)
-                if each.metrics is not None
+                Timings.of(each, each.metrics, each.num_generated_tokens)
+                for each in self._last
+                if each is not None and each.metrics is not None
             ]
             usage = msgspec.structs.replace(usage, timings=timings)
         if self._with_cache_info:
+            infos = [
+                CacheInfo(
+                    len(each.prompt_token_ids), each.num_cached_tokens, each.cache_miss_reason, each.num_fetched_tokens
+                )
+                for each in self._last
+                if each is not None
+            ]
             details = msgspec.structs.replace(usage.prompt_tokens_details, cache_info=infos)
             usage = msgspec.structs.replace(usage, prompt_tokens_details=details)
         return usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.core.outputs import Logprob, RequestMetrics
+from octavo.core.outputs import Logprob, RequestMetrics, RequestOutput
 
 
 class CacheInfo(Struct, frozen=True):
@@ -40,10 +40,10 @@ class Timings(Struct, frozen=True):
     predicted_per_second: float | None
 
     @classmethod
-    def of(cls, times: RequestMetrics, prompt: CacheInfo, num_generated: int) -> Timings:
+    def of(cls, output: RequestOutput, times: RequestMetrics, num_generated: int) -> Timings:
         """Return those of a request. num_generated: tokens, of which the first comes with the prompt's last step."""
-        found = prompt.cached_tokens + prompt.fetched_tokens
-        computed = prompt.prompt_tokens - found
+        found = output.num_cached_tokens + output.num_fetched_tokens
+        computed = len(output.prompt_token_ids) - found
         prompt_ms = _ms(times.first_scheduled_time, times.first_token_time)
         predicted_ms = _ms(times.first_token_time, times.last_token_time)
         rates = [

@@ -15,7 +15,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation, named_by_the_client
-from octavo.server.responses.common import CacheInfo, Timings
+from octavo.server.responses.common import Timings
 from octavo.server.responses.infill import InfillChunk, InfillResponse
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.sending import EventStream
@@ -71,21 +71,20 @@ class _Infill(Generation):
     def _last(self, output: RequestOutput, completion: CompletionOutput, text: str, token_ids: list[int]) -> Any:
         """Return what is said of a complete text; where some fields are asked for, those alone."""
         num_generated = self._num_sent[completion.index] + len(token_ids)
-        num_prompt, word = len(output.prompt_token_ids), completion.stop_reason
+        word = completion.stop_reason
         answer = InfillResponse(
             index=completion.index,
             content=text,
             tokens=token_ids if self.asked.return_tokens else [],
             model=self.frame["model"],
             tokens_predicted=num_generated,
-            tokens_evaluated=num_prompt,
+            tokens_evaluated=len(output.prompt_token_ids),
             tokens_cached=output.num_cached_tokens,
             stop_type="limit" if completion.finish_reason == "length" else "word" if isinstance(word, str) else "eos",
             stopping_word=word if isinstance(word, str) else "",
         )
         if output.metrics is not None:
-            cached = CacheInfo(num_prompt, output.num_cached_tokens, None, output.num_fetched_tokens)
-            answer.timings = Timings.of(output.metrics, cached, num_generated)
+            answer.timings = Timings.of(output, output.metrics, num_generated)
         return _picked(answer, self.asked.response_fields) if self.asked.response_fields else answer
 
 
