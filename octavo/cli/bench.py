@@ -168,23 +168,14 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
     return parts | {"process_s": total}
 
 
-def load(given: Given) -> LLM:
-    """Return the engine of these arguments, logging quietly."""
-    from octavo.llm import LLM
-
-    args = given.arguments(EngineArgs)
-    log_quietly(args)
-    return LLM(**vars(args))
-
-
-def load_as_served(given: Given) -> LLM:
-    """Return the engine of these arguments with the defaults of a server, logging quietly."""
+def load(given: Given, *, as_served: bool = False) -> LLM:
+    """Return the engine of these arguments, logging quietly. as_served: with the defaults of a server."""
     from octavo.engine.llm_engine import LLMEngine
     from octavo.llm import LLM
 
     args = given.arguments(EngineArgs)
     log_quietly(args)
-    return LLM.from_engine(LLMEngine.from_args(args))
+    return LLM.from_engine(LLMEngine.from_args(args)) if as_served else LLM(**vars(args))
 
 
 def _measure(

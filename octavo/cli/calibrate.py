@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import msgspec
 
-from octavo.cli.bench import greedy, load_as_served
+from octavo.cli.bench import greedy, load
 from octavo.cli.block_moves import measure_block_moves
 from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, whole_numbers, with_options
@@ -87,7 +87,7 @@ def calibrate(*, given: Given) -> int:
     grid = options.grid()
     speculative = dict(given.arguments(EngineArgs).speculative_config)
     # guesses would change what the steps compute
-    llm = load_as_served(Given(given.config, given.values | {"speculative_config": {}}))
+    llm = load(Given(given.config, given.values | {"speculative_config": {}}), as_served=True)
     curve = decode_curve(llm, grid.repetitions) if speculative else []
     model, num_steps = fitted(llm, grid)
     simulation = simulation_of(llm, model)

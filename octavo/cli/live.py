@@ -168,9 +168,8 @@ class Live:
                 gaps=dict(gaps.counts),
             ),
         )
-        if isinstance(clock, ProcessorClock):
-            return Measured(summarize(outcome))
-        return Measured(summarize(outcome), min(1.0, cpu_s / max(busy_s, 1e-9)))
+        share = None if isinstance(clock, ProcessorClock) else min(1.0, cpu_s / max(busy_s, 1e-9))
+        return Measured(summarize(outcome), share)
 
     def _submit(self, arrival_s: float, number: int) -> None:
         request, traced = self._requests[number], self._trace.requests[number]

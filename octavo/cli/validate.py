@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from octavo.cli.bench import load_as_served
+from octavo.cli.bench import load
 from octavo.cli.calibrate import CalibrateOptions, fitted
 from octavo.cli.live import Load, compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, with_options
@@ -56,7 +56,7 @@ def validate(*, given: Given) -> int:
     options = given.own(ValidateOptions)
     check_file("output", options.output)
     traced = _alike(read_trace(options.trace)) if options.trace is not None else None
-    llm = load_as_served(given)
+    llm = load(given, as_served=True)
     if options.processor_clock and llm.config.device.threads != 1:
         raise ConfigError(
             f"threads is {llm.config.device.threads}, must be 1 with processor_clock: with several threads processor "
