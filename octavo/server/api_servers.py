@@ -25,6 +25,7 @@ from octavo.engine.hub import Hub
 from octavo.engine.replicas import StartReplicas
 from octavo.errors import EngineDeadError
 from octavo.server.connections import CLOSING_S
+from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED
 
 BACK_OFF_S: Final = 1.0
 """The wait before a server that has died within `SOON_S` of its start is started again; each time twice as long."""
@@ -34,7 +35,6 @@ SOON_S: Final = 60.0
 LOOK_S: Final = 5.0
 """How often a server is looked at; one that a signal has stopped is killed at the second look."""
 
-EXIT_ENGINE_DEAD: Final = 1
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class ApiServers:
     def _stop(self) -> None:
         if self._is_stopping:
             self._pass_on(signal.SIGTERM)  # the second signal ends what is open
-        self._finish(0)
+        self._finish(EXIT_STOPPED)
 
     def _finish(self, code: int) -> None:
         if not self._stopped.done():
