@@ -289,10 +289,13 @@ class HeadsLinear(ColumnLinear):
 class GatedQKVLinear(PickedLinear):
     """x [tokens, inputs] → q, k, v and gate, views of one tensor.
 
-    Gates are the tensor `gate`, or are stored behind the query of each head where that is q_proj.
+    Gates are the tensor `gate`, or are stored behind the query of each head where that is q_proj. `by_head`: it has one
+    gate for each head, which is repeated for all elements.
     """
 
-    def __init__(self, inputs: int, heads: Heads, mesh: Mesh, *, bias: bool = False, gate: str = "q_proj") -> None:
+    def __init__(
+        self, inputs: int, heads: Heads, mesh: Mesh, *, bias: bool = False, gate: str = "q_proj", by_head: bool = False
+    ) -> None:
         self.local_heads, dim = heads.share(mesh), heads.dim
         (first, length), (kv_first, kv_length) = heads.query_share(mesh), heads.kv_share(mesh)
         own, kv = (slice(first, first + length),), (slice(kv_first, kv_first + kv_length),)
@@ -301,6 +304,9 @@ class GatedQKVLinear(PickedLinear):
             starts = range(2 * first, 2 * (first + length), 2 * dim)
             queries = Pick("q_proj", 2 * heads.q_size, [slice(start, start + dim) for start in starts])
             gates = Pick("q_proj", 2 * heads.q_size, [slice(start + dim, start + 2 * dim) for start in starts])
+        elif by_head:
+            own_heads = range(first // dim, (first + length) // dim)
+            gates = Pick(gate, heads.query, [slice(head, head + 1) for head in own_heads for _ in range(dim)])
         picks = [queries, Pick("k_proj", heads.kv_size, kv), Pick("v_proj", heads.kv_size, kv), gates]
         super().__init__(inputs, picks, bias=bias)
 

@@ -56,7 +56,9 @@ def head_layer_norms(c: DecoderConfig, mesh: Mesh, *, is_apart: bool = False) ->
 def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
     """Make the projection to queries, keys and values, and to gates where the config says so."""
     if c.attention_gate:
-        return GatedQKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias, gate=c.attention_gate)
+        return GatedQKVLinear(
+            c.hidden_size, c.heads, mesh, bias=c.qkv_bias, gate=c.attention_gate, by_head=c.has_head_gates
+        )
     return QKVLinear(
         c.hidden_size,
         c.heads,

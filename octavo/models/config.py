@@ -56,6 +56,8 @@ class DecoderConfig:
     attention_gate: str | None = None
     """The stored tensor of gates, whose sigmoids are factors of the result of attention; `q_proj` where each head of
     queries has its gate behind it."""
+    has_head_gates: bool = False
+    """There is one gate for each head."""
     attention_soft_cap: float | None = None
     """Scores become `cap * tanh(score / cap)`."""
     is_bidirectional: bool = False

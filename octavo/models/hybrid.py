@@ -19,7 +19,7 @@ from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, Recu
 from octavo.models.blocks import GatedDecoder, RotaryAttention
 from octavo.models.config import DecoderConfig
 
-ATTENTION, RECURRENT = "full_attention", "linear_attention"
+ATTENTION, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
 ALIASES: Final = {"attention": ATTENTION, "mamba": RECURRENT, "mamba2": RECURRENT, "conv": RECURRENT}
 """Names of kinds that older configs use."""
 

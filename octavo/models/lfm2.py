@@ -1,6 +1,6 @@
-"""LFM2 and LFM2-MoE: gated short convolutions, and grouped-query attention in some layers.
+"""LFM2, LFM2-MoE and LFM3: gated short convolutions, and grouped-query attention in some layers.
 
-Source: https://arxiv.org/abs/2511.23404.
+Sources: https://arxiv.org/abs/2511.23404, Liquid AI's releases.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.experts import StoredExperts
 from octavo.layers.recurrent import ConvolutionSizes, GatedConvolution
-from octavo.models.blocks import head_norms
-from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds
+from octavo.models.blocks import SandwichLayer, head_norms
+from octavo.models.hybrid import ATTENTION, RECURRENT, SLIDING, HybridConfig, HybridDecoder, read_kinds
 from octavo.models.sparse import Mixture, read_stored
 from octavo.ops.experts import RouterRule
 
@@ -61,6 +61,41 @@ class Lfm2ForCausalLM(HybridDecoder):
 
 
 Lfm2MoeForCausalLM = Lfm2ForCausalLM
+
+
+class Lfm3ForCausalLM(HybridDecoder):
+    """LFM3: norms before and after, a gate for each head of attention, and windows in most layers that attend."""
+
+    RECURRENT_NAME = "conv"
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "norm": "embedding_norm",
+        "input_layernorm": "operator_norm",
+        "attention_output_norm": "post_operator_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp_output_norm": "post_ffn_norm",
+        "mlp": "feed_forward",
+        "down_proj": "w2",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HybridConfig:
+        kinds, window = read_kinds(c, known=(ATTENTION, SLIDING, RECURRENT)), c.positive("sliding_window", 256)
+        return HybridConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            qk_norms=head_norms,
+            bias=c.bool("attention_bias", False),
+            attention_gate="gate_proj" if c.bool("use_attention_gate", True) else None,
+            has_head_gates=True,
+            norm_eps=c.positive_float("norm_eps", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            gate_up_reads=("w1", "w3"),
+            windows=tuple(window if kind == SLIDING else None for kind in kinds),
+            kinds=tuple(ATTENTION if kind == SLIDING else kind for kind in kinds),
+            layer=SandwichLayer if c.bool("use_sandwich_norm", True) else None,
+            sizes=ConvolutionSizes(c.positive("hidden_size"), c.positive("conv_L_cache", 7)),
+            recurrence=partial(_convolution, bias=c.bool("conv_bias", False)),
+        )
 
 
 def _convolution(c: HybridConfig, mesh: Mesh, *, bias: bool) -> GatedConvolution:

@@ -69,7 +69,7 @@ _FILES: Final = {
     "gemma4": ("Gemma4",),
     "granite": ("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeShared"),
     "layer_norms": ("Cohere", "Cohere2", "GPT2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
-    "lfm2": ("Lfm2", "Lfm2Moe"),
+    "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
         *(
             "Arcee",

@@ -390,6 +390,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Lfm2MoeForCausalLM",
         {**_LFM, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "lfm3": (
+        "Lfm3Config",
+        "Lfm3ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "conv_L_cache": 3,
+            "sliding_window": 7,
+        },
+    ),
     "llama4": (
         "Llama4TextConfig",
         "Llama4ForCausalLM",

@@ -111,6 +111,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"block_multiple_of": 8}),
     "lfm2 with biases": ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("lfm2_moe", {}),
+    "lfm3": ("lfm3", {}),
+    "lfm3 without gates and norms": (
+        "lfm3",
+        {"use_attention_gate": False, "use_sandwich_norm": False, "conv_bias": True},
+    ),
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama with llama3 positions": ("llama", {"rope_parameters": LLAMA3}),

@@ -75,6 +75,7 @@ FAMILIES |= {
     "stablelm": ("stablelm", {"qk_layernorm": True}),
     "starcoder2": ("starcoder2", {}),
     "youtu": ("youtu", {"attention_bias": True}),
+    "lfm3": ("lfm3", {}),
     "arcee": ("arcee", {}),
     "cwm": ("cwm", {}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
