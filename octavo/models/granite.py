@@ -6,6 +6,7 @@ Source: IBM's releases.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -13,7 +14,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, SandwichLayer
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule
@@ -54,15 +55,49 @@ class GraniteForCausalLM(GatedDecoder):
     """Granite 3: Llama's block with factors, with dense MLPs or with mixtures of experts."""
 
     @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        own: dict[str, Any] = {"mlp_bias": c.bool("mlp_bias", False)}
+    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        own |= {"mlp_bias": c.bool("mlp_bias", False)}
         if "num_local_experts" in c.values:
-            mixture = _read_mixture(c, c.optional_positive("shared_intermediate_size") or 0)
-            own = {"mixture": mixture, "gate_up_reads": ("input_linear",), "renamed": _MIXTURE_NAMES}
+            mixture = _read_mixture(c, c.optional_int("shared_intermediate_size") or 0)
+            own |= {
+                "mlp_bias": False,
+                "mixture": mixture,
+                "gate_up_reads": ("input_linear",),
+                "renamed": _MIXTURE_NAMES,
+            }
         return DecoderConfig.common(c, bias=c.bool("attention_bias", False), **_read_factors(c), **own)
 
 
 GraniteMoeForCausalLM = GraniteMoeSharedForCausalLM = GraniteForCausalLM
+
+
+class GraniteSWAForCausalLM(GraniteForCausalLM):
+    """Granite with windows in three of four layers, sinks in all, and rotations that differ by layer.
+
+    `layer_rope_theta` has 0 for a layer that does not rotate.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        if c.values.get("layer_types") is None:
+            raise c.error("layer_types", "the kind of each layer")
+        config = super().read(c, windows=read_windows(c, is_windowed=False), has_sinks=True, **own)
+        if config.mixture is not None:
+            names = {**_MIXTURE_NAMES, "gate": "block_sparse_moe.router", "experts": "block_sparse_moe.experts"}
+            mixture = replace(config.mixture, stored=StoredExperts(is_stacked=True))
+            config = replace(config, mixture=mixture, renamed=names)
+        thetas = c.values.get("layer_rope_theta")
+        if thetas is None or config.rope is None:
+            return config
+        is_list = isinstance(thetas, list) and len(thetas) == config.num_layers
+        if not is_list or not all(isinstance(each, int | float) and 0 <= each < 1e300 for each in thetas):
+            raise c.error("layer_rope_theta", f"a number for each of {config.num_layers} layers, 0 for no rotation")
+        return replace(
+            config, ropes=tuple(replace(config.rope, theta=float(each)) if each else None for each in thetas)
+        )
+
+
+GraniteMoeSWAForCausalLM = GraniteSWAForCausalLM
 
 
 class GraniteMoeHybridForCausalLM(HybridDecoder):

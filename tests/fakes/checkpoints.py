@@ -68,6 +68,12 @@ _LATENT_EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "routed_scaling_factor": 1.7,
 }
+_GRANITE_SWA: dict[str, Any] = {
+    **WINDOWS_IN_TWO,
+    "num_key_value_heads": 2,
+    "layer_rope_theta": [10_000.0, 0, 500.0],
+    "attention_multiplier": 0.15,
+}
 _CORRECTED: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -383,6 +389,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "shared_intermediate_size": 56,
             "position_embedding_type": "nope",
         },
+    ),
+    "granite_swa": (
+        "GraniteSWAConfig",
+        "GraniteSWAForCausalLM",
+        {**_GRANITE_SWA, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0},
+    ),
+    "granitemoe_swa": (
+        "GraniteMoeSWAConfig",
+        "GraniteMoeSWAForCausalLM",
+        {**_GRANITE_SWA, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _LFM),
     "lfm2_moe": (

@@ -215,7 +215,7 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("afmoe", "arcee", "bailing_moe_v2", "cwm", "llama4"),
+        *("afmoe", "arcee", "bailing_moe_v2", "cwm", "granite_swa", "granitemoe_swa", "llama4"),
         *("deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm_moe_dsa", "hunyuan_v1_dense"),
         *("hunyuan_v1_moe", "hy_v3", "minimax_m2", "solar_open"),
     )
@@ -233,6 +233,8 @@ VARIANTS |= {
         "hunyuan_v1_moe",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}},
     ),
+    "granite_swa with one rotation": ("granite_swa", {"layer_rope_theta": None, "mlp_bias": True}),
+    "granitemoe_swa without shared expert": ("granitemoe_swa", {"shared_intermediate_size": 0, "attention_bias": True}),
     "llama4 without norms and growth": (
         "llama4",
         {
