@@ -87,6 +87,15 @@ def _method(checkpoint: Checkpoint) -> str:
     return "unquantized" if checkpoint.section(QUANTIZATION) is None else "stored"
 
 
+def collect_frozen() -> None:
+    """Collect all garbage, also among what a process has frozen since its start; what is alive is frozen again."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Inside, no garbage is collected: what is imported and loaded stays, and the search among it costs a tenth of a

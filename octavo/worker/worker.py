@@ -29,7 +29,7 @@ from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
-from octavo.worker.ahead import Ahead, collector_paused
+from octavo.worker.ahead import Ahead, collect_frozen, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
 from octavo.worker.calls import STARTING, check_call
 from octavo.worker.identity import Identity
@@ -263,6 +263,7 @@ class Worker:
             arenas = self._arenas(self.plan.cache.with_blocks(no_blocks, num_host_blocks))
             self._swap_space = begin_swap_space(arenas, self._device)
         self._load_weights(self._ahead)
+        self._ahead = Ahead(self._ahead.packed)  # whose pages are the model's
         self._adapters = self._loaded.adapters
         if self._is_measured:
             self.plan = self._sizing.measured(self.plan, self._loaded, self._made_cache, max_model_len)
@@ -335,6 +336,7 @@ class Worker:
         self._parts = self._parts_to_load
         for name in ("_runner", "_cache", "_loaded"):
             del vars(self)[name]
+        collect_frozen()  # models and recordings hold each other
         self._device.release_idle()
         trim_heap()
 
@@ -375,8 +377,7 @@ class Worker:
         self._mesh.poison(reason)
 
     def _finish_steps(self) -> None:
-        """Wait for what is launched: other ranks have launched it too, and would wait for calls that the end of the
-        group ends here alone."""
+        """Wait for what is launched, as other ranks do, which would wait for its calls."""
         runner = vars(self).get("_runner")
         if isinstance(runner, LaunchingRunner):
             runner.finish(SHUTDOWN_TIMEOUT_S)

@@ -165,6 +165,32 @@ def test_a_sleep_gives_memory_back_and_changes_nothing(old: Path) -> None:
         assert generated(llm) == before
 
 
+def resident_mib() -> float:
+    line = next(each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="this system does not say how much memory it has given"
+)
+def test_a_core_that_has_frozen_its_objects_gives_the_memory_back_too(tmp_path: Path) -> None:
+    path = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path, vocab_size=60_000, hidden_size=256))
+    with opened(path) as llm:
+        before = generated(llm)
+        gc.freeze()
+        try:
+            awake = resident_mib()
+            llm.sleep()
+            asleep = resident_mib()
+            for _ in range(3):
+                llm.update_weights_from_disk(path)
+            assert generated(llm) == before
+            assert awake - asleep > 50, "the table of embeddings alone has 59 MiB"
+            assert resident_mib() - awake < 30
+        finally:
+            gc.unfreeze()
+
+
 def test_weights_come_from_memory(old: Path, new: Path) -> None:
     with opened(old) as llm, opened(new) as expected:
         tensors = load_oracle(new).state_dict()
