@@ -58,7 +58,7 @@ def test_what_servers_have_is_not_said_to_be_absent() -> None:
 
 
 def test_names_of_octavo_beside_those_of_llama_cpp_are_there() -> None:
-    flags = {argument.flag for argument in known_arguments().values()}
+    flags = {f"--{name.replace('_', '-')}" for name in known_arguments()}
     assert {ours for _, ours, _ in llama_cpp_flags()} - {""} <= flags
     assert {row.ours for row in other_names.LLAMA_CPP_FIELDS} - {""} <= set(CompletionRequest.__struct_fields__)
     endpoints = {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}

@@ -77,14 +77,6 @@ class Argument(msgspec.Struct, frozen=True):
     default: Any
     arg: Arg
 
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def variable(self) -> str:
-        return f"OCTAVO_{self.name.upper()}"
-
 
 def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
     """Return the arguments of a class such as EngineArgs by name, in the order of its fields.

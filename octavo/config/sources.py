@@ -83,7 +83,7 @@ def is_service_link(variable: str, text: str) -> bool:
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of the OCTAVO_* variables that are set, without those that Kubernetes sets for a service."""
-    known = {argument.variable: argument for argument in known_arguments().values()}
+    known = {f"{_PREFIX}{name.upper()}": argument for name, argument in known_arguments().items()}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(_PREFIX) or variable == _CONFIG_VARIABLE or is_service_link(variable, text):

@@ -31,9 +31,8 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class ReplayedStep(NamedTuple):
-    """A step as the replay planned it at time `now`, and whether it is the recorded one (None: no step)."""
+    """A step as the replay planned it, and whether it is the recorded one (None: no step)."""
 
-    now: float
     step: SchedulerOutput | None
     is_same: bool
 
@@ -152,14 +151,13 @@ class Replay:
                     self._choices.give(choices)
                 step = scheduler.schedule(now)
                 is_same = step_digest(step) == digest
-                return ReplayedStep(now, step, is_same) if step is not None or not is_same else None
+                return ReplayedStep(step, is_same) if step is not None or not is_same else None
         return None
 
     def run(self) -> ReplayResult:
         """Replay the whole recording, or the part up to the first difference."""
-        num_steps = 0
+        num_planned = num_same = 0
         for step in self.steps():
-            if not step.is_same:
-                return ReplayResult(num_steps, self.num_requests, num_steps + 1, self.scheduler.stats())
-            num_steps += 1
-        return ReplayResult(num_steps, self.num_requests, None, self.scheduler.stats())
+            num_planned, num_same = num_planned + 1, num_same + step.is_same
+        first_difference = num_planned if num_same < num_planned else None
+        return ReplayResult(num_same, self.num_requests, first_difference, self.scheduler.stats())

@@ -34,7 +34,7 @@ def call(line: list[str], *classes: type, **options: Any) -> Given:
 def flag_values(name: str) -> tuple[list[str], Any]:
     """A command line that sets an argument to something else than its default, and the value that it should have."""
     argument = (arguments(EngineArgs) | arguments(ServerArgs))[name]
-    flag, arg = argument.flag, argument.arg
+    flag, arg = f"--{name.replace('_', '-')}", argument.arg
     if arg.choices is not None:
         other = next(c for c in arg.choices if c != argument.default and (arg.only is None or c in arg.only))
         return [flag, other], other
