@@ -31,7 +31,7 @@ from octavo.simulate.settings import engine_settings
 from octavo.simulate.simulation import Simulation
 from octavo.simulate.simulation import simulate as run_simulation
 from octavo.simulate.speculation import Guessing
-from octavo.simulate.trace_file import read_trace, write_trace
+from octavo.simulate.trace_file import read_trace
 from octavo.simulate.traces import Trace, Workload, generate
 
 _DEFAULT_COST_MODEL: Final = "h100/llama-3.1-8b"
@@ -215,7 +215,7 @@ def _loads(
         for each in workloads
     ]
     if options.save_trace is not None:
-        write_trace(options.save_trace, loads[-1][1].requests)
+        write_file("save_trace", options.save_trace, msgspec.json.Encoder().encode_lines(loads[-1][1].requests))
     return loads
 
 

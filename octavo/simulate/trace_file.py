@@ -1,9 +1,8 @@
-"""Reads and writes traces: a request per line, as JSON."""
+"""Reads traces: a request per line, as JSON."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -42,15 +41,6 @@ def read_trace(path: str | Path) -> Trace:
     if not requests:
         raise ConfigError(f"{path} has no requests; a line of it is such as {_EXAMPLE}")
     return Trace(requests, places)
-
-
-def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
-    """Write the file that `read_trace` reads. Raises ConfigError."""
-    encoder = msgspec.json.Encoder()
-    try:
-        Path(path).expanduser().write_bytes(b"".join(encoder.encode(request) + b"\n" for request in requests))
-    except OSError as error:
-        raise ConfigError(f"save_trace is {str(path)!r}, which cannot be written: {error.strerror}") from error
 
 
 _EXAMPLE: Final = '{"arrival_s": 0.5, "num_prompt_tokens": 100, "output_len": 20}'

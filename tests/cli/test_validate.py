@@ -10,7 +10,6 @@ import pytest
 
 from octavo.cli.main import main
 from octavo.platform import Platform
-from octavo.simulate.trace_file import write_trace
 from octavo.simulate.traces import TraceRequest
 from tests.simulate.parts import make_costs
 
@@ -47,7 +46,7 @@ def test_every_load_is_measured_and_predicted(
 
 def test_a_trace_is_a_load(tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trace.jsonl"
-    write_trace(file, [TraceRequest(num_prompt_tokens=9, output_len=5, n=2, output_lens=[5, 3])])
+    file.write_bytes(msgspec.json.encode(TraceRequest(num_prompt_tokens=9, output_len=5, n=2, output_lens=[5, 3])))
     options = ("--model", tiny_model, "--cost-model", costs(tmp_path), "--trace", str(file), *SMALL)
     assert main(["bench", "validate", *options]) == 0
     assert list(json.loads(capsys.readouterr().out)["loads"]) == ["trace"]

@@ -8,17 +8,18 @@ import statistics
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from octavo.errors import ConfigError
 from octavo.simulate.executor import END_TOKEN
-from octavo.simulate.trace_file import read_trace, write_trace
+from octavo.simulate.trace_file import read_trace
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
 
 def test_a_trace_survives_its_file(tmp_path: Path) -> None:
     requests = generate(Workload(num_requests=20, turns=3, shared_prefix_len=8), seed=1)
-    write_trace(tmp_path / "trace", requests)
+    (tmp_path / "trace").write_bytes(msgspec.json.Encoder().encode_lines(requests))
     assert read_trace(tmp_path / "trace").requests == requests
 
 
@@ -206,7 +207,7 @@ def test_cache_keys_reach_the_scheduler_and_survive_a_file(tmp_path: Path) -> No
         ),
         TraceRequest(num_prompt_tokens=9, output_len=1, placeholders=[image, (6, 2, "dog")]),
     ]
-    write_trace(tmp_path / "trace", requests)
+    (tmp_path / "trace").write_bytes(msgspec.json.Encoder().encode_lines(requests))
     trace = read_trace(tmp_path / "trace")
     first, second = (trace.request(number, 0.0)[0] for number in range(2))
     assert (first.cache_salt, first.adapter, second.cache_salt, second.adapter) == ("s", "a", None, None)
