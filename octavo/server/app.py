@@ -136,11 +136,9 @@ class App:
         if self.keys.callers:
             self.keys.look()
             caller = scope["state"]["caller"] = WITHOUT_KEY if is_open else caller_with(fields, self.keys.callers)
-        if (refusal := self._headers.host_refusal(scope["http_version"], path, fields)) is not None:
-            raise refusal
+        self._headers.check_host(scope["http_version"], path, fields)
         endpoint = self._endpoint_at(path, method)
-        if (refusal := self._headers.refusal(method, path, fields)) is not None:
-            raise refusal
+        self._headers.check(method, path, fields)
         if endpoint.right is not None and not is_open:
             check_right(endpoint.right, caller, f"{method} {path}")
         if endpoint.is_metered:

@@ -67,32 +67,31 @@ class HeaderChecks:
         self._origins = origins
         self._host_refusal = lru_cache(256)(self._refusal_of_host)
 
-    def host_refusal(self, http_version: str, path: str, fields: Fields) -> ApiError | None:
-        """Return the error that a request gets for its `Host`."""
+    def check_host(self, http_version: str, path: str, fields: Fields) -> None:
+        """Raise ApiError for the `Host` of a request."""
         host = fields.get(b"host")
         if host is not None or http_version != "1.0":
             refusal = self._host_refusal(host)
             if refusal is not None and (refusal[0] == 400 or path not in self._open_paths):
-                return ApiError(refusal[0], refusal[1], code=refusal[2])
-        return None
+                raise ApiError(refusal[0], refusal[1], code=refusal[2])
 
-    def refusal(self, method: str, path: str, fields: Fields) -> ApiError | None:
-        """Return the error that a request gets for its other headers, at a path and a method that there are."""
+    def check(self, method: str, path: str, fields: Fields) -> None:
+        """Raise ApiError for the other headers of a request, at a path and a method that there are."""
         if (encoding := fields.get(b"content-encoding", b"").decode("latin-1").lower()) not in ("", "identity"):
             message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
-            return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
+            raise ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
         if method in _READING_METHODS:
-            return None
+            return
         if b"content-type" in fields and not (path in self._form_paths and is_form(fields[b"content-type"])):
-            return not_json(fields[b"content-type"])
+            check_json(fields[b"content-type"])
+            return
         origin, host = (fields.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
         if b"origin" in fields and not self._is_allowed(origin, host):
             message = (
                 f"pages of {origin} may not send this; send it with Content-Type: application/json, or start the "
                 "server with --allowed-origins and that origin"
             )
-            return ApiError(403, message, code="origin_not_allowed")
-        return None
+            raise ApiError(403, message, code="origin_not_allowed")
 
     def _refusal_of_host(self, header: bytes | None) -> tuple[int, str, str] | None:
         """Return status, message and code of the error for a `Host`. Only texts are cached: exceptions keep frames."""
@@ -119,19 +118,15 @@ class HeaderChecks:
         return origin in self._origins or "*" in self._origins or origin.partition("://")[2].lower() == host.lower()
 
 
-def not_json(content_type: bytes) -> ApiError | None:
-    """Return the error for a body that is not declared as JSON. A browser asks the server before it lets a page of
+def check_json(content_type: bytes) -> None:
+    """Raise ApiError 415 for a body that is not declared as JSON. A browser asks the server before it lets a page of
     another origin send JSON."""
     if content_type == b"application/json":
-        return None
+        return
     media_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
-    if media_type == "application/json" or media_type.endswith("+json"):
-        return None
-    return ApiError(
-        415,
-        f"Content-Type is {media_type or 'absent'}; send JSON with Content-Type: application/json",
-        code="invalid_content_type",
-    )
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        message = f"Content-Type is {media_type or 'absent'}; send JSON with Content-Type: application/json"
+        raise ApiError(415, message, code="invalid_content_type")
 
 
 class BodyLimits:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_chars, check_field
 from octavo.errors import InvalidRequest, suggestion
-from octavo.server.checks import not_json
+from octavo.server.checks import check_json
 from octavo.server.errors import ClientDisconnectedError
 
 
@@ -81,8 +81,7 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
 
 async def read_body(request: Request) -> list[bytes]:
     """Return the pieces of the body of a request that is declared as JSON. Raises ApiError 413 and 415."""
-    if (refusal := not_json(request.headers.get("content-type", "").encode("latin-1"))) is not None:
-        raise refusal
+    check_json(request.headers.get("content-type", "").encode("latin-1"))
     return await read_pieces(request)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from octavo.server.checks import HeaderChecks, own_hosts
+from octavo.server.errors import ApiError
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect
 
@@ -107,8 +108,10 @@ def test_identity_is_no_compression(server: Served) -> None:
 def test_each_refusal_is_an_error_of_its_own() -> None:
     """An exception that is raised again and again would keep the frames of all requests."""
     checks = HeaderChecks({"localhost"})
-    refusals = [partial(checks.host_refusal, "1.1", "/tokenize", {b"host": host}) for host in (b"other", b"@")]
-    for refusal in (*refusals, partial(checks.refusal, "POST", "/tokenize", {b"content-type": b"text/plain"})):
-        first, second = refusal(), refusal()
-        assert first is not None
-        assert first is not second
+    refused = [partial(checks.check_host, "1.1", "/tokenize", {b"host": host}) for host in (b"other", b"@")]
+    for check in (*refused, partial(checks.check, "POST", "/tokenize", {b"content-type": b"text/plain"})):
+        with pytest.raises(ApiError) as first:
+            check()
+        with pytest.raises(ApiError) as second:
+            check()
+        assert first.value is not second.value
