@@ -187,19 +187,15 @@ class ServerArgs:
             except ValueError as error:
                 message = f"trusted_proxies: {error}; give an address or a network, such as 10.0.0.0/8"
                 raise ConfigError(message) from error
-        self._check_what_belongs_together()
         if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
             raise ConfigError(
                 f"max_bodies_size is {self.max_bodies_size:,}, must be at least max_body_size ({self.max_body_size:,})"
             )
-
         if self.otlp_traces_endpoint is not None and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}; give a URL that begins with http:// or "
                 "https://, such as http://localhost:4318/v1/traces"
             )
-
-    def _check_what_belongs_together(self) -> None:
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ConfigError("allow_credentials needs allowed_origins with the origins themselves, not *; name them")
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"):

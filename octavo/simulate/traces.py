@@ -79,9 +79,6 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("output_token_ids has as many tokens for each sequence as output_len or output_lens")
         if sum(length for _, length in self.prefixes) > self.prompt_len:
             raise ValueError("its prefixes are longer than num_prompt_tokens")
-        self._check_placeholders()
-
-    def _check_placeholders(self) -> None:
         end = 0
         for offset, length, name in self.placeholders:
             if offset < end or offset + length > self.prompt_len:
