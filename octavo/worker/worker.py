@@ -334,8 +334,7 @@ class Worker:
         """Give back the memory of weights and KV caches. No sequence may be left, and `open_weights` comes before."""
         self._finish_steps()
         self._parts = self._parts_to_load
-        for name in ("_runner", "_cache", "_loaded"):
-            del vars(self)[name]
+        del self._runner, self._cache, self._loaded
         collect_frozen()  # models and recordings hold each other
         self._device.release_idle()
         trim_heap()
