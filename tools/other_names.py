@@ -39,6 +39,22 @@ kv_transfer_config kv_events_config ec_transfer_config compilation_config optimi
 cudagraph_capture_sizes max_cudagraph_capture_size
 attention_backend attention_config additional_config rope_scaling rope_theta
 disable_log_stats otlp_traces_endpoint collect_detailed_traces show_hidden_metrics_for_version
+performance_mode quantization_config allow_deprecated_quantization kv_cache_dtype_skip_layers
+enable_return_routed_experts enable_cumem_allocator fail_on_environ_validation
+offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params cpu_offload_params
+mamba_cache_mode mamba_backend enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds gdn_prefill_backend
+ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold cp_kv_cache_interleave_size
+dcp_kv_cache_interleave_size dcp_comm_backend enable_elastic_ep enable_ep_weight_filter num_redundant_experts
+eplb_window_size eplb_step_interval eplb_log_balancedness disable_nccl_for_dp_synchronization
+cpu_distributed_timeout_seconds distributed_timeout_seconds data_parallel_multi_port_external_lb numa_bind
+numa_bind_nodes numa_bind_cpus
+enable_tower_connector_lora specialize_active_lora lora_target_modules enable_mixed_moe_lora_format
+language_model_only mm_encoder_only mm_tensor_ipc mm_shm_cache_max_object_size_mb mm_encoder_attn_dtype
+disable_mm_preprocessor_cache enable_multimodal_encoder_data_parallel
+spec_method spec_model spec_tokens reasoning_parser_plugin reasoning_config weight_transfer_config profiler_config
+moe_backend linear_backend kernel_config enable_flashinfer_autotune ir_op_priority safetensors_prefetch_num_threads
+safetensors_prefetch_block_size enable_layerwise_nvtx_tracing cudagraph_metrics enable_mfu_metrics kv_cache_metrics
+kv_cache_metrics_sample
 """
 
 VLLM_SERVER: Final = """
@@ -52,6 +68,9 @@ enable_log_requests disable_log_requests enable_log_outputs max_log_len log_conf
 uvicorn_log_level disable_uvicorn_access_log
 enable_prompt_tokens_details enable_force_include_usage enable_server_load_tracking enable_request_id_headers
 enable_tokenizer_info_endpoint disable_fastapi_docs api_server_count headless disable_frontend_multiprocessing
+shutdown_timeout enable_per_request_metrics fingerprint_mode fingerprint_value enable_log_deltas
+disable_access_log_for_endpoints enable_offline_docs tokens_only grpc data_parallel_supervisor_port
+dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
 """
 
 VLLM_SAMPLING: Final = """
@@ -71,7 +90,8 @@ bad_words echo add_generation_prompt continue_final_message add_special_tokens d
 chat_template_kwargs mm_processor_kwargs structured_outputs guided_json guided_regex guided_choice guided_grammar
 guided_decoding_backend guided_whitespace_pattern priority request_id logits_processors return_tokens_as_token_ids
 return_token_ids cache_salt kv_transfer_params vllm_xargs include_reasoning thinking_token_budget
-prompt_embeds
+prompt_embeds logprob_token_ids repetition_detection ec_transfer_params stream_interval truncation_side session_id
+watermarking return_prompt_text return_token_offsets return_mm_kwargs routed_experts_prompt_start
 """
 
 VLLM_NOTES: Final = {
@@ -108,6 +128,8 @@ VLLM_REQUEST_NOTES: Final = {
     "priority": "counts under `--scheduling-policy priority`",
     "guided_decoding_backend": "has no effect: llguidance alone reads grammars",
     "chat_template": "needs `--trust-request-chat-template` in a request",
+    "thinking_token_budget": "of chats; elsewhere `reasoning_budget` in `structured_outputs`",
+    "session_id": "has no effect: the requests of a conversation share cached prefixes by themselves",
     "return_token_ids": "ids of prompt and output beside the text",
 }
 

@@ -32,7 +32,8 @@ Each argument has one name in four spellings: the keyword `max_num_seqs` of `LLM
 `OCTAVO_MAX_NUM_SEQS`. A flag or keyword wins over a variable, a variable over the file, the file over the default.
 A name that octavo does not know is an error that names the nearest one; variables that Kubernetes sets for a service
 named octavo, such as `OCTAVO_SERVICE_HOST` and `OCTAVO_PORT=tcp://…`, are ignored with a note. A flag that is on or off
-has a second form, such as `--no-enable-prefix-caching`.
+has a second form, such as `--no-enable-prefix-caching`. A whole number may have a suffix: `32k` is 32,000 and `32K` is
+32,768, and so are m, g, M and G.
 """
 
 _ABSENT_TEXT = """\

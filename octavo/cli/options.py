@@ -18,7 +18,7 @@ from cyclopts import Group, Parameter, Token
 
 from octavo.config.args import EngineArgs
 from octavo.config.device_args import RankArgs
-from octavo.config.fields import Argument, arguments, check_values, describe_default
+from octavo.config.fields import Argument, arguments, check_values, describe_default, whole_number
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
@@ -244,7 +244,7 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
 def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
     """Return the value of a flag for whole numbers; cyclopts by itself would round 1.5."""
     try:
-        values = [int(token.value) for token in tokens]
+        values = [whole_number(token.value) for token in tokens]
     except ValueError as error:
         raise ValueError(f"{tokens[0].value!r} is not a whole number") from error
     return values if kind == list[int] else values[0]

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from decimal import Decimal
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -167,6 +168,8 @@ def _typed(argument: Argument, value: Any) -> Any:
         return parse_bytes(name, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is int and isinstance(value, str) and _COUNT.fullmatch(value):
+        return whole_number(value)
     if kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     if kind is tuple:
@@ -278,10 +281,24 @@ def from_text(argument: Argument, text: str, where: str) -> Any:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if kind in (int, float) and not argument.arg.is_bytes:
         try:
-            return kind(text)
+            return whole_number(text) if kind is int else kind(text)
         except ValueError as error:
             raise ConfigError(f"{where}={text!r} is not {_NOUN[kind]}") from error
     return text
+
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG])")
+
+
+def whole_number(text: str) -> int:
+    """Return the number that "8192", "8k" (thousands) or "8K" (of 1,024 each) stands for, as in vLLM. Raises
+    ValueError."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        return int(text)
+    number, suffix = match.groups()
+    value = Decimal(number) * (1000 if suffix.islower() else 1024) ** ("kmg".index(suffix.lower()) + 1)
+    return int(value) if value == value.to_integral_value() else int(text)
 
 
 _BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}

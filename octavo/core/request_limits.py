@@ -145,6 +145,7 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "guided_decoding_backend": FieldLimits(_IGNORED, chars=256),
     "service_tier": FieldLimits(_IGNORED, chars=256),
     "safety_identifier": FieldLimits(_IGNORED, chars=256),
+    "session_id": FieldLimits(_IGNORED, chars=256),
     "prompt_cache_key": FieldLimits(_IGNORED, chars=256),
     "prompt_cache_retention": FieldLimits(_IGNORED, chars=256),
 }

@@ -100,6 +100,13 @@ def test_text_becomes_the_type_of_its_argument() -> None:
     assert from_text(known["enable_prefix_caching"], "off", "X") is False
     assert from_text(known["max_model_len"], "none", "X") is None
     assert from_text(known["watermark"], "0.05", "X") == 0.05
+    assert from_text(known["max_num_seqs"], "64", "X") == 64
+    for text, number in (("8k", 8000), ("8K", 8192), ("25.6k", 25_600), ("2M", 2 << 20), ("1.005k", 1005)):
+        assert from_text(known["max_model_len"], text, "X") == number
+        assert EngineArgs(max_model_len=text).max_model_len == number  # type: ignore[arg-type]
+    for text in ("1.0005k", "8kb", "k"):
+        with pytest.raises(ConfigError, match=f"X='{text}' is not a whole number"):
+            from_text(known["max_num_seqs"], text, "X")
     assert from_text(known["served_model_name"], "a, b", "X") == ("a", "b")
     with pytest.raises(ConfigError, match="X='many' is not a whole number"):
         from_text(known["max_num_seqs"], "many", "X")

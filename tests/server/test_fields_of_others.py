@@ -22,10 +22,12 @@ NEEDED = {
 
 BOTH = {
     "vLLM": """
-add_special_tokens allowed_token_ids bad_words best_of cache_salt ignore_eos include_stop_str_in_output
-kv_transfer_params length_penalty logits_processors min_p min_tokens priority prompt_logprobs repetition_detection
-repetition_penalty request_id return_token_ids return_tokens_as_token_ids skip_special_tokens
-spaces_between_special_tokens stop_token_ids structured_outputs top_k truncate_prompt_tokens use_beam_search vllm_xargs
+add_special_tokens allowed_token_ids bad_words best_of cache_salt ec_transfer_params ignore_eos
+include_stop_str_in_output kv_transfer_params length_penalty logits_processors logprob_token_ids min_p min_tokens
+priority prompt_logprobs repetition_detection repetition_penalty request_id return_mm_kwargs return_prompt_text
+return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start session_id
+skip_special_tokens spaces_between_special_tokens stop_token_ids stream_interval structured_outputs
+thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
 """,
     "SGLang": """
 bootstrap_host bootstrap_port bootstrap_room cache_salt custom_labels custom_logit_processor custom_params

@@ -244,7 +244,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
                 field="max_tokens",
             )
         budget = self.thinking_token_budget
-        if budget is not None and budget < 0:
+        if budget == -1:
+            self.thinking_token_budget = None
+        elif budget is not None and budget < 0:
             raise InvalidRequest(
                 f"thinking_token_budget is {budget}, must be at least 0; leave it out for no limit",
                 field="thinking_token_budget",

@@ -19,6 +19,9 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     logprobs: Int | None = None
 
     prompt_embeds: Annotated[Any, Refused("send text or token ids")] = None
+    thinking_token_budget: Annotated[
+        Any, Refused("give reasoning_end and reasoning_budget in structured_outputs", harmless=(-1,))
+    ] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)

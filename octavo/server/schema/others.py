@@ -32,6 +32,7 @@ class WithoutEffect(FormFields, kw_only=True):
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
+    session_id: str | None = None
     store: bool | None = None
 
 

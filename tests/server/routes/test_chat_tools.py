@@ -168,6 +168,7 @@ def test_forms_hold_behind_reasoning_whose_length_may_be_limited(client: openai.
     ask(client, tool_choice="required", extra_body={"thinking_token_budget": 5})
     ask(client, tools=openai.NOT_GIVEN, extra_body={"guided_regex": "a"})
     ask(client, extra_body={"thinking_token_budget": 0})
+    ask(client, extra_body={"thinking_token_budget": -1}, tools=openai.NOT_GIVEN)
     found = [params.structured_outputs for _, _, params, _ in thinking.llm.requests]
     assert [(form.form, form.reasoning_begin, form.reasoning_end, form.reasoning_budget) for form in found if form] == [
         ("grammar", "<think>", "</think>", 5),
