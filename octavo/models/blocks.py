@@ -168,7 +168,7 @@ class SparseMLP(nn.Module):
             is_correction_row=m.is_correction_row,
         )
         self.experts = Experts(
-            *(c.hidden_size, m.width, m.experts, mesh),
+            *(m.latent_width or c.hidden_size, m.width, m.experts, mesh),
             stored=m.stored,
             bias=m.bias,
             activation=m.activation,
@@ -178,6 +178,13 @@ class SparseMLP(nn.Module):
         own = replace(c, intermediate_size=m.shared_width)
         self.shared_experts = shared(own, mesh) if m.shared_width else None
         self.shared_expert_gate = ExactLinear(c.hidden_size, 1) if m.is_shared_gated else None
+        self.fc1_latent_proj = None
+        if m.latent_width:
+            # narrow: whole on every rank
+            sizes, single = (c.hidden_size, m.latent_width), Mesh.single()
+            self.fc1_latent_proj = ColumnLinear(*sizes, single, bias=c.mlp_bias)
+            self.fc2_latent_proj = ColumnLinear(*sizes[::-1], single, bias=c.mlp_bias)
+            self.add = addition()
         self.weigh = WeightedInputs() if m.are_inputs_weighted else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,8 +194,11 @@ class SparseMLP(nn.Module):
         routing = self.gate(x)
         if self.weigh is not None:
             x, routing = self.weigh(x, routing)
-        out: Tensor = self.experts(x, routing, shared, gate)
-        return out
+        if self.fc1_latent_proj is None:
+            out: Tensor = self.experts(x, routing, shared, gate)
+            return out
+        out = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), routing))
+        return out if shared is None else self.add(out, shared)
 
 
 class GatedLayer(nn.Module):

@@ -195,7 +195,7 @@ class NemotronHLayer(nn.Module):
 
 
 class NemotronHForCausalLM(HybridDecoder):
-    """Nemotron-H and Nemotron 3 Nano: each layer is one of Mamba2, attention without positions, an MLP, or experts.
+    """Nemotron-H and Nemotron 3: each layer is one of Mamba2, attention without positions, an MLP, or experts.
 
     Kinds have mlp and moe too, or follow from the letters of `hybrid_override_pattern`.
     Source: https://arxiv.org/abs/2504.03624.
@@ -216,7 +216,6 @@ class NemotronHForCausalLM(HybridDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
         c.expect("mamba_hidden_act", "silu", default="silu")
-        c.refuse("moe_latent_size", because="experts behind a smaller projection are not implemented")
         letters = str(c.values.get("hybrid_override_pattern") or "")
         kinds = read_kinds(c, [cls.KINDS.get(each, each) for each in letters], tuple(cls.KINDS.values()))
         groups, bias = c.positive("n_groups", 8), c.bool("use_bias", False)
@@ -251,9 +250,11 @@ class NemotronHForCausalLM(HybridDecoder):
 
 
 def _mixture(c: Checkpoint) -> Mixture:
+    latent = c.optional_positive("moe_latent_size") or 0
     return replace(
         corrected(c),
-        stored=read_stored(c, StoredExperts(gate=None)),
+        stored=read_stored(c, StoredExperts(gate=None), latent),
+        latent_width=latent,
         activation="relu2",
         shared_width=c.positive("moe_shared_expert_intermediate_size"),
     )

@@ -28,6 +28,8 @@ class Mixture:
     activation: str = "silu"
     """That of experts; `numbers` are its parameters (`layers.experts.Experts`)."""
     numbers: tuple[float, ...] = ()
+    latent_width: int = 0
+    """What experts are given and return has so many elements, between two projections; 0 for that of the stream."""
     shared_width: int = 0
     """Activations of the expert that all tokens take; 0 where there is none."""
     are_inputs_weighted: bool = False
@@ -50,10 +52,11 @@ class Mixture:
             )
 
 
-def read_stored(c: Checkpoint, like: StoredExperts | None = None) -> StoredExperts:
+def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 0) -> StoredExperts:
     """Return how the tensors of `c` hold experts: stacked, in either order of rows and columns, or one by one `like`.
 
-    Without headers (archives, random weights) it is one by one, unless `like` is stacked.
+    `inputs` are those of an expert, 0 for the hidden size. Without headers (archives, random weights) it is one by one,
+    unless `like` is stacked.
     """
     like = like or StoredExperts()
     try:
@@ -64,7 +67,7 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None) -> StoredExper
     found = next((each for each in tensors.values() if each.name.endswith(name) and len(each.shape) == 3), None)
     if found is None:
         return like
-    hidden, (rows, columns) = c.positive("hidden_size"), found.shape[1:]
+    hidden, (rows, columns) = inputs or c.positive("hidden_size"), found.shape[1:]
     is_transposed = like.is_transposed if rows == columns else columns != hidden
     return replace(like, is_stacked=True, is_transposed=is_transposed)
 

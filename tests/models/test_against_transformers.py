@@ -138,6 +138,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral with windows in every other layer": ("mistral", {**ALTERNATING, "sliding_window": 5}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
     "nemotron_h": ("nemotron_h", {}),
+    "nemotron_h with latent experts": ("nemotron_h", {"moe_latent_size": 20}),
+    "nemotron_h with latent experts and biases": ("nemotron_h", {"moe_latent_size": 20, "mlp_bias": True}),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "opt without biases": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),

@@ -113,6 +113,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MIXTURES["granitemoehybrid"] = ("granitemoehybrid", {"mamba_n_groups": 4})
 MIXTURES["nemotron_h"] = ("nemotron_h", {"n_groups": 4})
+MIXTURES["nemotron_h with latent experts"] = ("nemotron_h", {"n_groups": 4, "moe_latent_size": 20})
 """Mixtures of experts, whose layer packs each weight when it arrives."""
 WAYS = [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("bfloat16", "int4", 2)]
 
