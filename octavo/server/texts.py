@@ -40,7 +40,7 @@ from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.prefix_cache import PrefixRequest
 from octavo.server.schema.responses import InputTokensRequest
-from octavo.server.schema.shim import ShimRequest, neutral
+from octavo.server.schema.shim import ShimRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.schema.vectors import VectorRequest
 
@@ -221,13 +221,11 @@ class Preparer:
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
-        if isinstance(asked, ChatCompletionRequest) and asked.tools and not self._excludes_tools(asked):
+        leaves_out = self.policy.exclude_tools_when_tool_choice_none and getattr(asked, "tool_choice", None) == "none"
+        if isinstance(asked, ChatCompletionRequest) and asked.tools and not leaves_out:
             messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
             options = msgspec.structs.replace(options, tools=tools)
         return self.tools.render_chat(messages, options, limits)
-
-    def _excludes_tools(self, asked: ChatCompletionRequest) -> bool:
-        return self.policy.exclude_tools_when_tool_choice_none and asked.tool_choice == "none"
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True):
@@ -344,7 +342,7 @@ class Texts:
                 return asked, make(asked)
             if getattr(asked, "chat_template", None) is not None:
                 return None
-            served = neutral(asked)
+            served = asked.as_chat() if isinstance(asked, ShimRequest) else asked
             if isinstance(served, FormFields) and served.form() is not None:
                 return None
             if any(getattr(message, "has_images", False) for message in getattr(served, "messages", None) or ()):

@@ -176,11 +176,6 @@ _COMMON_FIELDS: Final = [
 ] + ["chat_template_kwargs"]
 
 
-def neutral(asked: RequestBody) -> RequestBody:
-    """Return the chat that a request is served as; the request itself where its API is no shim."""
-    return asked.as_chat() if isinstance(asked, ShimRequest) else asked
-
-
 def function(name: str, description: str | None, parameters: Any, strict: bool | None = None) -> dict[str, Any]:
     """Return a tool of a chat."""
     fields = {"name": name, "description": description, "parameters": parameters, "strict": strict}
