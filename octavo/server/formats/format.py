@@ -117,7 +117,7 @@ class Field(msgspec.Struct, kw_only=True):
         """Return the marks of one side. Raises ValueError for those that are not supported."""
         pattern = getattr(self, f"{side}_pattern")
         if pattern is not None:
-            return (Mark.of_pattern(pattern),)
+            return (Mark.of_pieces(pieces_of(pattern)),)
         literals = getattr(self, side)
         return tuple(map(Mark.of, [literals] if isinstance(literals, str) else literals))
 

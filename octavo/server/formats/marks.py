@@ -69,11 +69,6 @@ class Mark:
         return cls((Piece(literal),))
 
     @classmethod
-    def of_pattern(cls, pattern: str) -> Mark:
-        """Return the mark of a pattern. Raises ValueError for what patterns of marks do not have."""
-        return cls.of_pieces(pieces_of(pattern))
-
-    @classmethod
     def of_pieces(cls, pieces: Sequence[Piece]) -> Mark:
         """Return the mark without the white space at its ends. Raises ValueError when a gap is at an end."""
         beside = [piece for piece in (*pieces[:1], *pieces[-1:]) if piece.is_space]
