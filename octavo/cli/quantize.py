@@ -36,10 +36,7 @@ def quantize(
         ),
     ] = "int4",
     group_size: Annotated[int, Parameter(help="Inputs that share a scale of int4: 32, 64 or 128.")] = 128,
-    text: Annotated[
-        Path | None,
-        Parameter(help="Text whose perplexity is printed; by default a short one."),
-    ] = None,
+    text: Annotated[Path | None, Parameter(help="Text whose perplexity is printed; by default a short one.")] = None,
     given: Given,
 ) -> int:
     """Write a quantised checkpoint that octavo, vLLM and transformers read, and print the perplexity of a text before

@@ -43,8 +43,7 @@ class TranscriptionRequest(RequestBody, kw_only=True, forbid_unknown_fields=True
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that are given, without the temperature."""
-        given = {name: getattr(self, name) for name in _SAMPLING}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
     def check(self) -> None:
         """Raise InvalidRequest for fields that contradict each other, or that are not there yet."""
