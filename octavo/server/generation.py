@@ -34,7 +34,7 @@ from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, P
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.schema.vectors import VectorRequest
-from octavo.server.sending import DONE, SLICE, DirectBody, EventStream, encode, error_event, event
+from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, is_large
 
 if TYPE_CHECKING:
     from octavo.core.adapter import LoRARequest
@@ -295,11 +295,7 @@ class Generation(ABC):
                     self.count(index, output)
                     last[index] = output
             final = [last[index] for index in range(len(self.prompts))]
-            num_entries = sum(
-                len(output.prompt_logprobs or ()) + sum(len(completion.token_ids) for completion in output.outputs)
-                for output in final
-            )
-            if num_entries <= SLICE:
+            if not is_large(final):
                 return json_response(self.whole(final))
             body = await self.context.large_answers.build(lambda: encode(self.whole(final)))
             return Response(body, media_type="application/json")
@@ -313,7 +309,7 @@ class Generation(ABC):
             async for index, output in outputs:
                 self.count(index, output)
                 chunks = self.chunks(index, output)
-                if len(output.prompt_logprobs or ()) > SLICE:
+                if output.prompt_logprobs and is_large([output]):
                     chunks = await self.context.large_answers.build(partial(list, chunks))
                 for chunk in chunks:
                     yield self.event(encoder, chunk)

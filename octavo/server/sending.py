@@ -8,14 +8,16 @@ slices. One large response is built at a time: the loop waits for one thread at 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.core.outputs import RequestOutput
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
 
@@ -26,7 +28,10 @@ _EVENTS_OF_TURN: Final = 16
 """Events that are sent before the loop serves others: a step of a request with n=256 makes as many at once."""
 
 SLICE: Final = 512
-"""Entries of a list that are encoded in one call; responses with fewer are built on the loop."""
+"""Entries of a list that are encoded in one call; responses with fewer tokens are built on the loop."""
+
+_MOST_LOGPROBS_OF_TURN: Final = 8 * SLICE
+"""Log-probabilities of a response that is built on the loop: 4,096 of a chat take 10 ms."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -149,6 +154,17 @@ class LargeAnswers:
         """Return what `build` returns."""
         async with self._lock:
             return await asyncio.to_thread(build)
+
+
+def is_large(outputs: Sequence[RequestOutput]) -> bool:
+    """Return whether a response with these outputs is one to build beside the loop."""
+    completions = [completion for output in outputs for completion in output.outputs]
+    positions = [position for output in outputs for position in output.prompt_logprobs or ()]
+    num_tokens = len(positions) + sum(len(completion.token_ids) for completion in completions)
+    if num_tokens > SLICE:
+        return True
+    described = [position for completion in completions for position in completion.logprobs or ()]
+    return sum(len(position or ()) for position in chain(positions, described)) > _MOST_LOGPROBS_OF_TURN
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -8,10 +8,10 @@ import threading
 import msgspec
 import pytest
 
-from octavo.core.outputs import Logprob
+from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.server.responses.common import PromptTokensDetails, Usage
 from octavo.server.responses.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
-from octavo.server.sending import SLICE, LargeAnswers, encode
+from octavo.server.sending import SLICE, LargeAnswers, encode, is_large
 
 
 def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
@@ -53,6 +53,32 @@ def test_no_call_encodes_many_short_lists(num_choices: int, num_tokens: int, mon
     monkeypatch.setattr(msgspec.json, "encode", encode_noted)
     assert encode(answer(num_choices, num_tokens)) == expected
     assert 0 < max(sizes) < 100 * SLICE < len(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_tokens", "num_logprobs", "expected"),
+    [
+        (0, SLICE, 1, False),
+        (0, SLICE + 1, 0, True),
+        (SLICE, 1, 1, True),
+        (60, 60, 20, False),
+        (2, 200, 21, True),
+        (2, 2, 3000, True),
+    ],
+)
+def test_large_answers_are_those_of_many_tokens_or_many_logprobs(
+    num_prompt_tokens: int, num_tokens: int, num_logprobs: int, expected: bool
+) -> None:
+    position = {i: Logprob(-0.5, i + 1, "a") for i in range(num_logprobs)}
+    output = RequestOutput(
+        request_id="1",
+        prompt=None,
+        prompt_token_ids=[0] * num_prompt_tokens,
+        outputs=[CompletionOutput(index=0, text="", token_ids=[0] * num_tokens, logprobs=[position] * num_tokens)],
+        finished=True,
+        prompt_logprobs=[None, *[position] * (num_prompt_tokens - 1)] if num_prompt_tokens else None,
+    )
+    assert is_large([output]) == expected
 
 
 def test_large_answers_are_built_in_a_thread() -> None:
