@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,14 +25,6 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
     return await _Completion(context, request, asked, prompts).respond()
 
 
-@dataclass
-class _Sent:
-    """Whether nothing of a choice has been sent yet, and how many characters of its echoed prompt have."""
-
-    nothing: bool = True
-    num_prompt_chars: int = 0
-
-
 class _Completion(Generation):
     """A stream has the text in pieces, an empty one of each choice with the finish reason, the usage."""
 
@@ -43,7 +34,8 @@ class _Completion(Generation):
     def sampling_params(self) -> SamplingParams:
         asked = self.asked
         self.field_names = {"prompt_token_ids": "prompt"}
-        self._sent: dict[int, _Sent] = {}
+        self._num_prompt_chars: dict[int, int] = {}
+        """By choices of which something was sent: characters of the prompt that it began with."""
         others: dict[str, int | None] = {"logprobs": asked.logprobs}
         if asked.max_tokens is not None:
             # the engine always draws a token; an echo alone leaves it out of the response
@@ -95,15 +87,15 @@ class _Completion(Generation):
     def _choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
         """Return a choice with what is new of it, after the prompt where that is echoed and was not sent."""
         choice = CompletionChoice(index=prompt_index * self.params.n + completion.index, text="")
-        sent = self._sent.get(choice.index) or self._sent.setdefault(choice.index, _Sent())
-        is_first, sent.nothing = sent.nothing, False
+        is_first = choice.index not in self._num_prompt_chars
         echoed = self._prompt_text(output) if self.asked.echo and is_first else None
-        if echoed is not None:
-            choice.text, sent.num_prompt_chars = echoed, len(echoed)
+        if is_first:
+            choice.text = echoed or ""
+            self._num_prompt_chars[choice.index] = len(choice.text)
         if self.asked.logprobs is not None:
             new = None if self.echoes_only else completion
             num_top = -1 if self.asked.logprob_token_ids else self.asked.logprobs
-            choice.logprobs = self._logprobs(num_top, output, echoed, new, sent.num_prompt_chars)
+            choice.logprobs = self._logprobs(num_top, output, echoed, new, self._num_prompt_chars[choice.index])
         if not self.echoes_only:
             choice.text += completion.text
         if self.asked.return_token_ids:
