@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -156,11 +157,8 @@ class Conversation:
     def _respond(self, messages: list[dict[str, Any]]) -> str:
         """Write the model's response to standard output and return it; Ctrl-C ends it."""
         start = [{"role": "system", "content": self._system}] if self._system else []
-        screen = WordWrap(sys.stdout)
-        try:
+        with closing(WordWrap(sys.stdout)) as screen:
             answer = self._model.respond([*start, *messages], self._values, screen.write, self._lines)
-        finally:
-            screen.flush()
         sys.stdout.write(" [stopped]\n" if self._lines.requested else "\n")
         return answer
 

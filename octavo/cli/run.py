@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,13 +123,10 @@ def _standard_input(model: str) -> str:
 
 def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
     outputs = stream(engine, prompt, params, lora_request=adapter)
-    screen = WordWrap(sys.stdout)
-    screen.write(prompt)
-    try:
+    with closing(WordWrap(sys.stdout)) as screen:
+        screen.write(prompt)
         for output in outputs:
             screen.write(output.outputs[0].text)
-    finally:
-        screen.flush()
     sys.stdout.write("\n")
 
 

@@ -118,7 +118,7 @@ _TOKEN = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
 class WordWrap:
     """Writes text piece by piece; on a terminal a word that does not fit begins a new line, and text is made printable.
 
-    The last word is held back until it is known to be whole: end with `flush`.
+    The last word is held back until it is known to be whole: end with `close`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -139,7 +139,7 @@ class WordWrap:
                 self._write_token(token)
         self._stream.flush()
 
-    def flush(self) -> None:
+    def close(self) -> None:
         """Write the text that is held back."""
         if self._held:
             self._write_token(self._held)

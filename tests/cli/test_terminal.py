@@ -32,7 +32,7 @@ def wrapped(pieces: list[str]) -> str:
     wrap = WordWrap(screen)
     for piece in pieces:
         wrap.write(piece)
-    wrap.flush()
+    wrap.close()
     return screen.getvalue()
 
 
