@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,19 +45,13 @@ _HEADERS: Final = {
 }
 
 
-class _File(NamedTuple):
-    """A file of the page with its headers."""
-
-    body: bytes
-    headers: dict[str, str]
-
-
 @functools.cache
-def _read(name: str) -> _File:
+def _read(name: str) -> tuple[bytes, dict[str, str]]:
+    """Return the content of a file of the page, and its headers."""
     path = _FOLDER / name
     body = path.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return _File(body, {**_HEADERS, "Content-Type": _MEDIA_TYPES[path.suffix], "ETag": tag})
+    return body, {**_HEADERS, "Content-Type": _MEDIA_TYPES[path.suffix], "ETag": tag}
 
 
 def is_for_a_browser(request: Request) -> bool:
