@@ -22,14 +22,15 @@ T = TypeVar("T")
 INTERVAL_S: Final = 0.25
 IDLE_INTERVAL_S: Final = 1.0
 """Seconds from one report to the next, while the engine computes and while it does not."""
+MOST_WATCHERS: Final = 16
 _MOST_SHARE: Final = 0.005
 
 
 class LiveFeed:
-    """The reports that all watchers share. num_watchers: how many there are. pause_s: until the next report."""
+    """The reports that all watchers share. watchers: has a place for each. pause_s: until the next report."""
 
     def __init__(self) -> None:
-        self.num_watchers = 0
+        self.watchers = asyncio.Semaphore(MOST_WATCHERS)
         self.pause_s = INTERVAL_S
         self._lock = asyncio.Lock()
         self._taken_at = float("-inf")

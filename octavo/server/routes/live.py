@@ -14,12 +14,11 @@ from starlette.requests import Request
 from octavo.core.live import LiveState
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
-from octavo.server.live_feed import IDLE_INTERVAL_S, INTERVAL_S, reports
+from octavo.server.live_feed import IDLE_INTERVAL_S, INTERVAL_S, MOST_WATCHERS, reports
 from octavo.server.responses.live import LiveCore, LiveEvent, MapChange
 from octavo.server.sending import EventStream, event
 
 _KEEP_ALIVE_S: Final = 15.0
-_MOST_WATCHERS: Final = 16
 _HISTORY_S: Final = 600.0
 """From how long ago the first event has decisions and ended requests."""
 _CHUNK: Final = 256
@@ -33,10 +32,9 @@ async def stream(context: ServerContext, request: Request) -> EventStream:
 
 async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
     feed, watch, encoder = context.live, Watch(), msgspec.json.Encoder()
-    if feed.num_watchers >= _MOST_WATCHERS:
-        raise ApiError(429, f"{_MOST_WATCHERS} clients watch the engine already", code="too_many_readers")
-    feed.num_watchers += 1
-    try:
+    if feed.watchers.locked():
+        raise ApiError(429, f"{MOST_WATCHERS} clients watch the engine already", code="too_many_readers")
+    async with feed.watchers:
         states = await reports(context.llm, "live", _HISTORY_S, LiveState)
         sent_at = time.monotonic()
         yield b": live\n\n"
@@ -53,8 +51,6 @@ async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
             while context.llm.stats == stats and time.monotonic() - polled_at < IDLE_INTERVAL_S:
                 await asyncio.sleep(INTERVAL_S)
             states = await feed.states(context.llm)
-    finally:
-        feed.num_watchers -= 1
 
 
 class Watch:
