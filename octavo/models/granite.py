@@ -1,6 +1,6 @@
-"""Granite 3 and 4: factors at embeddings, scores, residuals and logits, also with mixtures of experts.
+"""Granite 3 and 4, MiniCPM: factors at embeddings, scores, residuals and logits, also with mixtures of experts.
 
-Source: IBM's releases.
+Sources: IBM's releases, https://arxiv.org/abs/2404.06395.
 """
 
 from __future__ import annotations
@@ -30,14 +30,26 @@ _MIXTURE_NAMES: Final[Mapping[str, str]] = {
 
 
 def _read_factors(c: Checkpoint) -> dict[str, Any]:
-    """Return the factors of all Granite families: 1 unless the config says otherwise, that of the scores included."""
+    """Return the factors of all Granite families: 1 unless the config says otherwise, that of the scores included.
+
+    MiniCPM's are there by other names, and its scores have the usual factor.
+    """
     residual = c.float("residual_multiplier", 1.0)
-    return {
+    factors: dict[str, Any] = {
         "embedding_multiplier": c.float("embedding_multiplier", 1.0),
         "attention_scale": c.float("attention_multiplier", 1.0),
         "logit_multiplier": 1.0 / c.positive_float("logits_scaling", 1.0),
-        "layer": None if residual == 1 else partial(SandwichLayer, after=lambda _: Elementwise("scaled", residual)),
     }
+    if "scale_depth" in c.values or c.architecture == "MiniCPMForCausalLM":
+        c.refuse("num_experts", because="MiniCPM with experts is not implemented")
+        residual = c.positive_float("scale_depth") / c.positive("num_hidden_layers") ** 0.5
+        factors = {
+            "embedding_multiplier": c.positive_float("scale_emb", 1.0),
+            "logit_multiplier": c.positive_float("dim_model_base", 1.0) / c.positive("hidden_size"),
+            "tied": c.bool("tie_word_embeddings", True),
+        }
+    after = partial(SandwichLayer, after=lambda _: Elementwise("scaled", residual))
+    return {**factors, "layer": None if residual == 1 else after}
 
 
 def _read_mixture(c: Checkpoint, shared_width: int) -> Mixture:
@@ -68,7 +80,7 @@ class GraniteForCausalLM(GatedDecoder):
         return DecoderConfig.common(c, bias=c.bool("attention_bias", False), **_read_factors(c), **own)
 
 
-GraniteMoeForCausalLM = GraniteMoeSharedForCausalLM = GraniteForCausalLM
+GraniteMoeForCausalLM = GraniteMoeSharedForCausalLM = MiniCPMForCausalLM = GraniteForCausalLM
 
 
 class GraniteSWAForCausalLM(GraniteForCausalLM):

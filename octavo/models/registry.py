@@ -67,7 +67,15 @@ _FILES: Final = {
     "deepseek": ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),
-    "granite": ("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA"),
+    "granite": (
+        "Granite",
+        "GraniteMoe",
+        "GraniteMoeHybrid",
+        "GraniteMoeSWA",
+        "GraniteMoeShared",
+        "GraniteSWA",
+        "MiniCPM",
+    ),
     "layer_norms": ("Cohere", "Cohere2", "GPT2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (

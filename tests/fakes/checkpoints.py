@@ -296,6 +296,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "minicpm": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 8**-0.5,
+            "residual_multiplier": 1.4 / 2**0.5,
+            "logits_scaling": 32 / 20,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 20,
+        },
+    ),
     "mixtral": (
         "MixtralConfig",
         "MixtralForCausalLM",
@@ -453,7 +467,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "youtu": ("YoutuConfig", "YoutuForCausalLM", {**_LATENT, "pad_token_id": None}),
 }
 """Family → transformers' config class, its model class, sizes of its own."""
-_OTHER_ARCHITECTURES = {"bailing_moe_v2": "BailingMoeV2ForCausalLM"}
+_OTHER_ARCHITECTURES = {"bailing_moe_v2": "BailingMoeV2ForCausalLM", "minicpm": "MiniCPMForCausalLM"}
 """Architectures of the hub whose class in transformers has another name."""
 
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {

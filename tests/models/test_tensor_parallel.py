@@ -76,6 +76,7 @@ FAMILIES |= {
     "starcoder2": ("starcoder2", {}),
     "youtu": ("youtu", {"attention_bias": True}),
     "granite_swa": ("granite_swa", {}),
+    "minicpm": ("minicpm", {}),
     "lfm3": ("lfm3", {}),
     "arcee": ("arcee", {}),
     "cwm": ("cwm", {}),
