@@ -198,6 +198,16 @@ def _deepseek(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**_mixture(meta, base), **own}
 
 
+def _minimax(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    mixture = _mixture(meta, base)
+    return {**_partial(meta, base), **mixture, "intermediate_size": mixture["moe_intermediate_size"]}
+
+
+def _hunyuan_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    shared = meta.optional_int("expert_shared_count") or 1
+    return {**_mixture(meta, base), "moe_topk": meta.positive("expert_used_count"), "num_shared_expert": shared}
+
+
 def _gpt_oss(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     width = meta.positive("expert_feed_forward_length", base["intermediate_size"])
     scaling = base["rope_scaling"] and {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **base["rope_scaling"]}
@@ -252,6 +262,13 @@ _MIXTRAL: Final = {
         f"ffn_{each}_exps": f"block_sparse_moe.experts.{{}}.w{number}"
         for number, each in enumerate(("gate", "down", "up"), start=1)
     },
+}
+_MINIMAX: Final = {**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias!"}
+_HUNYUAN: Final = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
 }
 _GRANITE: Final = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
@@ -315,6 +332,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "exaone4": Architecture("Exaone4ForCausalLM", _common, _AFTER),
     "seed_oss": Architecture("SeedOssForCausalLM", _common, {"post_attention_norm": "post_attention_layernorm"}),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, {}),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _common, _HUNYUAN),
+    "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", _hunyuan_moe, _HUNYUAN),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", _minimax, _MINIMAX),
     "nemotron": Architecture("NemotronForCausalLM", _nemotron, {}, shift=1.0),
 }
 """By `general.architecture`, with what else distinguishes families behind it."""

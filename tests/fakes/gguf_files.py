@@ -91,6 +91,12 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
     "exaone4": {each: _SANDWICH[each] for each in ("post_attention_layernorm", "post_feedforward_layernorm")},
+    **dict.fromkeys(
+        ("hunyuan-dense", "hunyuan-moe"),
+        {f"mlp.shared_mlp.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")}
+        | {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+        | {"mlp.gate.wg": "ffn_gate_inp"},
+    ),
     "granitemoe": {
         "block_sparse_moe.router.layer": "ffn_gate_inp",
         "block_sparse_moe.output_linear": "ffn_down_exps",
@@ -116,6 +122,7 @@ _OF_CONFIG: dict[str, str] = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "moe_topk": "expert_used_count",
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
@@ -143,6 +150,7 @@ _WHOLE = {
     "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
 }
 
 
@@ -157,7 +165,7 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     own["rope.freq_base"] = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
-    if architecture in ("glm4", "glm4moe", "stablelm", "nemotron", "phi3"):
+    if architecture in ("glm4", "glm4moe", "minimax-m2", "stablelm", "nemotron", "phi3"):
         dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         own["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
     if architecture == "deepseek2":

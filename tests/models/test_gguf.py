@@ -86,6 +86,10 @@ FAMILIES: list[Any] = [
     pytest.param("olmoe", "olmoe", {}, marks=LONG),
     pytest.param("glm4_moe", "glm4moe", {}, marks=LONG),
     pytest.param("nemotron", "nemotron", {}, marks=LONG),
+    # the converter stretches the base of the rotation itself
+    pytest.param("hunyuan_v1_dense", "hunyuan-dense", {"rope_parameters": None}, marks=LONG),
+    pytest.param("hunyuan_v1_moe", "hunyuan-moe", {}, marks=LONG),
+    pytest.param("minimax_m2", "minimax-m2", {}, marks=LONG),
     pytest.param("stablelm", "stablelm", {"use_qkv_bias": True, "use_parallel_residual": True}, marks=LONG),
     pytest.param(
         *("exaone4", "exaone4", {"num_hidden_layers": 4, "sliding_window": 5, "layer_types": None}), marks=LONG
