@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
         "__init__",
     },
     "models": EVERYBODY | {"config", "gguf", "layers", "quantization", "attention", "ops", "distributed"},
-    "lora": EVERYBODY | {"models", "devices", "layers", "attention", "ops"},
+    "lora": EVERYBODY | {"models", "devices", "layers", "attention", "ops", "gguf"},
     "layers": EVERYBODY | {"quantization", "attention", "ops", "distributed"},
     "sampling": EVERYBODY | {"ops"},
     "structured_output": EVERYBODY | {"sampling"},

@@ -17,8 +17,19 @@ _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff@]+")
 _MAX_ID: Final = 2**63 - 1
 
 
-FILES: Final = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 16 << 30}
-"""The files of an adapter, in the order in which they are digested, and the most bytes of each."""
+_FILES: Final = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 16 << 30}
+"""The files in an adapter's folder, in the order in which they are digested, and the most bytes of each."""
+_MOST_BYTES: Final = 16 << 30
+
+
+def is_gguf_adapter(path: Path) -> bool:
+    """Return whether an adapter is named by a file of llama.cpp, not by a folder."""
+    return path.suffix == ".gguf"
+
+
+def files_of(path: Path) -> dict[str, Path]:
+    """Return the files of an adapter, by the names that its digest has for them, in the order of the digest."""
+    return {"adapter.gguf": path} if is_gguf_adapter(path) else {name: path / name for name in _FILES}
 
 
 class UnfitFile(Exception):
@@ -27,7 +38,7 @@ class UnfitFile(Exception):
 
 def open_file(path: Path) -> int:
     """Return a descriptor of a file of an adapter: a regular one, which is not too large. Raises UnfitFile."""
-    most_bytes = FILES[path.name]
+    most_bytes = _FILES.get(path.name, _MOST_BYTES)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
     except OSError as error:
@@ -51,7 +62,8 @@ class LoRARequest(msgspec.Struct, frozen=True):
     """An adapter that a request uses. Raises InvalidRequest for a wrong value.
 
     lora_name: what models, responses and metrics call it. lora_int_id: a number above 0, as vLLM has it; octavo
-    identifies adapters by their contents. lora_path: the folder with adapter_config.json and the weights.
+    identifies adapters by their contents. lora_path: the folder with adapter_config.json and the weights, or a file of
+    llama.cpp, as .gguf.
     digest: SHA-256 of these files in hexadecimal digits; empty where they have not been read yet.
     """
 
@@ -66,7 +78,7 @@ class LoRARequest(msgspec.Struct, frozen=True):
         if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MAX_ID:
             raise InvalidRequest(f"lora_int_id is {number!r}, must be a whole number above 0", field="lora_int_id")
         if not isinstance(self.lora_path, str) or not self.lora_path or "\0" in self.lora_path:
-            raise InvalidRequest(f"lora_path is {self.lora_path!r}, must be a folder", field="lora_path")
+            raise InvalidRequest(f"lora_path is {self.lora_path!r}, must be a folder or a GGUF file", field="lora_path")
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.adapter import FILES, LoRARequest, UnfitFile, file_heading, open_file
+from octavo.core.adapter import LoRARequest, UnfitFile, file_heading, files_of, open_file
 from octavo.errors import InvalidRequest
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -50,8 +50,7 @@ def digest_of(folder: str | Path) -> str:
     """Return the SHA-256 of an adapter's files in hexadecimal digits: of `file_heading` and content of each. Raises
     InvalidRequest."""
     digest = hashlib.sha256()
-    for name in FILES:
-        path = Path(folder) / name
+    for name, path in files_of(Path(folder)).items():
         fd = _open(path)
         with os.fdopen(fd, "rb") as file:
             size = os.fstat(fd).st_size
@@ -67,8 +66,8 @@ def digest_of(folder: str | Path) -> str:
 
 def _signature(folder: str) -> _Signature:
     found = []
-    for name in FILES:
-        fd = _open(Path(folder) / name)
+    for path in files_of(Path(folder)).values():
+        fd = _open(path)
         try:
             status = os.fstat(fd)
         finally:
@@ -88,6 +87,6 @@ def _open(path: Path) -> int:
 def _refusal(path: Path, why: str) -> InvalidRequest:
     return InvalidRequest(
         f"lora_path is {str(path.parent)!r}: {path.name} {why}; give a folder that PEFT has saved an adapter to, as "
-        "safetensors",
+        "safetensors, or an adapter of llama.cpp, as .gguf",
         field="lora_path",
     )

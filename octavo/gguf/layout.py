@@ -15,6 +15,8 @@ from octavo.gguf.reader import GGUFFile, GGUFTensor
 _TENSOR: Final = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
 _UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
 """What the config is made from, and what text is generated without."""
+_ADAPTER_TENSOR: Final = re.compile(r"blk\.(\d+)\.([\w.]+)\.weight\.lora_([ab])")
+_MODULE: Final = re.compile(r"[\w.]+\w")
 _TOP: Final = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 
 
@@ -91,6 +93,20 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
         if found is None or found[2] not in names:
             raise CheckpointError(f"{file.path}: holds {tensor.name}, which {kept.family} does not read")
         yield from _of_layer(kept, meta, tensor, int(found[1]), found[2], found[3] or "", names[found[2]])
+
+
+def adapter_tensors(file: GGUFFile) -> Iterator[tuple[str, str, GGUFTensor, str]]:
+    """Yield the tensors of an adapter: the name of the module in a checkpoint, A or B, and q or k where rows of B are
+    those of queries or keys in pairs that turn together. Raises CheckpointError for one that is not known."""
+    kept = architecture_of(Metadata(file))
+    names = {**LAYER, **kept.names}
+    for tensor in file.tensors:
+        found = _ADAPTER_TENSOR.fullmatch(tensor.name)
+        name = names.get(found[2], "/") if found else "/"
+        if found is None or not _MODULE.fullmatch(name):
+            raise CheckpointError(f"{file.path}: {tensor.name} is no A or B of a linear layer that adapters may change")
+        turned = found[2][-1] if kept.is_permuted and found[2] in ("attn_q", "attn_k") and found[3] == "b" else ""
+        yield f"model.layers.{found[1]}.{name}", found[3].upper(), tensor, turned
 
 
 def _prefix(top: str) -> str:

@@ -138,6 +138,11 @@ def read_gguf(path: Path) -> GGUFFile:
     return _read_all(path, status.st_size, status.st_mtime_ns)
 
 
+def read_gguf_content(path: Path, content: bytes) -> GGUFFile:
+    """Return the header of the file at `path`, whose content is given. Raises CheckpointError."""
+    return _Header(path, content).read()
+
+
 @lru_cache(maxsize=4)
 def _read_all(path: Path, size: int, time_ns: int) -> GGUFFile:
     first = _read_one(path)
@@ -177,7 +182,7 @@ def _read_one(path: Path) -> GGUFFile:
 class _Header:
     """Reads on from a place in the file that no length or count can lead beyond its end."""
 
-    def __init__(self, path: Path, pages: mmap.mmap) -> None:
+    def __init__(self, path: Path, pages: mmap.mmap | bytes) -> None:
         self._path, self._pages, self._place, self._size = path, pages, 0, len(pages)
         self._num_elements = 0
 

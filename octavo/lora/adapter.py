@@ -14,14 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.core.adapter import UnfitFile, file_heading, open_file
+from octavo.core.adapter import UnfitFile, file_heading, files_of, is_gguf_adapter, open_file
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import LMHead
 from octavo.layers.experts import ExactLinear
+from octavo.layers.heads import Heads
 from octavo.layers.layer import PreparedLayer
 from octavo.layers.linear import SummedLinear
 from octavo.lora.adapter_config import CONFIG_FILE, AdapterConfig, is_end_of
 from octavo.lora.experts import ExpertTarget, ExpertTensors, without_base
+from octavo.lora.gguf_adapter import read_gguf_adapter
 from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix
 from octavo.ops.lora import Factors, LoRAShape, PackedFactors, Run, SlotLinear
@@ -94,8 +96,8 @@ def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterat
             yield Target.of(path, layer, num_slots, held)
 
 
-def read_files(folder: Path, digest: str) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
-    """Return the config and the tensors of an adapter whose files have this digest.
+def read_files(folder: Path, digest: str, heads: Heads) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
+    """Return the config and the tensors of an adapter whose files have this digest. heads: of the model.
 
     It is the SHA-256, in hexadecimal digits, of `file_heading` and content of each. Each file is read once, so what is
     used is what was digested. Raises CheckpointError.
@@ -104,17 +106,19 @@ def read_files(folder: Path, digest: str) -> tuple[AdapterConfig, Mapping[str, T
     from safetensors.torch import load
 
     found, contents = hashlib.sha256(), []
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
+    for name, path in files_of(folder).items():
         try:
-            with open(open_file(folder / name), "rb") as file:
+            with open(open_file(path), "rb") as file:
                 # as many bytes as are asked for are taken at once
                 contents.append(file.read(os.fstat(file.fileno()).st_size))
         except UnfitFile as error:
-            raise CheckpointError(f"{folder / name}: {error}") from error
+            raise CheckpointError(f"{path}: {error}") from error
         found.update(file_heading(name, len(contents[-1])))
         found.update(contents[-1])
     if found.hexdigest() != digest:
         raise CheckpointError(f"{folder}: the files have changed since the request named them; send it again")
+    if is_gguf_adapter(folder):
+        return read_gguf_adapter(folder, contents[0], heads)
     config = AdapterConfig.parse(folder / CONFIG_FILE, contents[0])
     try:
         tensors: dict[str, Tensor] = load(contents[1])
@@ -141,8 +145,8 @@ class AdapterReader:
 
     def read(self, folder: Path, digest: str, slots: Mapping[str, SlotLinear]) -> dict[str, PackedFactors]:
         """Return what an adapter adds, by paths of layers. slots: by paths of layers. Raises CheckpointError."""
-        config, tensors = read_files(folder, digest)
-        file = folder / WEIGHTS_FILE
+        config, tensors = read_files(folder, digest, self._model.config.heads)
+        file = folder if is_gguf_adapter(folder) else folder / WEIGHTS_FILE
         if config.parameters and not self._experts.is_enabled:
             raise CheckpointError(
                 f"{config.path}: target_parameters names {config.parameters[0]}; adapters of experts need "

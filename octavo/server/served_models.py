@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from octavo.core.adapter import FILES, LoRARequest, checked_adapter_name
+from octavo.core.adapter import LoRARequest, checked_adapter_name, files_of
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.server.errors import ApiError
 
@@ -200,12 +200,12 @@ def _may_be_below(name: str) -> bool:
 
 
 def _inside(folder: Path, path: str) -> Path | None:
-    """Return the folder of an adapter; None for one that is not there, or of which a file, links followed, is outside
-    of `folder`. Paths that are not absolute begin there."""
+    """Return the folder or the file of an adapter; None for one that is not there, or of which a file, links followed,
+    is outside of `folder`. Paths that are not absolute begin there."""
     if "\0" in path or len(path) > 4096:
         return None
     found = folder / path
-    for each in (found, *(found / name for name in FILES)):
+    for each in (found, *files_of(found).values()):
         real = os.path.realpath(each)
         if not Path(real).is_relative_to(folder) or not os.path.exists(real):
             return None

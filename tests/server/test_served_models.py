@@ -296,3 +296,13 @@ class TestLoading:
         (adapter_folder(tmp_path / "a") / "adapter_model.safetensors").unlink()
         os.mkfifo(tmp_path / "a" / "adapter_model.safetensors")
         run(act, tmp_path)
+
+
+def test_files_of_llama_cpp_are_adapters_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    found = run(lambda models, llm: models.adapter("a.gguf"), tmp_path)
+    assert (found.lora_name, found.lora_path, len(found.digest)) == ("a.gguf", str(tmp_path / "a.gguf"), 64)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF ")
+    assert run(lambda models, llm: models.adapter("a.gguf"), tmp_path).digest != found.digest
+    with pytest.raises(ApiError, match="is not served here"):
+        run(lambda models, llm: models.adapter("b.gguf"), tmp_path)
