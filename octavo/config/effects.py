@@ -30,7 +30,6 @@ _NEEDS: Final = (
 """All of them are off (0, or empty) by default."""
 
 _KEEP_WEIGHTS: Final = {
-    "enable_lora": "adapters are part of what the workers keep",
     "role": "other engines fetch what the weights computed",
     "prefill": "other cores fetch what the weights computed",
     "kv_disk": "it keeps what the weights computed",

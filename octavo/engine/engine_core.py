@@ -275,6 +275,11 @@ class EngineCore:
         key = CacheKey(cache_salt, adapter, cache_namespace=cache_namespace)
         return self.scheduler.unpin_prefix(token_ids, key)
 
+    def read_adapter(self, *fields: Any) -> str | None:
+        """Have the workers read an adapter, as `Adapters.read` does. fields: those of a `LoRARequest`."""
+        self.sleep.check_awake("read_adapter")
+        return self.scheduler.read_adapter(LoRARequest(*fields))
+
     def log_kv_events(self) -> None:
         """Keep what enters and leaves the prefix cache from now on, for the control call `kv_events`."""
         self._kv_events = EventLog()
@@ -304,7 +309,7 @@ class EngineCore:
             "timelines": lambda: msgspec.to_builtins(self.scheduler.timelines),
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
-            "read_adapter": lambda *arguments: self.scheduler.read_adapter(LoRARequest(*arguments)),
+            "read_adapter": self.read_adapter,
             "kv_events": lambda read: msgspec.to_builtins(self.kv_events(read), builtin_types=(bytes,)),
             "live": self.live,
             "reset_prefix_cache": self.reset_prefix_cache,

@@ -80,6 +80,13 @@ class Adapters:
         self._trim()
         return ""
 
+    def restart(self) -> None:
+        """Take the ranks to hold no adapter: each is read again when it is needed."""
+        self._free = list(range(self._num_slots, 0, -1))
+        self._slots.clear()
+        self._host.clear()
+        self._reading.clear()
+
     def _trim(self) -> None:
         if len(self._host) <= self._num_host:
             return

@@ -216,6 +216,8 @@ class Scheduler:
         while (swapped := self.swapped.peek()) is not None:
             self._preemption.drop_swapped(swapped, because)
         self._registry.forget_released()  # the workers have none any more
+        if self._adapters is not None:
+            self._adapters.restart()
         assert self.block_manager.reset_prefix_cache(), "no request has blocks"
 
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:

@@ -73,9 +73,8 @@ class Worker:
     ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
 
-        `ahead` is what was begun before. rendezvous: where this rank meets the others, in which `open_mesh`
-        opens the groups; None to reach no other rank. notify: sends notes of a KV connector, from any thread. meet: as
-        in `open_groups`.
+        ahead: what was begun before. rendezvous: where `open_mesh` opens the groups of ranks; None to reach no other.
+        notify: sends notes of a KV connector, from any thread. meet: as in `open_groups`.
         """
         self._config, self._ahead = config, ahead or Ahead()
         self._notify = notify or (lambda _: None)
@@ -113,7 +112,7 @@ class Worker:
         self._swap_space: SwapSpace | None = None
         self._cache: CacheEngine
         self._runner: ModelRunner
-        self._adapters: Adapters | None = None
+        self._adapters: Adapters | None
         self._watch: StepWatch | None = None
         self._failure: str | None = None
 
@@ -197,16 +196,13 @@ class Worker:
         """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""
         if (folder := self._config.transfer.kv_disk) is None:
             return None
-        from octavo.kv_transfer.fetch_rates import Measured
-        from octavo.worker.transfer.file_tier import key_of
+        from octavo.worker.transfer.file_tier import explain_folder
 
         limits, groups = self.plan.cache, self._groups
         layouts = [cache_layout(self._attention.backend, each.keeps, 1, limits.block_size) for each in groups]
         places = sorted((layer, number) for number, each in enumerate(groups) for layer in each.layers)
         blocks = self._blocks([torch.empty(layouts[n].shape, dtype=layouts[n].dtype) for _, n in places])
-        key = key_of(blocks, self.identity(), limits.block_size)
-        measured = Measured.read(Path(folder) / key.hex()[:32])
-        return measured.render(limits.block_size, sum(group.block_bytes for group in limits.groups))
+        return explain_folder(Path(folder), blocks, self.identity(), limits)
 
     def identity(self) -> dict[str, str]:
         """Return what decides the bits of results and KV blocks, besides the tokens. Raises CheckpointError."""
@@ -264,7 +260,6 @@ class Worker:
             self._swap_space = begin_swap_space(arenas, self._device)
         self._load_weights(self._ahead)
         self._ahead = Ahead(self._ahead.packed)  # whose pages are the model's
-        self._adapters = self._loaded.adapters
         if self._is_measured:
             self.plan = self._sizing.measured(self.plan, self._loaded, self._made_cache, max_model_len)
         del self._sizing  # it holds the models
@@ -273,6 +268,7 @@ class Worker:
     def _load_weights(self, ahead: Ahead) -> None:
         with refusing_too_little("while weights were loaded", self.plan.weights_bytes, kv_bytes=0):
             self._loaded = self._parts.load(ahead, self.plan.max_model_len)
+        self._adapters = self._loaded.adapters
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
         """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`.
@@ -334,7 +330,8 @@ class Worker:
         """Give back the memory of weights and KV caches. No sequence may be left, and `open_weights` comes before."""
         self._finish_steps()
         self._parts = self._parts_to_load
-        del self._runner, self._cache, self._loaded
+        self._close_adapters()
+        del self._runner, self._cache, self._loaded, self._adapters
         collect_frozen()  # models and recordings hold each other
         self._device.release_idle()
         trim_heap()
@@ -381,6 +378,10 @@ class Worker:
         if isinstance(runner, LaunchingRunner):
             runner.finish(SHUTDOWN_TIMEOUT_S)
 
+    def _close_adapters(self) -> None:
+        if (adapters := vars(self).get("_adapters")) is not None:
+            adapters.close()
+
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""
         if self._failure == _SHUT_DOWN:
@@ -390,8 +391,7 @@ class Worker:
         self._finish_steps()
         if "_transfer" in vars(self):
             self._transfer.close()
-        if self._adapters is not None:
-            self._adapters.close()
+        self._close_adapters()
         self._mesh.close()
         release_idle = self._device.release_idle
         vars(self).clear()

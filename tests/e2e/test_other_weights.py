@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
@@ -23,6 +23,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import ConfigError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.lora.adapter_folders import LINEAR, make_adapter
 
 PROMPTS = [[7 * i % 100 for i in range(length)] for length in (40, 3, 17)]
 DRAWN = SamplingParams(seed=3, max_tokens=24, logprobs=2, ignore_eos=True, n=2)
@@ -165,6 +166,27 @@ def test_a_sleep_gives_memory_back_and_changes_nothing(old: Path) -> None:
         assert generated(llm) == before
 
 
+def test_adapters_are_read_again(tmp_path: Path) -> None:
+    old, new = (made("llama", tmp_path, seed) for seed in (0, 1))
+    adapters = [make_adapter(old, tmp_path / f"adapter-{seed}", LINEAR, seed=seed) for seed in (1, 2)]
+    named = [LoRARequest(f"a{number}", number, str(each)) for number, each in enumerate(adapters, 1)]
+    args: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2}
+
+    def answers(llm: LLM) -> list[Any]:
+        return [results(llm.generate(PROMPTS, DRAWN, lora_request=each)) for each in (*named, None)]
+
+    with opened(old, **args) as llm, opened(new, **args) as expected:
+        before = answers(llm)
+        assert len({str(each) for each in before}) == 3
+        llm.sleep()
+        with pytest.raises(ConfigError, match="read_adapter needs the weights"):
+            llm.engine.call("read_adapter", "a1", 1, str(adapters[0]), "digest")
+        llm.wake_up()
+        assert answers(llm) == before
+        llm.update_weights_from_disk(new)
+        assert answers(llm) == answers(expected)
+
+
 def resident_mib() -> float:
     line = next(each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
@@ -267,7 +289,7 @@ def test_without_the_mode_an_engine_keeps_its_weights(old: Path) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [{"enable_lora": True}, {"kv_disk": "here"}, {"role": "decode"}, {"record_trace": "here"}, {"executor": "ray"}],
+    [{"kv_disk": "here"}, {"role": "decode"}, {"record_trace": "here"}, {"executor": "ray"}],
 )
 def test_what_keeps_weights_elsewhere_rules_the_mode_out(args: dict[str, Any], old: Path) -> None:
     with pytest.raises(ConfigError, match="enable_sleep_mode is set, and"):
