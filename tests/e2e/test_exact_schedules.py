@@ -66,7 +66,7 @@ def requests(draw: st.DrawFn) -> list[Asked]:
     for number in range(draw(st.integers(6, 10))):
         shared, own = draw(st.sampled_from([0, 0, 21, 40])), random.Random(draw(st.integers(0, 1 << 16)))
         prompt = PREFIX[:shared] + [own.randrange(VOCABULARY) for _ in range(draw(st.sampled_from([1, 15, 25, 40])))]
-        kind = draw(st.sampled_from(["greedy", "drawn", "several", "best", "beams", "scored"]))
+        kind = draw(st.sampled_from(["greedy", "drawn", "several", "best", "repeating", "beams", "scored"]))
         max_tokens = draw(st.sampled_from([1, 16, 40, 40]))
         common: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": 2, "ignore_eos": True}
         common["stop_token_ids"] = draw(st.sampled_from([(), (), tuple(range(0, VOCABULARY, 11))]))
@@ -75,6 +75,10 @@ def requests(draw: st.DrawFn) -> list[Asked]:
             "drawn": {"seed": number, "top_p": 0.9, "top_k": draw(st.sampled_from([0, 40]))},
             "several": {"seed": number, "n": 3, "min_p": 0.02, "stop": draw(st.sampled_from([(), LETTERS]))},
             "best": {"seed": number, "n": 1, "best_of": 3},
+            "repeating": {
+                "seed": number, "n": 2, "allowed_token_ids": (5, 6), "logprob_token_ids": (9, 5),
+                "repetition_detection": {"min_pattern_size": 2, "max_pattern_size": 5, "min_count": 3},
+            },
             "beams": {
                 "n": 2, "best_of": 2, "use_beam_search": True,
                 "early_stopping": draw(st.sampled_from([True, False, "never"])),

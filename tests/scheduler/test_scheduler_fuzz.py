@@ -37,6 +37,7 @@ KINDS: list[dict[str, object]] = [
     {"n": 2, "best_of": 3, "use_beam_search": True, "allowed_token_ids": (1, 2, 3, 5), "bad_words": ("some",)},
     {"structured_outputs": FORM}, {"structured_outputs": FORM, "n": 2},
     {"structured_outputs": FORM, "n": 2, "use_beam_search": True},
+    {"n": 3, "repetition_detection": {"max_pattern_size": 1, "min_count": 2}},
 ]  # fmt: skip
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
 STATE_GROUPS = [(None, STATE), (None, STATE), (4, STATE, None), (STATE,)]
