@@ -1,9 +1,12 @@
-"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, GLM-5, Youtu-LLM."""
+"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, GLM-5, Mistral Small 4, Youtu-LLM."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.latent import LatentConfig, LatentDecoder
+from octavo.models.ropes import with_query_growth
 from octavo.models.sparse import corrected, dense_first, read_mixture, sparse_by_kind
 from octavo.ops.experts import RouterRule
 
@@ -89,6 +92,25 @@ class Glm4MoeLiteForCausalLM(LatentDecoder):
     def read(cls, c: Checkpoint) -> LatentConfig:
         mixture, eps = corrected(c, factor=1.8), c.positive_float("rms_norm_eps", 1e-5)
         return LatentConfig.common_latent(c, norm_eps=eps, mixture=mixture, sparse=sparse_by_kind(c, 1))
+
+
+class Mistral4ForCausalLM(LatentDecoder):
+    """Mistral Small 4: experts are chosen by softmax, and queries grow with their positions as in Ministral 3.
+
+    Source: Mistral AI's releases.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        rule = RouterRule(
+            c.positive("num_experts_per_tok", 4),
+            is_normalized=c.bool("norm_topk_prob", True),
+            factor=c.positive_float("routed_scaling_factor", 1.0),
+            num_groups=c.positive("n_group", 1),
+            groups_kept=c.positive("topk_group", 1),
+        )
+        config = LatentConfig.common_latent(c, mixture=read_mixture(c, rule), sparse=dense_first(c, 0))
+        return replace(config, rope=with_query_growth(c, config.rope))
 
 
 class YoutuForCausalLM(LatentDecoder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from octavo.layers.heads import Heads
 from octavo.layers.latent import LatentAttention, LatentHeads, LatentProjections, LatentQueries
 from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rope import YarnScaling
+from octavo.layers.rope import ProportionalScaling, YarnScaling
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
@@ -88,6 +88,9 @@ class LatentBlock(nn.Module):
         self.kv_a_layernorm = RMSNorm(heads.latent, _LATENT_EPS)
         self.kv_b_proj = LatentProjections(heads, mesh)
         self.rope = Rotary(c.rope)
+        # the elements that do not turn grow with the position, too
+        still = replace(c.rope, dim=heads.plain, scaling=ProportionalScaling(0))
+        self.growth = None if c.rope.query_growth is None else Rotary(still)
         assert c.attention_scale is not None
         self.attend = LatentAttention(c.attention_scale)
         self.o_proj = joined_linear(heads.count * heads.value, hidden, mesh, bias=c.out_bias)
@@ -97,6 +100,8 @@ class LatentBlock(nn.Module):
         narrow, edge = self.a_proj(x), self._q_rank + self.heads.latent
         plain, turned = self.q_b_proj(self.q_a_layernorm(narrow[:, : self._q_rank])) if self._q_rank else self.q_proj(x)
         latents = self.kv_a_layernorm(narrow[:, self._q_rank : edge])
+        if self.growth is not None:
+            plain, _ = self.growth(plain, plain[:, :1], batch)
         turned, key = self.rope(turned, narrow[:, edge:].unsqueeze(1), batch)
         sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key.squeeze(1)), batch)
         out: Tensor = self.o_proj(self.kv_b_proj.values(sums))

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
-from octavo.layers.rope import QueryGrowth
 from octavo.models.blocks import (
     GatedDecoder,
     LateNormLayer,
@@ -18,17 +17,22 @@ from octavo.models.blocks import (
     width_norms,
 )
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
+from octavo.models.ropes import with_query_growth
 
 
 class LlamaForCausalLM(GatedDecoder):
-    """Llama 2 and 3. Biases are optional, heads may have a size of their own.
+    """Llama 2 and 3, InternLM3, IQuest Coder. Biases are optional, heads may have a size of their own.
 
     Source: https://arxiv.org/abs/2407.21783.
     """
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(c, bias=c.bool("attention_bias", False), mlp_bias=c.bool("mlp_bias", False))
+        bias, mlp_bias = c.bool("attention_bias", c.bool("qkv_bias", False)), c.bool("mlp_bias", c.bool("bias", False))
+        return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias)
+
+
+InternLM3ForCausalLM = IQuestCoderForCausalLM = LlamaForCausalLM
 
 
 class ArceeForCausalLM(GatedDecoder):
@@ -182,11 +186,7 @@ class Ministral3ForCausalLM(GatedDecoder):
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
         )
-        rope = c.rope()
-        if config.rope is None or rope.values.get("llama_4_scaling_beta") is None:
-            return config
-        growth = QueryGrowth(rope.float("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
-        return replace(config, rope=replace(config.rope, query_growth=growth))
+        return replace(config, rope=with_query_growth(c, config.rope))
 
 
 class Olmo2ForCausalLM(GatedDecoder):

@@ -64,7 +64,7 @@ _FILES: Final = {
         "SolarOpen",
     ),
     "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
-    "deepseek": ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Youtu"),
+    "deepseek": ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4", "Youtu"),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),
     "granite": (
@@ -87,6 +87,8 @@ _FILES: Final = {
             "Glm",
             "Glm4",
             "HunYuanDenseV1",
+            "IQuestCoder",
+            "InternLM3",
             "Llama",
             "Ministral",
             "Ministral3",

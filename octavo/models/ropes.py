@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, Section, shown
@@ -14,6 +15,7 @@ from octavo.layers.rope import (
     LongScaling,
     NtkScaling,
     ProportionalScaling,
+    QueryGrowth,
     Rope,
     Scaling,
     YarnScaling,
@@ -47,6 +49,15 @@ def read_rope(
     return Rope(turned, rope.positive_float("rope_theta"), bent, interleaved, axes=axes)
 
 
+def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
+    """Return a rotation with which queries grow, where the rotary parameters say so (`llama_4_scaling_beta`)."""
+    stated = c.rope()
+    if rope is None or stated.values.get("llama_4_scaling_beta") is None:
+        return rope
+    growth = QueryGrowth(stated.float("llama_4_scaling_beta"), stated.positive("original_max_position_embeddings"))
+    return replace(rope, query_growth=growth)
+
+
 def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
     """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
     sections = rope.values.get("mrope_section")
@@ -76,7 +87,9 @@ def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None
     factor = rope.values.get("partial_rotary_factor")
     if rope.str("rope_type") == "default" or factor is None:
         return
-    if int(head_dim * _turning_share(rope, 1.0)) != head_dim:
+    # of latents the share is that of a query with the elements that do not turn
+    whole = c.positive("head_dim", head_dim) if c.values.get("qk_rope_head_dim") is not None else head_dim
+    if int(whole * _turning_share(rope, 1.0)) != head_dim:
         raise UnsupportedModel(
             f"{c.where}: partial_rotary_factor is {shown(factor)} and rope_type is {shown(rope.values['rope_type'])}; "
             'expected 1, or rope_type "default", which turns whole heads whatever the factor is'

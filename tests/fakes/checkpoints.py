@@ -310,6 +310,26 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "dim_model_base": 20,
         },
     ),
+    "mistral4": (
+        "Mistral4Config",
+        "Mistral4ForCausalLM",
+        {
+            **_LATENT_EXPERTS,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+                "partial_rotary_factor": 0.4,
+            },
+        },
+    ),
     "mixtral": (
         "MixtralConfig",
         "MixtralForCausalLM",
@@ -599,11 +619,15 @@ def _save_checkpoint(
 def load_oracle(path: Path) -> Any:
     """The checkpoint as transformers reads it, in float32 with its plainest attention."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    # not all classes for text are among those that AutoModelForCausalLM chooses from
+    name = json.loads((path / "config.json").read_text())["architectures"][0]
+    is_there = name.endswith("ForCausalLM") and hasattr(transformers, name)
+    loader = getattr(transformers, name) if is_there else transformers.AutoModelForCausalLM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     module = sys.modules[type(model).__module__]
     if hasattr(module, "torch_recurrent_gated_delta_rule"):  # in pieces of 64 tokens it is further from the formula
         module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ def logits(path: Path) -> torch.Tensor:
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
         ("llama4", "Llama4ForConditionalGeneration", "llama4_text"),
         ("mistral", "Mistral3ForConditionalGeneration", "mistral"),
+        ("mistral4", "Mistral3ForConditionalGeneration", "mistral4"),
         ("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     ],
 )

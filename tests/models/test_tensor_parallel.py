@@ -109,6 +109,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama4",
         "hy_v3",
         "minimax_m2",
+        "mistral4",
         "solar_open",
     )
 }
