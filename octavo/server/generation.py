@@ -131,8 +131,7 @@ class UsageCounts:
         """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
         self._unread: dict[int, RequestOutput] = {}
         self._speculates = speculates
-        self._with_cache_info = bool(asked.return_cache_info)
-        self._with_timings = bool(asked.return_timings)
+        self._asked = asked
 
     def set(self, index: int, output: RequestOutput) -> None:
         """Set the counts of prompt `index` from its latest output."""
@@ -155,12 +154,17 @@ class UsageCounts:
             self._last[index], self._counts[index] = output, counts
         self._unread.clear()
 
+    @property
+    def _known(self) -> list[RequestOutput]:
+        """The latest output of each prompt that has one."""
+        return [output for output in self._last if output is not None]
+
     def draft_tokens(self) -> dict[str, int]:
         """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
         if not self._speculates:
             return {}
         self._read()
-        metrics = [output.metrics for output in self._last if output is not None and output.metrics is not None]
+        metrics = [output.metrics for output in self._known if output.metrics is not None]
         num_accepted = sum(each.num_accepted_tokens for each in metrics)
         num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
         return {"accepted_prediction_tokens": num_accepted, "rejected_prediction_tokens": num_rejected}
@@ -169,29 +173,16 @@ class UsageCounts:
         """Return the counts of all prompts together."""
         self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
-        usage = Usage.of(
-            num_tokens,
-            0 if without_completion else num_generated,
-            PromptTokensDetails(num_cached, num_fetched, num_tokens - num_cached - num_fetched),
-        )
-        if self._with_timings:
-            timings = [
-                Timings.of(each, each.metrics, each.num_generated_tokens)
-                for each in self._last
-                if each is not None and each.metrics is not None
-            ]
-            usage = msgspec.structs.replace(usage, timings=timings)
-        if self._with_cache_info:
-            infos = [
-                CacheInfo(
-                    len(each.prompt_token_ids), each.num_cached_tokens, each.cache_miss_reason, each.num_fetched_tokens
-                )
-                for each in self._last
-                if each is not None
-            ]
-            details = msgspec.structs.replace(usage.prompt_tokens_details, cache_info=infos)
-            usage = msgspec.structs.replace(usage, prompt_tokens_details=details)
-        return usage
+        infos: list[CacheInfo] | UnsetType = UNSET
+        timings: list[Timings] | UnsetType = UNSET
+        if self._asked.return_cache_info:
+            infos = [CacheInfo.of(each) for each in self._known]
+        if self._asked.return_timings:
+            timed = [(each, each.metrics) for each in self._known if each.metrics is not None]
+            timings = [Timings.of(each, times, each.num_generated_tokens) for each, times in timed]
+        num_shown = 0 if without_completion else num_generated
+        details = PromptTokensDetails(num_cached, num_fetched, num_tokens - num_cached - num_fetched, infos)
+        return Usage(num_tokens, num_shown, num_tokens + num_shown, details, timings)
 
 
 class Generation(ABC):

@@ -31,7 +31,7 @@ def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
         created=2,
         model="m",
         choices=choices,
-        usage=Usage.of(1, 2, PromptTokensDetails(0, 0, 1)),
+        usage=Usage(1, 2, 3, PromptTokensDetails(0, 0, 1)),
         system_fingerprint="",
     )
 

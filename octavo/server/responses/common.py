@@ -16,6 +16,11 @@ class CacheInfo(Struct, frozen=True):
     miss_reason: str | None
     fetched_tokens: int = 0
 
+    @classmethod
+    def of(cls, output: RequestOutput) -> CacheInfo:
+        num_tokens, num_cached = len(output.prompt_token_ids), output.num_cached_tokens
+        return cls(num_tokens, num_cached, output.cache_miss_reason, output.num_fetched_tokens)
+
 
 class PromptTokensDetails(Struct, frozen=True):
     """Prompt tokens by where their KV came from, which add up; with `return_cache_info` also by prompt."""
@@ -77,10 +82,6 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     timings: list[Timings] | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, details: PromptTokensDetails) -> Usage:
-        return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
 PromptLogprobsField = list[dict[int, Logprob] | None] | UnsetType
