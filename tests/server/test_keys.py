@@ -81,8 +81,10 @@ def test_every_prompt_is_in_the_namespace_of_its_key(server: Served, guarded: Se
     assert set(namespaces(server)) == {None}
 
 
-_FIXED = {"/v1/load_lora_adapter": 403, "/v1/unload_lora_adapter": 403}
-"""The server of these tests loads no adapters while it runs, whoever asks for it."""
+_FIXED = dict.fromkeys(
+    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/update_weights_from_disk"), 403
+)
+"""The server of these tests loads no adapters while it runs and does not sleep, whoever asks for it."""
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
@@ -93,6 +95,7 @@ def test_what_needs_a_right_is_closed_to_keys_without_it(guarded: Served, method
             continue
         for key, rights in (keys | {"root-secret": {"cache", "observe", "operate", "kv-events"}}).items():
             body = {"/pin_prefix": {"prompt": "abc", "ttl_s": 60}, "/drain": {"replica": 0}}
+            body["/update_weights_from_disk"] = {"model_path": "other"}
             asked = body.get(endpoint.path, {"prompt": "abc"}) if endpoint.request is not None else None
             answer = ask(guarded.url, endpoint.path, asked, method=method, headers=bearer(key))
             # KV events are not enabled, and the engine of these tests makes no reports
