@@ -54,7 +54,10 @@ _GROUPS = (
 )
 """Headings of the help, in this order."""
 
-NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
+NOT_FOR_A_TERMINAL = (
+    *("output_kind", "detokenize", "logprobs", "logprob_token_ids", "prompt_logprobs"),
+    "spaces_between_special_tokens",
+)
 """Sampling parameters that shape the output object, not the text."""
 
 _JSON_EXAMPLES = {

@@ -34,6 +34,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "one token": {"max_tokens": 1, "logprobs": 2, "n": 2, "seed": 9},
     "least tokens": {"min_tokens": 9, "seed": 10},
     "form": {"structured_outputs": {"regex": "(yes|no)[0-9]{4}"}, "seed": 12, "n": 2},
+    "named tokens": {
+        "logprob_token_ids": (5, 9),
+        "allowed_token_ids": (5, 6),
+        "n": 2,
+        "seed": 13,
+        "repetition_detection": {"max_pattern_size": 2, "min_count": 3},
+    },
     "of the prompt": {"prompt_logprobs": 1, "seed": 11},
 }
 
