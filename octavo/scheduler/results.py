@@ -170,13 +170,13 @@ def _status_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> Se
     where text is made: in the front, and for beams in `engine/beam_texts.py`."""
     if token_id in group.end_token_ids:
         return SequenceStatus.FINISHED_STOPPED
-    params, num_drawn = group.request.params, sequence.num_output_tokens
+    num_drawn = len(sequence.token_ids) - sequence.num_prompt_tokens
     if num_drawn >= group.max_tokens:
         return SequenceStatus.FINISHED_LENGTH_CAPPED
-    wanted = params.repetition_detection
-    if wanted is not None and num_drawn >= params.min_tokens and wanted.ends(sequence.token_ids, num_drawn):
-        return SequenceStatus.FINISHED_REPETITION
-    return None
+    params = group.request.params
+    if (pattern := params.repetition_detection) is None or num_drawn < params.min_tokens:
+        return None
+    return SequenceStatus.FINISHED_REPETITION if pattern.ends(sequence.token_ids, num_drawn) else None
 
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:

@@ -81,14 +81,20 @@ class Drawing:
             if wanted[0].num_candidates:
                 results += self._sampler.rank(logits, rows, [each.num_candidates for each in wanted[start:stop]])
             else:
-                named = [self._named(logits[place], row) for place, row in enumerate(rows)]
-                results += map(_with_named, self._sampler.sample(logits, rows), named)
+                named = {
+                    place: self._named(logits[place], asked)
+                    for place, row in enumerate(rows)
+                    if (asked := row.sequence.params.logprob_token_ids)
+                }
+                samples = self._sampler.sample(logits, rows)
+                for place, tokens in named.items():
+                    samples[place] = _with_named(samples[place], tokens)
+                results += samples
             del logits  # the next piece takes its memory
         return results
 
-    def _named(self, logits: Tensor, row: SamplingRow) -> list[TokenLogprobs]:
-        """Describe the tokens that the row's request names, by its logits [vocab], which sampling writes over."""
-        token_ids = row.sequence.params.logprob_token_ids or ()
+    def _named(self, logits: Tensor, token_ids: Sequence[int]) -> list[TokenLogprobs]:
+        """Describe the tokens that a row's request names, by its logits [vocab], which sampling writes over."""
         parts = chunks(len(token_ids), rows_per_chunk(self._vocab_size, LOGITS_BYTES))
         return [
             token
@@ -124,8 +130,6 @@ class Drawing:
 
 
 def _with_named(drawn: RowSamples, named: Sequence[TokenLogprobs]) -> RowSamples:
-    if not named or not drawn.tokens:
-        return drawn
     listed = {
         "top_ids": tuple(each.token_id for each in named),
         "top_logprobs": tuple(each.logprob for each in named),
