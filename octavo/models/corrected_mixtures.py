@@ -9,14 +9,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
-from octavo.models.sparse import (
-    Mixture,
-    corrected,
-    dense_first,
-    read_mixture,
-    read_stored,
-    sparse_by_kind,
-)
+from octavo.models.sparse import Mixture, corrected, dense_first, read_mixture, read_stored, sparse_by_kind
 from octavo.ops.experts import RouterRule
 
 

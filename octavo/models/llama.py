@@ -8,14 +8,7 @@ from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
-from octavo.models.blocks import (
-    GatedDecoder,
-    LateNormLayer,
-    PlainMLP,
-    SandwichLayer,
-    head_norms,
-    width_norms,
-)
+from octavo.models.blocks import GatedDecoder, LateNormLayer, PlainMLP, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 from octavo.models.ropes import with_query_growth
 

@@ -10,12 +10,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows
-from octavo.models.sparse import (
-    Mixture,
-    read_shared_mixture,
-    read_stored,
-    sparse_layers,
-)
+from octavo.models.sparse import Mixture, read_shared_mixture, read_stored, sparse_layers
 from octavo.ops.experts import RouterRule
 
 

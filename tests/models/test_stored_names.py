@@ -24,6 +24,7 @@ def logits(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "architecture", "model_type"),
     [
+        ("exaone4", "Exaone4_5_ForConditionalGeneration", "exaone4_5_text"),
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
         ("llama4", "Llama4ForConditionalGeneration", "llama4_text"),
         ("mistral", "Mistral3ForConditionalGeneration", "mistral"),
