@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:  # a core reads no stream
     import asyncio
+
+T = TypeVar("T")
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -42,6 +44,12 @@ def read(connection: socket.socket, max_bytes: int = MAX_BYTES) -> bytes | None:
     if size > max_bytes:
         raise ValueError(f"a frame of {size} bytes, at most {max_bytes} are expected")
     return read_exactly(connection, size)
+
+
+def read_as(connection: socket.socket, kind: type[T], max_bytes: int = MAX_BYTES) -> T | None:
+    """Wait for the next frame and return its message, which is a `kind`; raises as `read`, and msgspec's errors."""
+    body = read(connection, max_bytes)
+    return None if body is None else msgspec.msgpack.decode(body, type=kind)
 
 
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:

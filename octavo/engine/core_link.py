@@ -174,10 +174,10 @@ class CoreLink:
         if not authenticate(connection, self._secret, is_listener=True):
             _log.warning("%s has connected without the secret", where)
             return False
-        body = frames.read(connection)
-        if body is None:
+        hello = frames.read_as(connection, Hello)
+        if hello is None:
             return False
-        refusal = self._refusal(msgspec.msgpack.decode(body, type=Hello), where)
+        refusal = self._refusal(hello, where)
         if refusal is not None:
             _log.warning("front %s is refused: %s", where, refusal.message)
             connection.sendall(frames.pack(refusal))

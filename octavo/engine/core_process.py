@@ -239,10 +239,9 @@ def main() -> int:
     gc.disable()  # a start makes no garbage, and the search for it takes a tenth of a second
     import_ahead()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        body = frames.read(connection)
-        if body is None:
+        config = frames.read_as(connection, EngineConfig)
+        if config is None:
             return 0
-        config = msgspec.msgpack.decode(body, type=EngineConfig)
         set_up(config.observability.log_level, role=config.replicas.name)
         # it may load a model for minutes, or hang
         lifeline = [connection.fileno()], 1, ORPHAN_S

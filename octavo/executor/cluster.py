@@ -97,8 +97,8 @@ class Gathering:
                 self._refused.add(host)
                 connection.close()
                 return
-            body = frames.read(connection)
-            if body is not None and self._place(connection, host, msgspec.msgpack.decode(body, type=Join)):
+            join = frames.read_as(connection, Join)
+            if join is not None and self._place(connection, host, join):
                 return
         connection.close()
 

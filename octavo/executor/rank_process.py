@@ -49,10 +49,9 @@ _log = logging.getLogger(__name__)
 
 def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | None = None) -> None:
     """Serve an executor until Shutdown or the end of the connection. Raises what the worker raises."""
-    body = frames.read(connection)
-    if body is None:
+    start = frames.read_as(connection, Start)
+    if start is None:
         return
-    start = msgspec.msgpack.decode(body, type=Start)
     config = _joined(start, None if here is None else here.model_path)
     rendezvous = start.rendezvous
     if here is not None:

@@ -59,10 +59,9 @@ def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener:
         raise PeerRefused("it does not know the secret; give both the same cluster_secret_file")
     keep_alive(connection)
     connection.sendall(frames.pack(ours))
-    body = frames.read(connection, _MOST_BYTES)
-    if body is None:
+    theirs = frames.read_as(connection, Hello, _MOST_BYTES)
+    if theirs is None:
         raise PeerRefused("it has closed the connection")
-    theirs = msgspec.msgpack.decode(body, type=Hello)
     if (because := difference(ours, theirs)) is not None:
         raise PeerRefused(because)
     return theirs

@@ -51,10 +51,9 @@ def open_nixl(connection: socket.socket, *, is_listener: bool) -> RingCarrier:
             token = secrets.token_bytes(16)
             port = server.getsockname()[1]
             connection.sendall(frames.pack(_Hello(agent.get_agent_metadata(), rings.data_ptr(), port, token)))
-            found = frames.read(connection)
-            if found is None:
+            theirs = frames.read_as(connection, _Hello)
+            if theirs is None:
                 raise PipeError("the other end has closed the connection")
-            theirs = msgspec.msgpack.decode(found, type=_Hello)
             if is_listener:
                 credits_socket = _accepted(server, token)
             else:

@@ -7,8 +7,6 @@ import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn, cast
 
-import msgspec
-
 from octavo import logging as octavo_logging
 from octavo.core import frames
 from octavo.engine.hub_client import HubClient
@@ -26,10 +24,9 @@ if TYPE_CHECKING:
 def main() -> int:
     """Serve until a signal or the end of the hub; returns the exit code."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    body = frames.read(connection)
-    if body is None:
+    setup = frames.read_as(connection, Setup)
+    if setup is None:
         return 0
-    setup = msgspec.msgpack.decode(body, type=Setup)
     args = setup.server_args
     octavo_logging.set_up(setup.engine_args.log_level, role=f"server{setup.number}")
     app = loading_app(args)

@@ -150,10 +150,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets children that have ended
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        body = frames.read(control)
-        if body is None:
+        setup = frames.read_as(control, TextSetup)
+        if setup is None:
             return 0
-        setup = msgspec.msgpack.decode(body, type=TextSetup)
         tokenizer, template = open_tokenizer(setup.input.model)
         tokenizer.releases_lock = False  # nothing else runs here, and its threads cost memory
         tools = InputProcessor(setup.input, tokenizer=tokenizer, chat_template=template)
