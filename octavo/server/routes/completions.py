@@ -92,10 +92,8 @@ class _Completion(Generation):
         if is_first:
             choice.text = echoed or ""
             self._num_prompt_chars[choice.index] = len(choice.text)
-        if self.asked.logprobs is not None:
-            new = None if self.echoes_only else completion
-            num_top = -1 if self.asked.logprob_token_ids else self.asked.logprobs
-            choice.logprobs = self._logprobs(num_top, output, echoed, new, self._num_prompt_chars[choice.index])
+        new = None if self.echoes_only else completion
+        choice.logprobs = self._logprobs(output, echoed, new, self._num_prompt_chars[choice.index])
         if not self.echoes_only:
             choice.text += completion.text
         if self.asked.return_token_ids:
@@ -105,14 +103,12 @@ class _Completion(Generation):
         return choice
 
     def _logprobs(
-        self,
-        num_top: int,
-        output: RequestOutput,
-        echoed: str | None,
-        completion: CompletionOutput | None,
-        num_prompt_chars: int,
+        self, output: RequestOutput, echoed: str | None, completion: CompletionOutput | None, num_prompt_chars: int
     ) -> CompletionLogprobs | None:
-        """Return the log-probabilities of the echoed prompt and what is new of a completion; None without tokens."""
+        """Return the log-probabilities of the echoed prompt and what is new of a completion; None without tokens, and
+        where none are asked for."""
+        if self.asked.logprobs is None:
+            return None
         token_ids: list[int] = []
         positions: list[Position | None] = []
         offsets: list[int] = []
@@ -132,6 +128,7 @@ class _Completion(Generation):
         if positions[0] is None and not self.shows_ids:
             # the first token of a prompt has no predecessor, and so no entry that would hold its text
             texts[0] = self.context.llm.tokenizer.token_text(token_ids[0])
+        num_top = -1 if self.asked.logprob_token_ids else self.asked.logprobs
         return completion_logprobs(texts, token_ids, positions, num_top, offsets)
 
     def _prompt_text(self, output: RequestOutput) -> str:
