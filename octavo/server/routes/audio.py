@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -51,7 +51,9 @@ async def translate(context: ServerContext, request: Request) -> Response | Even
     return await _respond(context, request, "translate")
 
 
-async def _respond(context: ServerContext, request: Request, task: str) -> Response | EventStream:
+async def _respond(
+    context: ServerContext, request: Request, task: Literal["transcribe", "translate"]
+) -> Response | EventStream:
     speech = context.llm.config.model.speech
     if speech is None:
         raise ApiError(400, "this model writes down no speech; start the server with Whisper", code="unsupported_task")
@@ -72,11 +74,10 @@ async def _respond(context: ServerContext, request: Request, task: str) -> Respo
         return Response(subtitles(segments, asked.response_format), media_type="text/plain")
     if asked.response_format == "json":
         return json_response(Transcription(text, usage))
-    language = transcriber.language or "en"
     return json_response(
         VerboseTranscription(
-            task="translate" if task == "translate" else "transcribe",
-            language=language,
+            task=task,
+            language=transcriber.language or "en",
             duration=heard.seconds,
             text=text,
             segments=segments,
