@@ -29,7 +29,7 @@ def explain(*, given: Given) -> int:
     config = configure(_without_weights(args))
     num_replicas = config.replicas.data_parallel_size
     plans, operators, disk = prepared(replica_config(config, 0))
-    checkpoint = Checkpoint.open(Path(config.model.path), config.model.hf_overrides)
+    checkpoint = Checkpoint.of(config.model)
     say(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
     say(render_facts("machine", platform_facts(Platform.detect())), end="\n\n")
     if num_replicas > 1:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 
 from octavo import __version__
 from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import ModelConfig
 from octavo.config.sources import user_directory
 from octavo.core.authentication import private_secret
@@ -34,5 +34,5 @@ def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
 
 def hello_of(model: ModelConfig, role: str | None = None) -> Hello:
     """Return what a front is, or a core with a role."""
-    digest = model_digest(Path(model.path), model.hf_overrides, with_weights=False)
+    digest = model_digest(Checkpoint.of(model), with_weights=False)
     return Hello(octavo=__version__, model=model.served_model_names[0], config=digest, role=role)

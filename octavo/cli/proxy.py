@@ -24,7 +24,7 @@ from octavo.server.serving import serve as serve_http
 _OF_A_FRONT = (
     *("model", "tokenizer", "revision", "tokenizer_revision", "served_model_name", "model_source", "download_dir"),
     *("max_model_len", "seed", "max_logprobs", "max_num_seqs"),
-    *("generation_config", "override_generation_config", "hf_overrides"),
+    *("generation_config", "override_generation_config", "hf_overrides", "mmproj"),
     *("chat_template", "default_chat_template_kwargs"),
     *("max_queued_requests", "prefill_tokens_per_s", "router", "split_min_tokens", "kv_lease_s"),
     *("enable_lora", "lora_modules", "lora_resolver_cache_dir"),

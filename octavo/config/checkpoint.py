@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.overrides import overridden
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.text_config import TEXT_CONFIG, flattened
-from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.gguf.reader import GGUFFile, is_first_file, is_gguf
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
+from octavo.gguf.reader import GGUFFile, is_first_file, is_gguf, is_mmproj
+
+if TYPE_CHECKING:
+    from octavo.config.schema import ModelConfig
 
 CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
@@ -54,6 +57,10 @@ class Checkpoint(Section):
 
     gguf: GGUFFile | None = None
     """The file, of a model in one in llama.cpp's format."""
+    mmproj: Path | None = None
+    """The file with its vision encoder."""
+    image_processor: Mapping[builtins.str, Any] | None = None
+    """What that says of the image processor; other models have a file of it."""
 
     def __init__(self, path: Path, config: Mapping[builtins.str, Any]) -> None:
         where = str(path if path.is_file() else path / CONFIG)
@@ -63,16 +70,24 @@ class Checkpoint(Section):
         """All of `config.json` as it is written."""
 
     @classmethod
-    def open(cls, path: Path, overrides: Mapping[builtins.str, Any] | None = None) -> Checkpoint:
+    def open(
+        cls, path: Path, overrides: Mapping[builtins.str, Any] | None = None, mmproj: Path | None = None
+    ) -> Checkpoint:
         """Read the config of the directory `path`, or of a GGUF file, with the values of `overrides` (`hf_overrides`).
 
-        Raises CheckpointError when it is neither, ConfigError for overrides that are refused.
+        mmproj: the file with the vision encoder of a GGUF file. Raises CheckpointError when it is neither, ConfigError
+        for overrides that are refused, and for an `mmproj` of a directory.
         """
         path = model_file(path)
         if is_gguf(path):
             from octavo.config.gguf_checkpoint import GGUFCheckpoint
 
-            return GGUFCheckpoint(path, overrides)
+            return GGUFCheckpoint(path, overrides, mmproj)
+        if mmproj is not None:
+            raise ConfigError(
+                f"mmproj is {mmproj}, but the model {path} is no GGUF file: its own folder has what reads images; "
+                "leave it out"
+            )
         if not path.is_dir():
             state = "is a file" if path.exists() else "does not exist"
             raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
@@ -83,6 +98,12 @@ class Checkpoint(Section):
             if config.get(QUANTIZATION) is None and (path / name).is_file():
                 config[QUANTIZATION] = {"quant_method": "gptq", **read_json_object(path / name)}
         return cls(path, overridden(config, overrides or {}))
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Checkpoint:
+        """Open the checkpoint of an engine. Raises as `open` does."""
+        mmproj = None if model.mmproj is None else Path(model.mmproj)
+        return cls.open(Path(model.path), model.hf_overrides, mmproj)
 
     @cached_property
     def generation_config(self) -> Mapping[builtins.str, Any]:
@@ -312,7 +333,7 @@ def model_file(path: Path) -> Path:
     `path`. Raises CheckpointError where there are several models."""
     if not path.is_dir() or (path / CONFIG).is_file():
         return path
-    files = [each for each in sorted(path.glob("*.gguf")) if is_first_file(each) and not each.name.startswith("mmproj")]
+    files = [each for each in sorted(path.glob("*.gguf")) if is_first_file(each) and not is_mmproj(each)]
     if len(files) > 1:
         names = ", ".join(each.name for each in files[:6])
         raise CheckpointError(f"{path}: holds {len(files)} GGUF models ({names}); name one of the files")

@@ -14,18 +14,22 @@ from typing import Any, Final
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs, ModelSource
-from octavo.config.checkpoint import CONFIG
+from octavo.config.checkpoint import CONFIG, model_file
+from octavo.config.gguf_checkpoint import fitting_mmproj
+from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config
 from octavo.errors import CheckpointError, UnsupportedModel, is_disk_full, suggestion
-from octavo.gguf.reader import is_gguf
+from octavo.gguf.reader import is_gguf, is_mmproj
 
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 # in the order of preference; a repository often holds the same weights in both
 _WEIGHT_FILES: Final = (["*.safetensors"], ["pytorch_model*.bin"])
+# of the types in which hubs have it, the one that almost all have
+_ENCODER: Final = "*mmproj*[-_.][fF]16*.gguf"
 # copies of the weights in other layouts, exports for other programs
 _NEVER: Final = ["*/*", "consolidated*"]
 
@@ -62,9 +66,33 @@ def locate_draft(args: EngineArgs, model_path: Path) -> Path | None:
     return _locate(args, config.model, config.revision, with_weights=args.load_format != "dummy")
 
 
+def locate_mmproj(args: EngineArgs, model_path: Path) -> Path | None:
+    """Return the file with the vision encoder of a GGUF file: the one that `mmproj` names, else one beside it that
+    fits. None where there is none, and where prompts may have no images.
+
+    Raises CheckpointError, and UnsupportedModel for a file that is named and not read.
+    """
+    if media_limits(args)["image"] == 0:
+        return None
+    if args.mmproj is not None:
+        path = Path(args.mmproj).expanduser()
+        if not is_gguf(path):
+            state = "is no GGUF file" if path.exists() else "does not exist"
+            raise CheckpointError(f"mmproj is {path}, which {state}; name the mmproj-*.gguf file of the model")
+        return path
+    model = model_file(model_path)
+    return fitting_mmproj(model) if is_gguf(model) else None
+
+
 def _locate(args: EngineArgs, model: str, revision: str | None, *, with_weights: bool) -> Path:
-    cache_dir = Path(args.download_dir) if args.download_dir else None
-    return locate(model, revision, source=args.model_source, cache_dir=cache_dir, with_weights=with_weights)
+    return locate(
+        model,
+        revision,
+        source=args.model_source,
+        cache_dir=Path(args.download_dir) if args.download_dir else None,
+        with_weights=with_weights,
+        with_encoder=model == args.model and args.mmproj is None and media_limits(args)["image"] > 0,
+    )
 
 
 def locate(
@@ -75,12 +103,13 @@ def locate(
     endpoint: str | None = None,
     cache_dir: Path | None = None,
     with_weights: bool = True,
+    with_encoder: bool = False,
     text_files: Sequence[str] = _TEXT_FILES,
 ) -> Path:
     """Return the directory that `model` names: itself when it exists, else what the hub has of it at `revision`.
 
     A short name, such as qwen3:0.6b, stands for its entry in the table of short names, and owner/model:Q4_K_M for the
-    first GGUF file of that type.
+    first GGUF file of that type, `with_encoder` beside the one of its vision encoder in F16.
 
     Downloads configuration and tokenizer (`text_files`), and `with_weights` the safetensors (PyTorch archives only
     where there are none); what is in the cache is not fetched again, and is enough when the hub cannot be reached.
@@ -114,8 +143,9 @@ def locate(
     if named := _GGUF_NAME.fullmatch(model):
         # hubs have files of both spellings, in one part or several
         files = [f"*[-.]{kind}{end}.gguf" for kind in {named[2].upper(), named[2].lower()} for end in ("", "-*-of-*")]
-        path = _from_hugging_face(named[1], revision, endpoint, cache_dir, False, files)
-        found = sorted(each for pattern in files for each in path.glob(pattern) if not each.name.startswith("mmproj"))
+        wanted = [*files, _ENCODER] if with_encoder else files
+        path = _from_hugging_face(named[1], revision, endpoint, cache_dir, False, wanted)
+        found = sorted(each for pattern in files for each in path.glob(pattern) if not is_mmproj(each))
         if not found:
             raise CheckpointError(f"{model}: {named[1]} has no GGUF file of type {named[2]}; look at its list of files")
         return found[0]

@@ -26,6 +26,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """
     if checkpoint.architecture not in READ_IMAGES:
         return None
+    if checkpoint.image_processor is not None:
+        return checkpoint.image_processor
     for name in _FILES:
         file = checkpoint.path / name
         values = read_json_object(file) if file.is_file() else {}

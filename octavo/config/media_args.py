@@ -30,6 +30,13 @@ class MediaArgs:
             "that hears sounds, reads text alone, without its encoder."
         ),
     ] = dataclasses.field(default_factory=dict)
+    mmproj: Annotated[
+        str | None,
+        Arg(
+            "File of llama.cpp with the vision encoder of a model in a GGUF file; by default the one beside it with "
+            "mmproj in its name that fits. With limit_mm_per_prompt image=0 none is read."
+        ),
+    ] = None
     allowed_media_domains: Annotated[
         tuple[str, ...],
         Arg(

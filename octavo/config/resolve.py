@@ -68,7 +68,7 @@ def configure(args: EngineArgs) -> EngineConfig:
     tokenizer_path = hub.locate_tokenizer(args, model_path)
     return resolve(
         args,
-        Checkpoint.open(model_path, args.hf_overrides),
+        Checkpoint.open(model_path, args.hf_overrides, hub.locate_mmproj(args, model_path)),
         Platform.detect(),
         tokenizer_path=tokenizer_path,
         cache_directory=user_directory("cache"),
@@ -108,6 +108,7 @@ def resolve(
             **values_of(args, ModelArgs)
             | {
                 "path": str(checkpoint.path),
+                "mmproj": None if checkpoint.mmproj is None else str(checkpoint.mmproj),
                 "tokenizer_path": str(tokenizer_path or checkpoint.path),
                 "served_model_names": args.served_model_name or (args.model,),
                 "packed_directory": _packed_cache(args, checkpoint, cache_directory),

@@ -126,6 +126,16 @@ def _qwen3moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**_mixture(meta, base), "norm_topk_prob": True}
 
 
+def _sections(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Positions in time, height and width turn pairs of their own."""
+    value = meta.values.get("rope.dimension_sections")
+    if not isinstance(value, Array):
+        raise meta.error("rope.dimension_sections", "pairs for each of three positions")
+    model_type = "qwen3_vl_text" if meta.architecture == "qwen3vl" else "qwen2_vl_text"
+    scaling = {"rope_type": "default", **(base["rope_scaling"] or {}), "mrope_section": value.values()[:3]}
+    return {"model_type": model_type, "rope_scaling": scaling}
+
+
 def _gemma(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 
@@ -306,8 +316,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
     "llama (experts)": Architecture("MixtralForCausalLM", _mixture, _MIXTRAL, is_permuted=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _common, {}),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", _sections, {}),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2moe, _SHARED),
     "qwen3": Architecture("Qwen3ForCausalLM", _common, {}),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", _sections, {}),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3moe, {}),
     "gemma": Architecture("GemmaForCausalLM", _gemma, {}, shift=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_NAMES, shift=1.0),

@@ -12,7 +12,7 @@ from octavo.errors import CheckpointError
 from octavo.gguf.architectures import LAYER, Architecture, Metadata, architecture_of
 from octavo.gguf.reader import GGUFFile, GGUFTensor
 
-_TENSOR: Final = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
+_TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
 """What the config is made from, and what text is generated without."""
 _ADAPTER_TENSOR: Final = re.compile(r"blk\.(\d+)\.([\w.]+)\.weight\.lora_([ab])")
@@ -32,10 +32,31 @@ class Placed:
     """Heads whose rows are in pairs that turn together, not in halves; 0 where rows are as they should be."""
     shift: float = 0.0
     """What was added to the values."""
+    behind: tuple[GGUFTensor, ...] = ()
+    """Tensors of the same type and shape that are joined with it: rows, or frames of a kernel."""
+    form: tuple[int, ...] = ()
+    """Its dimensions, where they are not those in the file."""
+
+    @property
+    def parts(self) -> tuple[GGUFTensor, ...]:
+        """It and those behind it."""
+        return self.tensor, *self.behind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        total = sum(each.nbytes for each in self.parts)
+        return total if self.expert is None else total // self.tensor.shape[0]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its dimensions."""
+        if self.form:
+            return self.form
+        if self.behind:
+            first, *rest = self.tensor.shape
+            count = len(self.parts)
+            return (first, rest[0], count, *rest[1:]) if len(rest) == 3 else (count * first, *rest)
         inner = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
         return (1, *inner) if self.name.endswith("shared_expert_gate.weight") and len(inner) == 1 else inner
 

@@ -68,6 +68,7 @@ class Array:
 
     def __init__(self, path: Path, key: str, kind: int, data: bytes, count: int) -> None:
         self._path, self._key, self._kind, self._data, self._count = path, key, kind, data, count
+        self._places: dict[str, int | None] = {}
 
     def values(self) -> list[Any]:
         """Return the elements. Raises CheckpointError for text that is not UTF-8."""
@@ -82,6 +83,23 @@ class Array:
         except UnicodeDecodeError as error:
             raise _damaged(self._path, f"element {len(found)} of {self._key} is not UTF-8") from error
         return found
+
+    def place(self, text: str) -> int | None:
+        """Return the place of the first element that is a text, without decoding the others; None for no such text."""
+        if text not in self._places:
+            self._places[text] = self._found(text.encode()) if self._kind == _STRING else None
+        return self._places[text]
+
+    def _found(self, text: bytes) -> int | None:
+        if text not in self._data:
+            return None
+        start = 8
+        for number in range(self._count):
+            end = start + int.from_bytes(self._data[start - 8 : start], "little")
+            if end - start == len(text) and self._data[start:end] == text:
+                return number
+            start = end + 8
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,11 @@ def is_first_file(path: Path) -> bool:
     """Return whether a model is opened by the name `path`: that of its only file, or of the first one."""
     name = _SHARD.fullmatch(path.name)
     return name is None or int(name[2]) == 1
+
+
+def is_mmproj(path: Path) -> bool:
+    """Return whether a file has, by its name, the vision encoder of a model in another one."""
+    return "mmproj" in path.name.lower()
 
 
 def read_gguf(path: Path) -> GGUFFile:

@@ -90,6 +90,12 @@ def end_tokens(file: GGUFFile) -> list[int]:
     )
 
 
+def token_id(file: GGUFFile, text: str) -> int | None:
+    """Return the id of a token by its text; None where there is none."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    return tokens.place(text) if isinstance(tokens, Array) else None
+
+
 def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, Any]]:
     """Return the tokenizer, the texts of named special tokens, and what a tokenizer_config.json would say.
 

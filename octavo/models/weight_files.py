@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.gguf_checkpoint import GGUFCheckpoint
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.errors import CheckpointError
 from octavo.layers.layer import Parts
@@ -80,10 +81,10 @@ class Wanted(NamedTuple):
 
 def checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
     """Yield every tensor of a checkpoint. Raises CheckpointError."""
-    if checkpoint.gguf is not None:
+    if isinstance(checkpoint, GGUFCheckpoint):
         from octavo.models.gguf_tensors import gguf_tensors
 
-        return gguf_tensors(checkpoint.gguf)
+        return gguf_tensors(checkpoint.placed())
     return (tensor for file in checkpoint.weight_files() for tensor in stored_tensors(file.path))
 
 

@@ -48,8 +48,7 @@ class MediaReader:
         """The preprocessing of a model that reads sounds through caches. Raises CheckpointError."""
         from octavo.multimodal.log_mel import LogMel
 
-        path = Path(self._model.path)
-        return LogMel.of(path, Checkpoint.open(path, self._model.hf_overrides).values)
+        return LogMel.of(Path(self._model.path), Checkpoint.of(self._model).values)
 
     @cached_property
     def _written(self) -> ImagePrompts | SoundPrompts | None:
@@ -57,11 +56,10 @@ class MediaReader:
         from octavo.multimodal.image_prompts import ImagePrompts
         from octavo.multimodal.sound_prompts import SoundPrompts
 
-        path, limits = Path(self._model.path), media_limits(self._model)
-        has_config, overrides = (path / CONFIG).is_file(), self._model.hf_overrides
-        checkpoint = Checkpoint.open(path, overrides) if has_config else None
-        if checkpoint is None:
+        limits, has_config = media_limits(self._model), (Path(self._model.path) / CONFIG).is_file()
+        if not has_config and self._model.mmproj is None:
             return None
+        checkpoint = Checkpoint.of(self._model)
         if (section := sound_section(checkpoint)) is not None:
             return SoundPrompts(checkpoint, section, limits) if limits["audio"] else None
         settings = image_settings(checkpoint)

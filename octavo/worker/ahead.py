@@ -45,7 +45,7 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     num_ranks = tensor * pipeline
     if model.load_format == "dummy":
         return Ahead()
-    checkpoint = Checkpoint.open(Path(model.path), model.hf_overrides)
+    checkpoint = Checkpoint.of(model)
     packed = None
     if model.packed_directory is not None:
         packed = PackedFolder(

@@ -80,7 +80,7 @@ class DraftModel:
     def identity(self) -> dict[str, str]:
         """Return what decides the bits of its keys and values, besides those of the model. Raises CheckpointError."""
         return {
-            "draft_model": model_digest(Path(self._config.path), self._config.overrides),
+            "draft_model": model_digest(Checkpoint.open(Path(self._config.path), self._config.overrides)),
             "draft_quantization": str(self._config.quantization),
         }
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -42,9 +40,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             torch=version("torch"),
             native_module=module,
             kernels=levels[0] if wanted == "auto" and levels else wanted,
-            files=model_digest(
-                Path(config.model.path), config.model.hf_overrides, with_weights=config.model.load_format != "dummy"
-            ),
+            files=model_digest(Checkpoint.of(config.model), with_weights=config.model.load_format != "dummy"),
         )
 
     def difference(self, other: Self) -> str | None:
@@ -65,9 +61,8 @@ _REMEDIES: Final = {
 }
 
 
-def model_digest(path: Path, overrides: Mapping[str, Any] | None = None, *, with_weights: bool = True) -> str:
-    """Return 16 hexadecimal digits of SHA-256 over config.json with `overrides`, and weight sizes and samples."""
-    checkpoint = Checkpoint.open(path, overrides)
+def model_digest(checkpoint: Checkpoint, *, with_weights: bool = True) -> str:
+    """Return 16 hexadecimal digits of SHA-256 over config.json with its overrides, and weight sizes and samples."""
     digest = hashlib.sha256(msgspec.json.encode(checkpoint.values, order="sorted"))
     for file in checkpoint.weight_files() if with_weights else ():
         size = file.path.stat().st_size

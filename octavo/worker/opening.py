@@ -63,7 +63,7 @@ def proving_parts(device: Device) -> tuple[Ops, Callable[[int], AttentionBackend
 def open_model(config: EngineConfig, mesh: Mesh, *, keeps_float8: bool = False) -> LoadedModel:
     """Open a rank's part of the model. keeps_float8: as the device says. Raises CheckpointError or ConfigError."""
     model, bits = config.model, config.model.activation_bits
-    checkpoint = Checkpoint.open(Path(model.path), model.hf_overrides)
+    checkpoint = Checkpoint.of(model)
     method = method_named(model.quantization, bits, requantizes=model.allow_requantize)
     kind = "image" if sound_section(checkpoint) is None else "audio"
     has_encoder = media_limits(model)[kind] > 0

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 
 from octavo.config.args import EngineArgs
-from octavo.config.hub import locate, locate_model, locate_tokenizer
+from octavo.config.hub import locate, locate_mmproj, locate_model, locate_tokenizer
 from octavo.errors import CheckpointError, UnsupportedModel
 from tests.fakes.hub import COMMIT, FakeHub, serve_hub
 
@@ -38,7 +38,7 @@ def hub() -> Iterator[FakeHub]:
             "model-Q4_K_M.gguf": b"GGUF4",
             "model.Q8_0-00001-of-00002.gguf": b"GGUF8",
             "model.Q8_0-00002-of-00002.gguf": b"GGUF8",
-            "mmproj-model-Q8_0.gguf": b"GGUF",
+            **{f"mmproj-model-{kind}.gguf": b"GGUF" for kind in ("Q8_0", "BF16", "F16", "f32")},
             "README.md": b"read me",
         },
     }
@@ -149,6 +149,19 @@ def test_a_type_names_a_file_of_a_repository(kind: str, name: str, hub: FakeHub,
     assert found.name == name
     assert found.read_bytes().startswith(b"GGUF")
     assert all(kind.lower() in each.lower() for each in hub.downloads)
+
+
+def test_the_vision_encoder_in_one_of_its_types_comes_with_a_model(hub: FakeHub, tmp_path: Path) -> None:
+    locate("someone/model-GGUF:Q4_K_M", endpoint=hub.address, cache_dir=tmp_path, with_encoder=True)
+    assert sorted(hub.downloads) == ["mmproj-model-F16.gguf", "model-Q4_K_M.gguf"]
+
+
+def test_a_file_of_a_vision_encoder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text("x")
+    for name, said in (("m.txt", "is no GGUF file"), ("n.gguf", "does not exist")):
+        with pytest.raises(CheckpointError, match=f"mmproj is .*{name}, which {said}; name the mmproj"):
+            locate_mmproj(EngineArgs(mmproj=str(tmp_path / name)), tmp_path)
+    assert locate_mmproj(EngineArgs(mmproj="n.gguf", limit_mm_per_prompt={"image": 0}), tmp_path) is None
 
 
 def test_a_type_that_a_repository_lacks_is_said(hub: FakeHub, tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""The second GGUF file of a model that reads images, beside that of its text model: both as one checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, Final
+
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.gguf.layout import Placed
+from octavo.gguf.projectors import PROJECTORS, Projector
+from octavo.gguf.reader import GGUFFile, GGUFTensor
+from octavo.gguf.vision import Vision
+
+_TENSOR: Final = re.compile(r"(?:v\.(blk|deepstack)\.(\d{1,9})\.)?(.+?)(\.weight|\.bias)?(\.1)?")
+_UNREAD: Final = re.compile(r"v\.token_embd\.img_break|(mm\.)?a\..*")
+"""What the text model has, too, and encoders of sounds."""
+_OF_THE_WHOLE: Final = ("bos_token_id", "dtype", "quantization_config", "tie_word_embeddings")
+"""Keys of a text model's config that stand beside its `text_config`."""
+_SWAPPED: Final = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+
+
+class Mmproj:
+    """A vision encoder with its projector, which fits the text model of another file."""
+
+    def __init__(self, file: GGUFFile, text: GGUFFile) -> None:
+        """Raise CheckpointError, and UnsupportedModel for a kind that octavo does not have or that is another's."""
+        self.file = file
+        self._meta = Vision(file, text)
+        self._kind = _projector(self._meta)
+        self._made = self._kind.make(self._meta)
+        self.settings: Mapping[str, Any] = self._made.settings
+        """Settings of the image processor."""
+
+    def config(self, text: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a `config.json` would say of the whole model, whose text model's says `text`."""
+        inner = {name: value for name, value in text.items() if name not in ("architectures", *_OF_THE_WHOLE)}
+        return {
+            "architectures": [f"{self._kind.family}ForConditionalGeneration"],
+            **{name: text[name] for name in _OF_THE_WHOLE},
+            **self._made.own,
+            "text_config": {**inner, "model_type": self._kind.texts[self._meta.text.architecture]},
+            "vision_config": dict(self._made.vision),
+        }
+
+    def placed(self) -> Iterator[Placed]:
+        """Yield the tensors under their names in a checkpoint. Raises CheckpointError for one that is not known."""
+        found: dict[str, list[tuple[str, GGUFTensor, str]]] = {}
+        for tensor in self.file.tensors:
+            if _UNREAD.fullmatch(tensor.name):
+                continue
+            stem, name, order = self._name(tensor)
+            if name is not None:
+                found.setdefault(name, []).append((order, tensor, stem))
+        for name, parts in found.items():
+            (_, first, stem), *others = sorted(parts, key=lambda each: each[0])
+            for _, other, _ in others:
+                if (other.type, other.shape) != (first.type, first.shape):
+                    raise CheckpointError(
+                        f"{self.file.path}: {other.name} is {other.type} {list(other.shape)}, expected "
+                        f"{first.type} {list(first.shape)}, as {first.name} is; download it again"
+                    )
+            shift = float(stem == self._kind.shifted)
+            heads = self._meta.num_heads if stem in self._kind.permuted else 0
+            if heads and first.shape[0] % (2 * heads):
+                raise CheckpointError(
+                    f"{self.file.path}: {first.name} has {first.shape[0]} rows, expected {heads} heads"
+                )
+            behind = tuple(other for _, other, _ in others)
+            yield Placed(name, first, heads=heads, shift=shift, behind=behind, form=_form(name, first.shape))
+
+    def _name(self, tensor: GGUFTensor) -> tuple[str, str | None, str]:
+        """Return a tensor's name without numbers, its name in a checkpoint and its order among those that are joined.
+
+        There is no name for a layer behind the last one. Raises CheckpointError for a tensor that is not known.
+        """
+        match = _TENSOR.fullmatch(tensor.name)
+        assert match is not None
+        block, layer, stem, suffix = match[1], match[2], match[3], match[4] or ""
+        if layer is not None:
+            own = _SWAPPED.get(stem, stem) if self._meta.is_swapped else stem
+            stem = f"v.{block}.{{}}.{own}"
+        if stem not in self._kind.names:
+            raise CheckpointError(f"{self.file.path}: holds {tensor.name}, which {self._kind.family} does not read")
+        if block == "blk" and int(layer) >= self._meta.num_layers:
+            return stem, None, ""
+        if block == "deepstack":
+            layers = self._meta.deepstack
+            if int(layer) not in layers:
+                raise self._meta.error("vision.is_deepstack_layers", f"a list with true for the layer of {tensor.name}")
+            layer = str(layers.index(int(layer)))
+        path, _, order = self._kind.names[stem].partition("/")
+        path = path.format(layer)
+        return stem, path[:-1] if path.endswith("!") else path + suffix, order or match[5] or ""
+
+
+def _projector(meta: Vision) -> Projector:
+    """Return the kind of a file that belongs to a text model. Raises CheckpointError, and UnsupportedModel."""
+    if meta.architecture != "clip":
+        raise CheckpointError(
+            f"{meta.where}: general.architecture is {meta.architecture!r}, expected clip, as in the file with the "
+            "vision encoder of a model (mmproj-*.gguf)"
+        )
+    key = "projector_type" if "projector_type" in meta.values else "vision.projector_type"
+    kind = meta.str(key)
+    if kind == "pixtral" and "mm.patch_merger.weight" in meta.types:
+        kind = "pixtral (merged)"
+    if kind not in PROJECTORS:
+        known = ", ".join(dict.fromkeys(each.partition(" ")[0] for each in PROJECTORS))
+        raise UnsupportedModel(
+            f"{meta.where}: clip.{key} is {kind!r}, expected one of {known}; a checkpoint in Hugging Face layout of "
+            "such a model may be read, and without the file (limit_mm_per_prompt image=0) its text model"
+        )
+    text = meta.text
+    found, size = PROJECTORS[kind], text.positive("embedding_length")
+    if text.architecture not in found.texts:
+        raise UnsupportedModel(
+            f"{meta.where}: clip.{key} is {kind.partition(' ')[0]!r}, which belongs to models of "
+            f"{' or '.join(found.texts)}, but general.architecture of {text.where} is {text.architecture!r}; name the "
+            "mmproj file of this model"
+        )
+    if meta.positive("vision.projection_dim") != size:
+        raise CheckpointError(
+            f"{meta.where}: clip.vision.projection_dim is {meta.values['vision.projection_dim']}, but "
+            f"{text.architecture}.embedding_length of {text.where} is {size}; name the mmproj file of this model"
+        )
+    return found
+
+
+def _form(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the dimensions of tensors that files have without those of one element; () for others."""
+    if not name.endswith(("cls_token", "position_embeddings")):
+        return ()
+    return 1, prod(shape) // shape[-1], shape[-1]

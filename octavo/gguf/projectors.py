@@ -1,0 +1,298 @@
+"""llama.cpp's vision encoders with projectors in the layout of Hugging Face: configs, settings of images, names.
+
+A kind of projector is a line of `PROJECTORS`. Names of metadata and tensors are those of gguf-py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from octavo.gguf.vision import Vision
+
+
+class Made(NamedTuple):
+    """What a model that reads images has besides its text model.
+
+    vision: its `vision_config`. own: keys beside that. settings: those of its image processor.
+    """
+
+    vision: Mapping[str, Any]
+    own: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A kind of vision encoder and projector."""
+
+    family: str
+    """The class of transformers, without `ForConditionalGeneration`."""
+    texts: Mapping[str, str]
+    """By `general.architecture` of the models that it belongs to: the `model_type` of their text model."""
+    make: Callable[[Vision], Made]
+    names: Mapping[str, str]
+    """Names of tensors, with {} for the number of a layer, as in `architectures.LAYER`; of those that are joined, / and
+    their order stand behind."""
+    shifted: str = ""
+    """The norm to whose weight 1 was added."""
+    permuted: tuple[str, ...] = ()
+    """Tensors whose rows were put in pairs."""
+
+
+def _gemma3(meta: Vision) -> Made:
+    vision = {
+        **meta.sizes(),
+        "model_type": "siglip_vision_model",
+        "image_size": meta.positive("vision.image_size"),
+        "layer_norm_eps": meta.positive_float("vision.attention.layer_norm_epsilon", 1e-6),
+        "vision_use_head": False,
+    }
+    own = {
+        "model_type": "gemma3",
+        "mm_tokens_per_image": meta.side(meta.positive("vision.projector.scale_factor", 4)) ** 2,
+        "boi_token_index": meta.token("<start_of_image>"),
+        "eoi_token_index": meta.token("<end_of_image>"),
+        # files of tokenizers without it have no token for vectors: any that no image is written with stands for them
+        "image_token_index": meta.token("<image_soft_token>", "<unused0>"),
+    }
+    return Made(vision, own, meta.settings("Gemma3", size=meta.image_size()))
+
+
+def _qwen_settings(meta: Vision, least: int, most: int) -> dict[str, Any]:
+    pixels = {
+        "shortest_edge": meta.positive("vision.image_min_pixels", least),
+        "longest_edge": meta.positive("vision.image_max_pixels", most),
+    }
+    merged = {"merge_size": meta.positive("vision.spatial_merge_size", 2), "temporal_patch_size": 2}
+    return meta.settings("Qwen2VL", size=pixels, patch_size=meta.patch, **merged)
+
+
+def _qwen(meta: Vision, **more: Any) -> dict[str, Any]:
+    merged = meta.positive("vision.spatial_merge_size", 2)
+    own = {"spatial_merge_size": merged, "out_hidden_size": meta.positive("vision.projection_dim"), **more}
+    return {**meta.sizes(layers="depth", heads="num_heads"), **own}
+
+
+def _qwen2(meta: Vision) -> Made:
+    sizes = _qwen(meta)
+    vision = {
+        **{name: sizes[name] for name in ("depth", "num_heads", "patch_size", "spatial_merge_size")},
+        "embed_dim": meta.width,
+        "hidden_size": sizes["out_hidden_size"],
+        "mlp_ratio": sizes["intermediate_size"] // meta.width,
+    }
+    own = {"model_type": "qwen2_vl", "image_token_id": meta.token("<|image_pad|>")}
+    return Made(vision, own, _qwen_settings(meta, 3136, 12_845_056))
+
+
+def _qwen2_5(meta: Vision) -> Made:
+    every, vision = meta.positive("vision.n_wa_pattern"), _qwen(meta, window_size=112, tokens_per_second=2)
+    vision["fullatt_block_indexes"] = [*range(every - 1, vision["depth"], every)]
+    own = {"model_type": "qwen2_5_vl", "image_token_id": meta.token("<|image_pad|>")}
+    return Made(vision, own, _qwen_settings(meta, 3136, 12_845_056))
+
+
+def _qwen3(meta: Vision) -> Made:
+    vision = _qwen(meta, num_position_embeddings=meta.shape("v.position_embd.weight")[0])
+    vision["deepstack_visual_indexes"] = meta.deepstack
+    own = {"model_type": "qwen3_vl", "image_token_id": meta.token("<|image_pad|>")}
+    return Made(vision, own, _qwen_settings(meta, 65_536, 16_777_216))
+
+
+def _smolvlm(meta: Vision) -> Made:
+    side, scale = meta.positive("vision.image_size"), meta.positive("vision.projector.scale_factor", 2)
+    meta.side(scale)
+    vision = {
+        **meta.sizes(),
+        "model_type": "smolvlm_vision",
+        "image_size": side,
+        "layer_norm_eps": meta.positive_float("vision.attention.layer_norm_epsilon", 1e-6),
+    }
+    own = {
+        "model_type": "smolvlm",
+        "scale_factor": scale,
+        "image_token_id": meta.token("<image>"),
+    }
+    cut = {
+        "size": {"longest_edge": meta.positive("vision.preproc_image_size", 4 * side)},
+        "max_image_size": {"longest_edge": side},
+        "do_image_splitting": True,
+    }
+    return Made(vision, own, meta.settings("SmolVLM", **cut))
+
+
+def _internvl(meta: Vision) -> Made:
+    side, patch = meta.positive("vision.image_size"), meta.patch
+    scale = meta.positive("vision.projector.scale_factor", 2)
+    vision = {
+        **meta.sizes(),
+        "model_type": "internvl_vision",
+        "image_size": [side, side],
+        "patch_size": [patch, patch],
+        "layer_norm_eps": meta.positive_float("vision.attention.layer_norm_epsilon", 1e-6),
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in meta.types else "rms_norm",
+        "attention_bias": "v.blk.0.attn_q.bias" in meta.types,
+        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in meta.types,
+    }
+    own = {
+        "model_type": "internvl",
+        "downsample_ratio": 1 / scale,
+        "image_seq_length": meta.side(scale) ** 2,
+        "image_token_id": meta.token("<IMG_CONTEXT>"),
+    }
+    least, most = (
+        meta.positive(f"vision.preproc_{each}_tiles", default) for each, default in (("min", 1), ("max", 12))
+    )
+    tiles = {"crop_to_patches": True, "min_patches": least, "max_patches": most}
+    return Made(vision, own, meta.settings("GotOcr2", size=meta.image_size(), **tiles))
+
+
+def _pixtral(meta: Vision) -> Made:
+    side, patch = meta.positive("vision.image_size"), meta.patch
+    vision = {
+        **meta.sizes(),
+        "model_type": "pixtral",
+        "image_size": side,
+        "head_dim": meta.width // meta.num_heads,
+        "hidden_act": "silu" if meta.bool("use_silu", False) else "gelu",
+    }
+    own = {
+        "model_type": "llava",
+        "image_token_index": meta.token("[IMG]"),
+        "multimodal_projector_bias": "mm.1.bias" in meta.types,
+        "vision_feature_layer": -1,
+    }
+    merged = 1
+    if "mm.patch_merger.weight" in meta.types:
+        merged = meta.positive("vision.spatial_merge_size", 2)
+        own |= {"model_type": "mistral3", "spatial_merge_size": merged}
+    else:
+        own["vision_feature_select_strategy"] = "full"
+    pixels = {"size": {"longest_edge": side}, "patch_size": dict.fromkeys(("height", "width"), patch * merged)}
+    return Made(vision, own, meta.settings("Pixtral", **pixels))
+
+
+def _siglip(root: str) -> dict[str, str]:
+    layer = f"{root}.encoder.layers.{{}}"
+    return {
+        "v.patch_embd": f"{root}.embeddings.patch_embedding",
+        "v.position_embd": f"{root}.embeddings.position_embedding",
+        "v.post_ln": f"{root}.post_layernorm",
+        **{f"v.blk.{{}}.attn_{each}": f"{layer}.self_attn.{each}_proj" for each in ("q", "k", "v", "out")},
+        "v.blk.{}.ln1": f"{layer}.layer_norm1",
+        "v.blk.{}.ln2": f"{layer}.layer_norm2",
+        "v.blk.{}.ffn_up": f"{layer}.mlp.fc1",
+        "v.blk.{}.ffn_down": f"{layer}.mlp.fc2",
+    }
+
+
+_GATED: Final = ("gate", "up", "down")
+_TWO: Final = ((1, "up"), (2, "down"))
+_LLAMAS: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_QWEN_LAYER: Final = {
+    "v.patch_embd": "visual.patch_embed.proj",
+    "v.blk.{}.attn_out": "visual.blocks.{}.attn.proj",
+    "v.blk.{}.ln1": "visual.blocks.{}.norm1",
+    "v.blk.{}.ln2": "visual.blocks.{}.norm2",
+}
+_QWEN2: Final = {
+    **_QWEN_LAYER,
+    **{f"v.blk.{{}}.attn_{each}": f"visual.blocks.{{}}.attn.qkv/{place}" for place, each in enumerate("qkv")},
+    "v.post_ln": "visual.merger.ln_q",
+    "mm.0": "visual.merger.mlp.0",
+    "mm.2": "visual.merger.mlp.2",
+}
+_PIXTRAL: Final = {
+    "v.patch_embd": "vision_tower.patch_conv",
+    "v.pre_ln": "vision_tower.ln_pre",
+    **{
+        f"v.blk.{{}}.attn_{each}": f"vision_tower.transformer.layers.{{}}.attention.{ours}_proj"
+        for each, ours in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
+    },
+    "v.blk.{}.ln1": "vision_tower.transformer.layers.{}.attention_norm",
+    "v.blk.{}.ln2": "vision_tower.transformer.layers.{}.ffn_norm",
+    **{f"v.blk.{{}}.ffn_{each}": f"vision_tower.transformer.layers.{{}}.feed_forward.{each}_proj" for each in _GATED},
+    "mm.1": "multi_modal_projector.linear_1",
+    "mm.2": "multi_modal_projector.linear_2",
+    "mm.input_norm": "multi_modal_projector.norm",
+    "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+}
+_TURNED: Final = ("v.blk.{}.attn_q", "v.blk.{}.attn_k")
+_INTERNVL: Final = {
+    "v.class_embd": "vision_tower.embeddings.cls_token!",
+    "v.position_embd": "vision_tower.embeddings.position_embeddings!",
+    "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
+    **{
+        f"v.blk.{{}}.{theirs}": f"vision_tower.encoder.layer.{{}}.{ours}"
+        for theirs, ours in {
+            **{f"attn_{each}": f"attention.{each}_proj" for each in "qkv"},
+            **{f"attn_{each}_norm": f"attention.{each}_norm" for each in "qk"},
+            "attn_out": "attention.projection_layer",
+            "ln1": "layernorm_before",
+            "ln2": "layernorm_after",
+            "ls1": "lambda_1!",
+            "ls2": "lambda_2!",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        }.items()
+    },
+    "mm.model.mlp.0": "multi_modal_projector.layer_norm",
+    "mm.model.mlp.1": "multi_modal_projector.linear_1",
+    "mm.model.mlp.3": "multi_modal_projector.linear_2",
+}
+PROJECTORS: Final[Mapping[str, Projector]] = {
+    "gemma3": Projector(
+        "Gemma3",
+        {"gemma3": "gemma3_text"},
+        _gemma3,
+        {
+            **_siglip("vision_tower"),
+            "mm.input_projection": "multi_modal_projector.mm_input_projection_weight!",
+            "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+        },
+        shifted="mm.soft_emb_norm",
+    ),
+    "qwen2vl_merger": Projector(
+        "Qwen2VL",
+        {"qwen2vl": "qwen2_vl_text"},
+        _qwen2,
+        {**_QWEN2, **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.fc{place}" for place, each in _TWO}},
+    ),
+    "qwen2.5vl_merger": Projector(
+        "Qwen2_5_VL",
+        {"qwen2vl": "qwen2_5_vl_text"},
+        _qwen2_5,
+        {
+            **_QWEN2,
+            **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.{each}_proj" for each in ("gate", "up", "down")},
+        },
+    ),
+    "qwen3vl_merger": Projector(
+        "Qwen3VL",
+        {"qwen3vl": "qwen3_vl_text"},
+        _qwen3,
+        {
+            **_QWEN_LAYER,
+            "v.position_embd": "visual.pos_embed",
+            "v.blk.{}.attn_qkv": "visual.blocks.{}.attn.qkv",
+            **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.linear_fc{place}" for place, each in _TWO},
+            "v.post_ln": "visual.merger.norm",
+            "mm.0": "visual.merger.linear_fc1",
+            "mm.2": "visual.merger.linear_fc2",
+            "v.deepstack.{}.norm": "visual.deepstack_merger_list.{}.norm",
+            **{f"v.deepstack.{{}}.fc{each}": f"visual.deepstack_merger_list.{{}}.linear_fc{each}" for each in (1, 2)},
+        },
+    ),
+    "idefics3": Projector(
+        "SmolVLM",
+        {"llama": "llama"},
+        _smolvlm,
+        {**_siglip("vision_model"), "mm.model.fc": "connector.modality_projection.proj"},
+    ),
+    "internvl": Projector("InternVL", _LLAMAS, _internvl, _INTERNVL),
+    "pixtral": Projector("Llava", {"llama": "llama"}, _pixtral, _PIXTRAL, permuted=_TURNED),
+    "pixtral (merged)": Projector("Mistral3", {"llama": "llama"}, _pixtral, _PIXTRAL, permuted=_TURNED),
+}
+"""By `clip.projector_type`, with what else distinguishes families behind it."""

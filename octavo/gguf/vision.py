@@ -1,0 +1,120 @@
+"""What a GGUF file with a vision encoder says of it in its metadata."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from octavo.errors import CheckpointError
+from octavo.gguf.architectures import Metadata
+from octavo.gguf.reader import Array, GGUFFile
+from octavo.gguf.tokenizer import token_id
+
+
+class Vision(Metadata):
+    """The metadata of a vision encoder, by keys without `clip.`, beside those of its text model."""
+
+    def __init__(self, file: GGUFFile, text: GGUFFile) -> None:
+        """Raise CheckpointError where one of the files has no `general.architecture`."""
+        super().__init__(file)
+        self.text = Metadata(text)
+
+    def token(self, *texts: str) -> int:
+        """Return the id of the first of some tokens that is there. Raises CheckpointError."""
+        ids = (token_id(self.text.file, text) for text in texts)
+        found = next((each for each in ids if each is not None), None)
+        if found is None:
+            raise CheckpointError(
+                f"{self.where}: its images are written with {texts[0]}, which the model has not among its tokens; name "
+                "the model that this file was made with"
+            )
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that has to be there. Raises CheckpointError."""
+        if name not in self.types:
+            raise CheckpointError(f"{self.where}: {name} is missing; download it again")
+        return self.types[name].shape
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector within the encoder."""
+        return self.positive("vision.embedding_length")
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the encoder."""
+        count = self.positive("vision.block_count")
+        if count > len(self.types):
+            raise self.error("vision.block_count", f"at most the {len(self.types):,} tensors of the file")
+        return count
+
+    @property
+    def deepstack(self) -> list[int]:
+        """The layers whose results are added to those of the text model, in order. Raises CheckpointError."""
+        value = self.values.get("vision.is_deepstack_layers")
+        flags = value.values() if isinstance(value, Array) else []
+        return [number for number, flag in enumerate(flags) if flag]
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the two products of MLPs have each other's names, as in older files."""
+        shape = self.shape("v.blk.0.ffn_down.weight")
+        return shape[-1] == self.width != shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of attention."""
+        count = self.positive("vision.attention.head_count")
+        if self.width % count:
+            raise self.error("vision.attention.head_count", f"a divisor of embedding_length, which is {self.width}")
+        return count
+
+    @property
+    def patch(self) -> int:
+        """Pixels of a patch's side."""
+        size = self.positive("vision.patch_size")
+        if self.shape("v.patch_embd.weight")[-1] != size:
+            shape = list(self.shape("v.patch_embd.weight"))
+            raise self.error("vision.patch_size", f"the last of {shape}, the shape of v.patch_embd.weight")
+        return size
+
+    def side(self, scale: int) -> int:
+        """Return rows and columns of the vectors that an image becomes. scale: patches in each direction of one.
+
+        Raises CheckpointError.
+        """
+        patches = self.positive("vision.image_size") // self.patch
+        count = prod(self.shape("v.position_embd.weight")) // self.width - ("v.class_embd" in self.types)
+        if patches**2 != count:
+            raise self.error("vision.image_size", f"that of {count} patches, as v.position_embd.weight has")
+        if not 0 < scale <= patches:
+            raise self.error("vision.projector.scale_factor", f"at most the {patches} patches of a row")
+        return patches // scale
+
+    def sizes(self, *, layers: str = "num_hidden_layers", heads: str = "num_attention_heads") -> dict[str, Any]:
+        """Return the sizes that all encoders have. layers, heads: names of two of them."""
+        return {
+            "hidden_size": self.width,
+            layers: self.num_layers,
+            heads: self.num_heads,
+            # older files state another one
+            "intermediate_size": prod(self.shape("v.blk.0.ffn_down.weight")) // self.width,
+            "patch_size": self.patch,
+        }
+
+    def image_size(self) -> dict[str, int]:
+        """Return height and width of what the encoder reads."""
+        side = self.positive("vision.image_size")
+        return {"height": side, "width": side}
+
+    def settings(self, processor: str, **more: Any) -> dict[str, Any]:
+        """Return the settings of an image processor."""
+        found: dict[str, Any] = {"image_processor_type": f"{processor}ImageProcessor"}
+        for name in ("image_mean", "image_std"):
+            value = self.values.get(f"vision.{name}")
+            numbers = value.values() if isinstance(value, Array) else []
+            if len(numbers) != 3 or not all(isinstance(each, float) for each in numbers):
+                raise self.error(f"vision.{name}", "three numbers")
+            found[name] = numbers
+        return {**found, **more}
