@@ -19,6 +19,9 @@ _MOST_UNCOUNTED: Final = 64
 _IPV6_NETWORK_BITS: Final = 64
 """A client of IPv6 has a whole network of this many leading bits, so it counts as one address."""
 
+_MOST_HOPS: Final = 32
+"""Last entries of X-Forwarded-For that are read: a header full of them would take half a second of the event loop."""
+
 _DISCARD_INTERVAL_S: Final = 0.005
 """Between two reads, of up to 256 KiB each, of what is discarded: 50 MB/s."""
 
@@ -98,7 +101,7 @@ class Connections:
     def forwarded_address(self, headers: Iterable[tuple[bytes, bytes]], peer: str) -> str:
         """Return the client of a trusted proxy `peer`: the last address in X-Forwarded-For that is no trusted proxy."""
         values = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
-        hops = [hop.strip() for hop in ",".join(values).split(",")]
+        hops = [hop.strip() for hop in ",".join(values).rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]]
         return next((hop for hop in reversed(hops) if _parse(hop) is not None and not self.is_proxy(hop)), peer)
 
     def next_discard_s(self, now: float) -> float:
