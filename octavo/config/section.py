@@ -141,9 +141,6 @@ class Section:
 
 def shown(value: object) -> str:
     """Return `value` as JSON, cut to a length that fits a message."""
-    text = json.dumps(value, ensure_ascii=False) if _plain(value) else repr(value)
+    is_plain = isinstance(value, int | float | Mapping | Sequence | None)
+    text = json.dumps(value, ensure_ascii=False) if is_plain else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bool | Mapping | Sequence)
