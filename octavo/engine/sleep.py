@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from octavo.errors import ConfigError, InvalidRequest
@@ -21,6 +21,8 @@ class Sleep:
     def __init__(self, executor: Executor, restart: Callable[[str], None], *, is_allowed: bool) -> None:
         """restart: makes all requests wait without blocks, for a reason, and returns when no step runs."""
         self.is_on = False
+        self._path: str | None = None
+        """Where the weights are read; None for where the engine was started from."""
         self._executor = executor
         self._restart = restart
         self._is_allowed = is_allowed
@@ -30,15 +32,21 @@ class Sleep:
 
         Raises ConfigError where the weights could not be loaded again, and nothing changes.
         """
-        self._open(None)
+        self._open(self._path)
         self._drop("the engine sleeps")
 
     def end(self) -> None:
-        """Load the weights again. Raises CheckpointError or ConfigError where that fails, and the sleep goes on."""
-        if self.is_on:
-            self._open(None)
-            self._executor.call("wake_up")
-            self.is_on = False
+        """Load the weights again. Raises ConfigError where that fails on any rank, and the sleep goes on."""
+        if not self.is_on:
+            return
+        self._open(self._path)
+        try:
+            self._check(self._executor.call("load_again"))
+        except ConfigError:
+            self._executor.call("sleep")  # where the others have loaded them
+            raise
+        self._executor.call("wake_up")
+        self.is_on = False
 
     def update_weights(self, path: str) -> None:
         """Compute with the weights of another checkpoint of the same model from now on; a sleep ends.
@@ -47,6 +55,7 @@ class Sleep:
         nothing changes.
         """
         self._open(path)
+        self._path = path
         self._drop("the weights are replaced")
         self.end()
 
@@ -56,12 +65,15 @@ class Sleep:
             raise ConfigError(f"{method} needs the weights, and the engine sleeps; wake it up first")
 
     def _open(self, path: str | None) -> None:
-        """Have the workers open the weights that they load next: those at `path`, or those that they have."""
+        """Have all ranks open the weights that they load next."""
         if not self._is_allowed:
             raise ConfigError("this engine keeps its weights and its memory; start it with enable_sleep_mode")
-        error = next(filter(None, self._executor.call("open_weights", path)), None)
+        self._check(self._executor.call("open_weights", path))
+
+    def _check(self, errors: Iterable[str | None]) -> None:
+        error = next(filter(None, errors), None)
         if error is not None:
-            raise ConfigError(error)
+            raise ConfigError(f"{error}; the engine sleeps until it has loaded weights" if self.is_on else error)
 
     def _drop(self, because: str) -> None:
         if not self.is_on:

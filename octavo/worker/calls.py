@@ -20,6 +20,7 @@ CALLS: Final[dict[str, Any]] = {
     "release_memory": None,
     "open_weights": str | None,
     "sleep": None,
+    "load_again": str | None,
     "wake_up": None,
     "read_adapter": str | None,
     "drop_adapter": None,
@@ -27,8 +28,11 @@ CALLS: Final[dict[str, Any]] = {
 }
 """Control calls, and the types of their values."""
 
-STARTING: Final = ("prepare", "load", "allocate", "wake_up")
-"""The calls of a start, in their order, and that of another one."""
+STARTING: Final = ("prepare", "load", "allocate", "load_again", "wake_up")
+"""The calls of a start, in their order, and those of another one."""
+
+MAY_FAIL: Final = ("open_weights", "load_again")
+"""The calls that return why they failed. Where another call fails, so does the rank."""
 
 
 def check_call(method: str) -> None:

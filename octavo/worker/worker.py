@@ -24,14 +24,14 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.support import open_supporting
 from octavo.distributed.groups import Allocate, Meet, open_groups
 from octavo.distributed.mesh import Mesh
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collect_frozen, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
-from octavo.worker.calls import STARTING, check_call
+from octavo.worker.calls import MAY_FAIL, STARTING, check_call
 from octavo.worker.identity import Identity
 from octavo.worker.launching import LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
@@ -213,15 +213,12 @@ class Worker:
             **config.numerics,
             "tensor_parallel_reduce": f"sum of {self._mesh.tensor.size}" if is_summed else "gather",
             "dummy_seed": str(model.seed or 0) if model.load_format == "dummy" else "",
-            **({"positions": note} if (note := self._rope_note()) else {}),
+            # of the configured length, which is the same on all ranks, not of the one that fits this rank's memory
+            **({"positions": note} if (note := self._opened.model.config.rope_note(model.max_model_len)) else {}),
             **(self._draft.identity() if self._draft is not None else {}),
             "processor": self._device.processor,
             "operators": str(sorted((name, implementation) for name, implementation, _ in self.op_choices())),
         }
-
-    def _rope_note(self) -> str:
-        # of the configured length, which is the same on all ranks, not of the one that fits this rank's memory
-        return self._opened.model.config.rope_note(self._config.model.max_model_len)
 
     def open_tiers(self) -> list[TierFolder]:
         """Open where this rank keeps blocks outside the cache. Raises ConfigError for a folder that cannot be used."""
@@ -231,8 +228,13 @@ class Worker:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
         check_call(method)
         self._check()
-        with collector_paused() if method in STARTING else nullcontext():
-            return [getattr(self._adapters if method.endswith("_adapter") else self, method)(*arguments)]
+        try:
+            with collector_paused() if method in STARTING else nullcontext():
+                return [getattr(self._adapters if method.endswith("_adapter") else self, method)(*arguments)]
+        except (CheckpointError, ConfigError, OSError) as error:
+            if method not in MAY_FAIL:
+                raise
+            return [str(error)]
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -275,12 +277,14 @@ class Worker:
 
         Raises ConfigError where swap space cannot be pinned, or the largest steps do not fit.
         """
-        self.plan = plan = self.plan.limited_to(num_blocks, num_host_blocks)
-        with refusing_too_little("for the KV caches", plan.weights_bytes, plan.kv_bytes):
-            self._cache = self._made_cache(plan.cache, self._swap_space)
-            self._runner = self._loaded.runner(self._cache, plan.cache.block_size)
-        if self._is_measured:
-            WarmUp(self._runner, self._config.scheduler, plan, self._max_model_len).repeat()
+        self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
+        self._make_runner()
+        self.wake_up()
+
+    def _make_runner(self) -> None:
+        with refusing_too_little("for the KV caches", self.plan.weights_bytes, self.plan.kv_bytes):
+            self._cache = self._made_cache(self.plan.cache, self._swap_space)
+            self._runner = self._loaded.runner(self._cache, self.plan.cache.block_size)
         self._runner.suggests = self._config.speculative is not None
 
     def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None = None) -> CacheEngine:
@@ -315,33 +319,34 @@ class Worker:
             self._device.release_idle()
         trim_heap()
 
-    def open_weights(self, path: str | None) -> str | None:
-        """Open the weights that `wake_up` loads: those of another checkpoint of the same model, or with None those of
-        before. Returns why they cannot be loaded, None where they can."""
+    def open_weights(self, path: str | None) -> None:
+        """Open the weights that `load_again` loads: those of another checkpoint of the same model, or with None those
+        of the start."""
         config = self._config if path is None else self._config.with_weights(path)
-        try:
-            self._parts_to_load = self._parts.reopened(config)
-        except (OctavoError, OSError) as error:
-            return str(error)
-        self._config = config
-        return None
+        self._parts_to_load = self._parts.reopened(config)
 
     def sleep(self) -> None:
         """Give back the memory of weights and KV caches. No sequence may be left, and `open_weights` comes before."""
         self._finish_steps()
         self._parts = self._parts_to_load
         self._close_adapters()
-        del self._runner, self._cache, self._loaded, self._adapters
+        for name in ("_runner", "_cache", "_loaded", "_adapters"):
+            vars(self).pop(name, None)
         collect_frozen()  # models and recordings hold each other
         self._device.release_idle()
         trim_heap()
 
-    def wake_up(self) -> None:
-        """Load the weights that were opened last, after `sleep`. Raises CheckpointError or ConfigError."""
-        self._parts = self._parts_to_load
+    def load_again(self) -> None:
+        """Load the weights that were opened last, after `sleep`. `wake_up` follows, or where any rank fails `sleep`."""
+        self._parts, self._parts_to_load = self._parts_to_load, self._parts  # to which that `sleep` returns
         self._load_weights(Ahead())
-        groups = self.plan.cache.groups
-        self.allocate([each.num_blocks for each in groups], [each.num_host_blocks for each in groups])
+        self._make_runner()
+
+    def wake_up(self) -> None:
+        """Be ready for steps, after `load_again` on all ranks."""
+        self._parts_to_load = self._parts
+        if self._is_measured:
+            WarmUp(self._runner, self._config.scheduler, self.plan, self._max_model_len).repeat()
 
     def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:
         """Be ready to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to give blocks away.
@@ -374,8 +379,7 @@ class Worker:
 
     def _finish_steps(self) -> None:
         """Wait for what is launched, as other ranks do, which would wait for its calls."""
-        runner = vars(self).get("_runner")
-        if isinstance(runner, LaunchingRunner):
+        if isinstance(runner := vars(self).get("_runner"), LaunchingRunner):
             runner.finish(SHUTDOWN_TIMEOUT_S)
 
     def _close_adapters(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.async_llm import AsyncLLM
@@ -271,6 +272,37 @@ def test_weights_that_cannot_be_read_leave_the_engine_asleep(tmp_path: Path, old
             llm.update_weights_from_disk(new)
         assert llm.engine.is_sleeping
         llm.wake_up()
+        assert generated(llm) == before
+
+
+@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_ranks_keep_the_same_weights_when_one_cannot_open_or_read_others(
+    split: dict[str, int], tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, incomplete = made("qwen3", tmp_path, 1), made("qwen3", tmp_path / "incomplete", 1)
+    tensors = load_file(incomplete / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]  # which the first of two stages does not read
+    save_file(tensors, incomplete / "model.safetensors")
+    with opened(old, **split) as llm:
+        before = generated(llm)
+        with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj\.weight is missing"):
+            llm.update_weights_from_disk(incomplete)
+        llm.sleep()
+        llm.wake_up()
+        assert generated(llm) == before
+        executor = llm.engine.core.executor
+        call, file = executor.call, new / "model.safetensors"
+
+        def lose(method: str, *arguments: Any) -> list[Any]:
+            if method == "load_again" and file.exists():
+                file.unlink()
+            return call(method, *arguments)
+
+        monkeypatch.setattr(executor, "call", lose)
+        with pytest.raises(ConfigError, match=r"model\.safetensors.*the engine sleeps until it has loaded weights"):
+            llm.update_weights_from_disk(new)
+        assert llm.engine.is_sleeping
+        llm.update_weights_from_disk(old)
         assert generated(llm) == before
 
 
