@@ -6,18 +6,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, Final
 
 import msgspec
 
+from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.core.messages import Call, CallResult, SchedulerStats, Shutdown
 from octavo.errors import EngineDeadError
 
 NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
+_OF_WEIGHTS: Final = ("sleep", "wake_up", "update_weights")
 
 
 class OpenCalls:
@@ -100,20 +103,24 @@ class LastingCalls:
 
     def __init__(self) -> None:
         self._until: dict[tuple[Any, ...], float] = {}
-        self._weights: tuple[Any, ...] | None = None
+        self._weights: list[Any] | None = None
+        """The arguments of the last update, in a list of its own for each."""
         self._sleeps = False
+        self._in_progress: list[tuple[str, tuple[Any, ...]]] = []
+        self._started_with: dict[int, list[Any] | None] = {}
 
-    def begin(self, method: str, arguments: tuple[Any, ...]) -> Callable[[], None]:
-        """Note weights before any core has them, for a core that is started meanwhile; return what undoes it."""
-        before = self._weights
-        if method != "update_weights":
-            return lambda: None
-        self._weights = arguments
-
-        def undo() -> None:
-            self._weights = before
-
-        return undo
+    @contextmanager
+    def begun(self, method: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+        """Inside, a call is in progress: a core that is started meanwhile gets it, too."""
+        if method not in _OF_WEIGHTS:
+            yield
+            return
+        call = method, arguments
+        self._in_progress.append(call)
+        try:
+            yield
+        finally:
+            self._in_progress.remove(call)
 
     def note(self, method: str, arguments: tuple[Any, ...], result: Any) -> None:
         """Note a control call that was made."""
@@ -126,15 +133,25 @@ class LastingCalls:
                 self._until.pop((tuple(token_ids), *key), None)
             case "reset_prefix_cache", _ if result:
                 self._until.clear()
-            case "sleep" | "wake_up" | "update_weights", _:
+            case method, _ if method in _OF_WEIGHTS:
                 self._until.clear()
                 self._sleeps = method == "sleep"
+                if method == "update_weights":
+                    self._weights = list(arguments)
 
-    def calls(self) -> Iterator[Call]:
-        """Yield the calls that another core gets."""
-        if self._weights is not None:
-            yield Call(NOT_WAITED_FOR, "update_weights", list(self._weights))
-        if self._sleeps:
+    def started(self, number: int, config: EngineConfig) -> EngineConfig:
+        """Return the configuration, with the weights that calls have set, with which a replica is started again."""
+        self._started_with[number] = self._weights
+        return config if self._weights is None else config.with_weights(self._weights[0])
+
+    def calls(self, number: int) -> Iterator[Call]:
+        """Yield the calls that the core of a replica gets when it has started."""
+        weights, sleeps = self._weights, self._sleeps
+        for method, arguments in self._in_progress:
+            weights, sleeps = list(arguments) if method == "update_weights" else weights, method == "sleep"
+        if weights is not None and weights is not self._started_with.get(number):
+            yield Call(NOT_WAITED_FOR, "update_weights", weights)
+        if sleeps:
             yield Call(NOT_WAITED_FOR, "sleep", [])
         now = time.monotonic()
         for (token_ids, *key), until in self._until.items():
@@ -150,7 +167,7 @@ def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:
             return msgspec.to_builtins(reduce(add, msgspec.convert(results, list[SchedulerStats])))
         case "reset_prefix_cache":
             return all(results)
-        case "unpin_prefix":
+        case "unpin_prefix" | "is_sleeping":
             return any(results)
         case "pin_prefix":
             return min(results, key=lambda pinned: (pinned["num_tokens"], pinned["num_cached_tokens"]))

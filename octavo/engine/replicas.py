@@ -115,7 +115,8 @@ class Replicas:
             make_split = partial(split.make_split, config)
 
         async def start_again(number: int, before: CoreReady, num_starts: int) -> ProcessClient:
-            return await ProcessClient.start(replica_config(config, number, before=before, num_starts=num_starts))
+            its = replica_config(started._lasting.started(number, config), number, before=before, num_starts=num_starts)
+            return await ProcessClient.start(its)
 
         configs = [replica_config(config, number) for number in range(count)]
         starting = [
@@ -295,7 +296,7 @@ class Replicas:
                     else:
                         self._give_up(replica, last)
                     return
-            for call in self._lasting.calls():  # before any request
+            for call in self._lasting.calls(replica.number):  # before any request
                 replica.client.send(call)
             _log.info("%s is ready again", replica.name)
             self._update_patience(replica)
@@ -345,17 +346,18 @@ class Replicas:
         """Return the result of a control call to all cores that are ready, as built-in types.
 
         Of several it is one: sums, the smallest pin, the entries of all with the number of their replica. Raises
-        RequestFailed, and EngineDeadError or EngineRestartingError when no core is ready.
-        """
+        RequestFailed, and EngineDeadError or EngineRestartingError when no core is ready."""
+        # what a call sets is noted also when its caller has gone
+        return await asyncio.shield(self._call(method, arguments))
+
+    async def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         ready = self._ready_ones(self._replicas)
-        undo = self._lasting.begin(method, arguments)
-        found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
+        with self._lasting.begun(method, arguments):
+            found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
         # a core that dies meanwhile is as one that is not ready
-        replies = zip((each.number for each in ready), found, strict=True)
+        replies = ((each.number, value) for each, value in zip(ready, found, strict=True))
         values = [(number, value) for number, value in replies if not isinstance(value, EngineDeadError)]
-        failure = next((value for _, value in values if isinstance(value, BaseException)), None)
-        if failure is not None:
-            undo()
+        if (failure := next((value for _, value in values if isinstance(value, BaseException)), None)) is not None:
             raise failure
         if not values:
             self._ready_ones(self._replicas)

@@ -127,8 +127,7 @@ class Worker:
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.
 
-        After an error the sequences are in no known state: every later step and call raises EngineDeadError.
-        """
+        After an error the sequences are in no known state: every later step and call raises EngineDeadError."""
         future: Future[ModelRunnerOutput] = Future()
         try:
             self._check()
@@ -243,8 +242,7 @@ class Worker:
     def prepare(self, *, is_dry: bool = False) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little.
 
-        is_dry: nothing will be loaded, so that what is measured at start is planned instead.
-        """
+        is_dry: nothing will be loaded, so that what is measured at start is planned instead."""
         self.plan = self._sizing.plan(is_dry=is_dry)
         return self.plan
 
@@ -273,10 +271,8 @@ class Worker:
         self._adapters = self._loaded.adapters
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
-        """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`.
-
-        Raises ConfigError where swap space cannot be pinned, or the largest steps do not fit.
-        """
+        """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`. Raises
+        ConfigError where swap space cannot be pinned, or the largest steps do not fit."""
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         self._make_runner()
         self.wake_up()

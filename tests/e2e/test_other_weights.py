@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import weakref
 from collections.abc import Callable
@@ -330,8 +331,11 @@ def test_what_keeps_weights_elsewhere_rules_the_mode_out(args: dict[str, Any], o
 
 @pytest.mark.anyio
 @pytest.mark.slow
-async def test_streams_go_on_with_other_weights_and_a_core_that_is_started_again_has_them(old: Path, new: Path) -> None:
-    llm = await AsyncLLM.start(EngineArgs(**arguments(old, data_parallel_size=2)))
+async def test_streams_go_on_with_other_weights_and_a_core_that_is_started_again_has_them(
+    old: Path, new: Path, tmp_path: Path
+) -> None:
+    first = shutil.copytree(old, tmp_path / "first")
+    llm = await AsyncLLM.start(EngineArgs(**arguments(first, data_parallel_size=2)))
     try:
         with pytest.raises(RequestFailed, match="does not exist"):
             await llm.update_weights_from_disk(str(old / "none"))
@@ -347,6 +351,7 @@ async def test_streams_go_on_with_other_weights_and_a_core_that_is_started_again
         assert not await llm.is_sleeping()
         assert [len(each) for each in await asyncio.gather(*tasks, late)] == [100] * 4 + [20]
         expected = await stream(llm, 5, 30)
+        shutil.rmtree(first)
         for each in llm._client._replicas:
             os.kill(each.client._core.process.pid, signal.SIGKILL)  # type: ignore[union-attr]
         assert await stream(llm, 5, 30) == expected

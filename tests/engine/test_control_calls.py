@@ -10,6 +10,7 @@ import pytest
 
 from octavo.core.messages import SchedulerStats
 from octavo.engine.control_calls import LastingCalls, merged
+from tests.fakes.core import engine_config
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ from octavo.engine.control_calls import LastingCalls, merged
                 {"events": [(0.0, "queued"), (2.0, "finished")], "replica": 0},
             ],
         ),
+        ("is_sleeping", [False, True], True),
         ("time_steps", [None, None], None),
     ],
 )
@@ -58,8 +60,31 @@ def test_pins_last_until_they_end_or_are_ended(monkeypatch: pytest.MonkeyPatch) 
     pins.note("unpin_prefix", ([4], "salt", None), True)
     pins.note("unpin_prefix", ([3], None, None), False)
     now = 130.0
-    assert [(each.method, each.arguments) for each in pins.calls()] == [("pin_prefix", [[3], 70.0, "salt", None])]
+    assert calls(pins) == [("pin_prefix", [[3], 70.0, "salt", None])]
     pins.note("reset_prefix_cache", (), False)
-    assert list(pins.calls())
+    assert calls(pins)
     pins.note("reset_prefix_cache", (), True)
-    assert not list(pins.calls())
+    assert not calls(pins)
+
+
+def calls(lasting: LastingCalls, number: int = 0) -> list[tuple[str, list[Any]]]:
+    return [(each.method, each.arguments) for each in lasting.calls(number)]
+
+
+def test_a_core_that_starts_during_calls_gets_what_the_last_of_them_sets() -> None:
+    lasting, config = LastingCalls(), engine_config()
+    with lasting.begun("update_weights", ("/1",)):
+        with lasting.begun("sleep", ()):
+            assert calls(lasting) == [("update_weights", ["/1"]), ("sleep", [])]
+            with lasting.begun("update_weights", ("/2",)):
+                assert calls(lasting) == [("update_weights", ["/2"])]
+        lasting.note("sleep", (), None)
+        lasting.note("update_weights", ("/2",), None)
+    assert calls(lasting) == [("update_weights", ["/2"])], "the first one has failed"
+    assert lasting.started(1, config).model.path == "/2"
+    assert (calls(lasting, 1), calls(lasting, 0)) == ([], [("update_weights", ["/2"])])
+    lasting.note("update_weights", ("/2",), None)
+    assert calls(lasting, 1) == [("update_weights", ["/2"])], "the files may have changed since"
+    with lasting.begun("wake_up", ()), lasting.begun("sleep", ()):
+        assert ("sleep", []) in calls(lasting)
+    assert ("sleep", []) not in calls(lasting)

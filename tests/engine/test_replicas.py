@@ -394,6 +394,18 @@ async def test_pins_are_set_in_all_cores_and_again_in_a_new_one(tmp_path: Path) 
         assert not await llm.unpin_prefix(prefix)
 
 
+async def test_a_core_is_started_again_as_calls_have_left_it_whose_callers_have_gone(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core(), 2) as (llm, cores):
+        for method, sleeps in (("sleep", True), ("wake_up", False), ("sleep", True)):
+            call = asyncio.create_task(llm.call(method))
+            await asyncio.sleep(0)
+            call.cancel()
+            await eventually(lambda sleeps=sleeps: all(each[-1].sleep.is_on == sleeps for each in cores.cores.values()))
+        kill(llm)
+        await eventually(lambda: llm.stats.num_restarts == 1)
+        assert await llm._client._replicas[0].client.call("is_sleeping")
+
+
 async def test_calls_name_the_replica_and_add_up(tmp_path: Path) -> None:
     async with fleet(tmp_path, real_core(), 2, router=RoundRobin()) as (llm, _):
         await asyncio.gather(*(whole(llm, number) for number in range(4)))
