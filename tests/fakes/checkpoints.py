@@ -621,10 +621,9 @@ def load_oracle(path: Path) -> Any:
     import torch
     import transformers
 
-    # not all classes for text are among those that AutoModelForCausalLM chooses from
-    name = json.loads((path / "config.json").read_text())["architectures"][0]
-    is_there = name.endswith("ForCausalLM") and hasattr(transformers, name)
-    loader = getattr(transformers, name) if is_there else transformers.AutoModelForCausalLM
+    # this class is not among those that AutoModelForCausalLM chooses from
+    is_mistral4 = json.loads((path / "config.json").read_text())["architectures"] == ["Mistral4ForCausalLM"]
+    loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
