@@ -169,8 +169,7 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
     stopped = asyncio.create_task(signals.first.wait())
     dead = asyncio.create_task(llm.wait_dead())
     try:
-        waiting: set[asyncio.Task[Any]] = {stopped, dead}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopped, dead}, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             logger.error("the engine has stopped: %s", dead.result())
             await server.close(signals, grace_s=CLOSING_S)
