@@ -76,7 +76,8 @@ class Cluster:
         self._open: dict[str, _Open] = {}
         self._records: list[RequestRecord] = []
         self._samples: list[Sample] = []
-        self._sample_every_s = max(trace.last_arrival_s, 1.0) / 128
+        last_arrival_s = max(request.arrival_s for request in trace.requests if request.follows is None)
+        self._sample_every_s = max(last_arrival_s, 1.0) / 128
         self._next_sample_s = 0.0
         self._on_finish: Callable[[float], None] = lambda share: None
 

@@ -148,11 +148,6 @@ class Trace:
     def __len__(self) -> int:
         return len(self.requests)
 
-    @property
-    def last_arrival_s(self) -> float:
-        """Return when the last of the requests arrives that follow no other."""
-        return max(request.arrival_s for request in self.requests if request.follows is None)
-
     def request(self, number: int, arrival_time: float) -> tuple[EngineCoreRequest, Script]:
         """Return request `number` for a scheduler, and its script for the executor. Its seed is its number."""
         traced = self.requests[number]
