@@ -41,6 +41,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cwm": {"rope_theta": 1_000_000.0},
     "hy_v3": {"rope_theta": 11_158_840.0},
     "minimax_m2": {"rope_theta": 5_000_000.0},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "sarvam_moe": {"rope_theta": 8_000_000.0},
     "smollm3": {"rope_theta": 2_000_000.0},
 }

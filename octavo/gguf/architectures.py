@@ -131,9 +131,13 @@ def _sections(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     value = meta.values.get("rope.dimension_sections")
     if not isinstance(value, Array):
         raise meta.error("rope.dimension_sections", "pairs for each of three positions")
-    model_type = "qwen3_vl_text" if meta.architecture == "qwen3vl" else "qwen2_vl_text"
+    model_type = "qwen2_vl_text" if meta.architecture == "qwen2vl" else "qwen3_vl_text"
     scaling = {"rope_type": "default", **(base["rope_scaling"] or {}), "mrope_section": value.values()[:3]}
     return {"model_type": model_type, "rope_scaling": scaling}
+
+
+def _sections_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_qwen3moe(meta, base), **_sections(meta, base)}
 
 
 def _gemma(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -164,6 +168,17 @@ def _phi3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         **_partial(meta, base),
         "original_max_position_embeddings": meta.values.get("rope.scaling.original_context_length"),
     }
+
+
+def _mistral3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    scaling = base["rope_scaling"]
+    if scaling is None:
+        return {}
+    share = meta.float("rope.scaling.yarn_log_multiplier", 1.0)
+    scaling = {**scaling, "mscale": share, "mscale_all_dim": share}
+    if "attention.temperature_scale" in meta.values:
+        scaling["llama_4_scaling_beta"] = meta.float("attention.temperature_scale")
+    return {"rope_scaling": scaling}
 
 
 def _granite(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -314,12 +329,14 @@ _GLM4: Final = {
 }
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
+    "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, {}, is_permuted=True),
     "llama (experts)": Architecture("MixtralForCausalLM", _mixture, _MIXTRAL, is_permuted=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _common, {}),
     "qwen2vl": Architecture("Qwen2ForCausalLM", _sections, {}),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2moe, _SHARED),
     "qwen3": Architecture("Qwen3ForCausalLM", _common, {}),
     "qwen3vl": Architecture("Qwen3ForCausalLM", _sections, {}),
+    "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", _sections_moe, {}),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3moe, {}),
     "gemma": Architecture("GemmaForCausalLM", _gemma, {}, shift=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_NAMES, shift=1.0),

@@ -106,6 +106,8 @@ def _projector(meta: Vision) -> Projector:
     kind = meta.str(key)
     if kind == "pixtral" and "mm.patch_merger.weight" in meta.types:
         kind = "pixtral (merged)"
+    if kind == "qwen3vl_merger" and meta.text.architecture == "qwen3vlmoe":
+        kind = "qwen3vl_merger (experts)"
     if kind not in PROJECTORS:
         known = ", ".join(dict.fromkeys(each.partition(" ")[0] for each in PROJECTORS))
         raise UnsupportedModel(

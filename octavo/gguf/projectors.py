@@ -97,7 +97,8 @@ def _qwen2_5(meta: Vision) -> Made:
 def _qwen3(meta: Vision) -> Made:
     vision = _qwen(meta, num_position_embeddings=meta.shape("v.position_embd.weight")[0])
     vision["deepstack_visual_indexes"] = meta.deepstack
-    own = {"model_type": "qwen3_vl", "image_token_id": meta.token("<|image_pad|>")}
+    kind = "qwen3_vl_moe" if meta.text.architecture == "qwen3vlmoe" else "qwen3_vl"
+    own = {"model_type": kind, "image_token_id": meta.token("<|image_pad|>")}
     return Made(vision, own, _qwen_settings(meta, 65_536, 16_777_216))
 
 
@@ -204,6 +205,17 @@ _QWEN2: Final = {
     "mm.0": "visual.merger.mlp.0",
     "mm.2": "visual.merger.mlp.2",
 }
+_QWEN3: Final = {
+    **_QWEN_LAYER,
+    "v.position_embd": "visual.pos_embed",
+    "v.blk.{}.attn_qkv": "visual.blocks.{}.attn.qkv",
+    **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.linear_fc{place}" for place, each in _TWO},
+    "v.post_ln": "visual.merger.norm",
+    "mm.0": "visual.merger.linear_fc1",
+    "mm.2": "visual.merger.linear_fc2",
+    "v.deepstack.{}.norm": "visual.deepstack_merger_list.{}.norm",
+    **{f"v.deepstack.{{}}.fc{each}": f"visual.deepstack_merger_list.{{}}.linear_fc{each}" for each in (1, 2)},
+}
 _PIXTRAL: Final = {
     "v.patch_embd": "vision_tower.patch_conv",
     "v.pre_ln": "vision_tower.ln_pre",
@@ -269,22 +281,8 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
             **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.{each}_proj" for each in ("gate", "up", "down")},
         },
     ),
-    "qwen3vl_merger": Projector(
-        "Qwen3VL",
-        {"qwen3vl": "qwen3_vl_text"},
-        _qwen3,
-        {
-            **_QWEN_LAYER,
-            "v.position_embd": "visual.pos_embed",
-            "v.blk.{}.attn_qkv": "visual.blocks.{}.attn.qkv",
-            **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.linear_fc{place}" for place, each in _TWO},
-            "v.post_ln": "visual.merger.norm",
-            "mm.0": "visual.merger.linear_fc1",
-            "mm.2": "visual.merger.linear_fc2",
-            "v.deepstack.{}.norm": "visual.deepstack_merger_list.{}.norm",
-            **{f"v.deepstack.{{}}.fc{each}": f"visual.deepstack_merger_list.{{}}.linear_fc{each}" for each in (1, 2)},
-        },
-    ),
+    "qwen3vl_merger": Projector("Qwen3VL", {"qwen3vl": "qwen3_vl_text"}, _qwen3, _QWEN3),
+    "qwen3vl_merger (experts)": Projector("Qwen3VLMoe", {"qwen3vlmoe": "qwen3_vl_moe_text"}, _qwen3, _QWEN3),
     "idefics3": Projector(
         "SmolVLM",
         {"llama": "llama"},
@@ -293,6 +291,8 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
     ),
     "internvl": Projector("InternVL", _LLAMAS, _internvl, _INTERNVL),
     "pixtral": Projector("Llava", {"llama": "llama"}, _pixtral, _PIXTRAL, permuted=_TURNED),
-    "pixtral (merged)": Projector("Mistral3", {"llama": "llama"}, _pixtral, _PIXTRAL, permuted=_TURNED),
+    "pixtral (merged)": Projector(
+        "Mistral3", {"llama": "llama", "mistral3": "ministral3"}, _pixtral, _PIXTRAL, permuted=_TURNED
+    ),
 }
 """By `clip.projector_type`, with what else distinguishes families behind it."""

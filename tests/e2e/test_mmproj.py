@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from tests.fakes.mmproj_files import FAMILIES, convert_both, make_released
+from tests.fakes.mmproj_files import FAMILIES, TEXT_TOKENS, convert_both, make_released
 from tests.fakes.vision import image
 
 pytestmark = pytest.mark.slow
@@ -55,3 +55,37 @@ def test_a_file_elsewhere_is_named(tmp_path: Path) -> None:
     text, encoder = convert_both(path, "smolvlm")
     found = generate(text, path)
     assert generate(text, path, mmproj=str(encoder.rename(tmp_path / "encoder.gguf"))) == found
+
+
+def test_a_chat_needs_nothing_but_the_two_files(tmp_path: Path) -> None:
+    """Tokenizer, template and the tokens around images are those of the text model's file."""
+    template = (
+        "{{ bos_token }}{% for each in messages[0].content %}"
+        "{% if each.type == 'image' %}<start_of_image>{% else %}{{ each.text }}{% endif %}{% endfor %}"
+    )
+    pieces = ["<pad>", "</s>", "<s>", "<unk>", *TEXT_TOKENS["gemma3"].values(), "▁", "\n", "\n\n", *"abcdefgh"]
+    tokens = [*pieces, *(f"<unused{number}>" for number in range(128 - len(pieces)))]
+    own = {
+        "model": "llama",
+        "tokens": tokens,
+        "token_type": [3 if token.startswith("<") else 1 for token in tokens],
+        "scores": [-float(number) for number in range(len(tokens))],
+        "unknown_token_id": 3,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "add_bos_token": True,
+        "add_space_prefix": False,
+    }
+    path = make_released("gemma3", tmp_path / "m")
+    named = {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+    text, _ = convert_both(path, "gemma3", tokenizer={**named, "tokenizer.chat_template": template})
+    llm = LLM(str(text), num_gpu_blocks_override=64)
+    try:
+        parts = [{"type": "text", "text": "ab"}, {"type": "image", "image": image(0)}, {"type": "text", "text": "c"}]
+        [output] = llm.chat([{"role": "user", "content": parts}], PARAMS)
+    finally:
+        llm.close()
+    begin, end, vector = map(tokens.index, TEXT_TOKENS["gemma3"].values())
+    a, b, c, lines = map(tokens.index, ("a", "b", "c", "\n\n"))
+    assert output.prompt_token_ids == [2, a, b, lines, begin, *[vector] * 16, end, lines, c]
+    assert len(output.outputs[0].token_ids) == 6

@@ -106,7 +106,7 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     | {f"self_attn.{each}_a_layernorm": f"attn_{each}_a_norm" for each in ("q", "kv")}
     | {"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa"},
 }
-_PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+_PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
 _OF_CONFIG: dict[str, str] = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -168,6 +168,9 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if architecture in ("glm4", "glm4moe", "minimax-m2", "stablelm", "nemotron", "phi3"):
         dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         own["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
+    if architecture == "mistral3" and "llama_4_scaling_beta" in rope:
+        own["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+        own["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     if architecture == "deepseek2":
         turned, plain, values = (config[each] for each in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
         rank, is_sigmoid = config["kv_lora_rank"], "V3" in config["architectures"][0]

@@ -22,7 +22,7 @@ Named = Iterator[tuple[str, Tensor]]
 
 TEXT_TOKENS = {
     "gemma3": {4: "<start_of_image>", 5: "<end_of_image>", 6: "<image_soft_token>"},
-    **{family: {4: "<|image_pad|>"} for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
+    **{family: {4: "<|image_pad|>"} for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
     "smolvlm": {4: "<image>"},
     "internvl": {4: "<IMG_CONTEXT>"},
     **{family: {4: "[IMG]"} for family in ("pixtral", "mistral3")},
@@ -33,8 +33,10 @@ ARCHITECTURES = {
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe",
     "internvl": "qwen2",
-    **dict.fromkeys(("smolvlm", "pixtral", "mistral3"), "llama"),
+    "mistral3": "mistral3",
+    **dict.fromkeys(("smolvlm", "pixtral"), "llama"),
 }
 """`general.architecture` of the text model."""
 AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -45,6 +47,7 @@ AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}},
     ),
     "qwen3_vl": ({}, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}),
+    "qwen3_vl_moe": ({}, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}),
     "smolvlm": ({}, {}),
     "internvl": ({}, {}),
     "pixtral": ({}, {}),
@@ -173,6 +176,7 @@ FAMILIES: dict[str, tuple[Callable[[gguf.GGUFWriter, dict[str, Any]], None], Cal
     "qwen2_vl": (_qwen2, _qwen2_tensors),
     "qwen2_5_vl": (_qwen2, _qwen2_tensors),
     "qwen3_vl": (_qwen3, _qwen3_tensors),
+    "qwen3_vl_moe": (_qwen3, _qwen3_tensors),
     "smolvlm": (_smolvlm, _as_they_are),
     "internvl": (_internvl, _internvl_tensors),
     "pixtral": (_pixtral, _pixtral_tensors),
@@ -205,11 +209,12 @@ def convert_both(
     store: Callable[[str, Tensor], Array] = as_converted,
     rename: Callable[[str], str] = str,
     changes: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
     """Write the files of text model and vision encoder to a folder beside a checkpoint, and return their paths.
 
     Of the encoder's file, store: returns a tensor as it is written, of type uint8 in blocks of Q8_0, by its name there.
-    rename: returns another name. changes: values of metadata, None to leave one out.
+    rename: returns another name. changes: values of metadata, None to leave one out. tokenizer: metadata of the other.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     config["settings"] = json.loads((checkpoint / "preprocessor_config.json").read_text())
@@ -217,7 +222,7 @@ def convert_both(
     folder = checkpoint.with_name(f"{checkpoint.name}-gguf")
     folder.mkdir(exist_ok=True)
     text, encoder = folder / "model.gguf", folder / "mmproj-model.gguf"
-    text.write_bytes(_text_model(family, config, weights))
+    text.write_bytes(_text_model(family, config, weights, tokenizer or {}))
     writer = gguf.GGUFWriter(encoder, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.MMPROJ])
     _describe(writer, family, config)
     for key, value in (changes or {}).items():
@@ -235,7 +240,9 @@ def convert_both(
     return text, encoder
 
 
-def _text_model(family: str, config: dict[str, Any], weights: Mapping[str, Tensor]) -> bytes:
+def _text_model(
+    family: str, config: dict[str, Any], weights: Mapping[str, Tensor], tokenizer: Mapping[str, Any]
+) -> bytes:
     architecture, inner = ARCHITECTURES[family], config["text_config"]
     own = {
         re.sub(r"^(?!lm_head)", "model.", _OF_TEXT.sub("", name, count=1)): tensor
@@ -252,6 +259,7 @@ def _text_model(family: str, config: dict[str, Any], weights: Mapping[str, Tenso
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.eos_token_id": inner["eos_token_id"],
         "tokenizer.ggml.bos_token_id": inner["bos_token_id"],
+        **tokenizer,
     }
     tensors = tensors_of(architecture, inner, own)
     return gguf_bytes(

@@ -188,6 +188,14 @@ def _qwen3() -> tuple[Any, Any]:
     return _qwen("Qwen3VL", "Qwen3", {**tower, **own}, {"num_hidden_layers": 3}, mrope_interleaved=True)
 
 
+def _qwen3_moe() -> tuple[Any, Any]:
+    tower = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    own = {"patch_size": 16, "deepstack_visual_indexes": [1], "num_position_embeddings": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": []}
+    untied = {**experts, "tie_word_embeddings": False}
+    return _qwen("Qwen3VLMoe", "Qwen3", {**tower, **own}, untied, mrope_interleaved=True)
+
+
 def _qwen3_5() -> tuple[Any, Any]:
     tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
     own = {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": []}
@@ -201,6 +209,7 @@ FAMILIES = {
     "qwen2_vl": (_qwen2, "Qwen2VLForConditionalGeneration"),
     "qwen2_5_vl": (_qwen2_5, "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": (_qwen3, "Qwen3VLForConditionalGeneration"),
+    "qwen3_vl_moe": (_qwen3_moe, "Qwen3VLMoeForConditionalGeneration"),
     "gemma3": (_gemma3, "Gemma3ForConditionalGeneration"),
     "gemma4": (_gemma4, "Gemma4ForConditionalGeneration"),
     "llava_next": (_llava_next, "LlavaNextForConditionalGeneration"),

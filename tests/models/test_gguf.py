@@ -65,6 +65,7 @@ FAMILIES: list[Any] = [
     pytest.param("qwen2", "qwen2", {}, marks=LONG),
     pytest.param("qwen2_moe", "qwen2moe", {}, marks=LONG),
     pytest.param("mixtral", "llama", {}, marks=LONG),
+    pytest.param("ministral3", "mistral3", {}, marks=LONG),
     pytest.param("granite", "granite", {}, marks=LONG),
     pytest.param("olmo2", "olmo2", {}, marks=LONG),
     pytest.param("phi3", "phi3", {}, marks=LONG),
