@@ -23,7 +23,6 @@ from octavo.core.sampling_params import OutputKind
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
-from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.comparison import Comparison, Measured
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import END_TOKEN, TokenGaps
@@ -70,9 +69,7 @@ def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Itera
 
 def simulation_of(llm: LLM, model: CostModel) -> Simulation:
     """Return this engine in simulated time."""
-    config, limits = llm.config, llm.engine.ready.cache
-    settings = SchedulerSettings(cache=config.cache, scheduler=config.scheduler, limits=limits)
-    return Simulation(settings=settings, cost_model=model)
+    return Simulation.of_engine(llm.config.cache, llm.config.scheduler, llm.engine.ready.cache, model)
 
 
 def compare(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.engine.router import RoundRobin, make_router
 from octavo.engine.split import Split, SplitRates
 from octavo.errors import ConfigError, EngineDeadError
@@ -36,6 +38,14 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     router: str = "round-robin"
     disaggregation: Disaggregation | None = None
     guessing: Guessing | None = None
+
+    @classmethod
+    def of_engine(
+        cls, cache: CacheConfig, scheduler: SchedulerConfig, limits: CacheLimits, cost_model: CostModel
+    ) -> Simulation:
+        """Return the simulation of a running engine."""
+        settings = SchedulerSettings(cache=cache, scheduler=scheduler, limits=limits)
+        return cls(settings=settings, cost_model=cost_model)
 
     def replica(self, number: int) -> Replica:
         """Return a new replica."""
