@@ -54,7 +54,7 @@ class Servers:
         return [pid for pid in _children(self.process.pid) if module.encode() in command_of(pid)]
 
     def wait(self) -> int:
-        code = self.process.wait(30)
+        code = self.process.wait(90)
         self._reader.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -63,7 +63,7 @@ class Servers:
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    started = Servers("--port", "0")
+    started = Servers("--port", "0", "--shutdown-timeout-s", "60")  # a machine with other work starts cores slowly
     yield started
     started.process.kill()
     started.wait()
