@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.section import Section
 
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
@@ -16,7 +17,8 @@ READ_IMAGES: Final = frozenset(
 )
 """Architectures whose images are read, with transformers."""
 
-_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR: Final = "processor_config.json"
+_FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 
 
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
@@ -33,5 +35,17 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         values = read_json_object(file) if file.is_file() else {}
         found = values.get("image_processor", values)
         if isinstance(found, dict) and isinstance(found.get("image_processor_type"), str):
-            return found
+            return {**found, **_merged_patch(checkpoint)}
     return None
+
+
+def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the size that Pixtral's processor gives its image processor: sizes of images are multiples of that of
+    patches that are merged. Raises CheckpointError."""
+    file = checkpoint.path / _PROCESSOR
+    values = read_json_object(file) if file.is_file() else {}
+    if values.get("processor_class") != "PixtralProcessor":
+        return {}
+    section = Section(values, str(file))
+    size = section.positive("patch_size", 16) * section.positive("spatial_merge_size", 1)
+    return {"patch_size": {"height": size, "width": size}}
