@@ -76,9 +76,8 @@ class Mmproj:
         There is no name for a layer behind the last one. Raises CheckpointError for a tensor that is not known.
         """
         match = _TENSOR.fullmatch(tensor.name)
-        assert match is not None
-        block, layer, stem, suffix = match[1], match[2], match[3], match[4] or ""
-        if layer is not None:
+        block, layer, stem, suffix, number = match.groups("") if match else ("",) * 5
+        if layer:
             own = _SWAPPED.get(stem, stem) if self._meta.is_swapped else stem
             stem = f"v.{block}.{{}}.{own}"
         if stem not in self._kind.names:
@@ -92,7 +91,7 @@ class Mmproj:
             layer = str(layers.index(int(layer)))
         path, _, order = self._kind.names[stem].partition("/")
         path = path.format(layer)
-        return stem, path[:-1] if path.endswith("!") else path + suffix, order or match[5] or ""
+        return stem, path[:-1] if path.endswith("!") else path + suffix, order or number
 
 
 def _projector(meta: Vision) -> Projector:

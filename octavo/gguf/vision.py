@@ -25,8 +25,8 @@ class Vision(Metadata):
         found = next((each for each in ids if each is not None), None)
         if found is None:
             raise CheckpointError(
-                f"{self.where}: its images are written with {texts[0]}, which the model has not among its tokens; name "
-                "the model that this file was made with"
+                f"{self.where}: its images are written with {texts[0]}, which is no token of {self.text.where}; "
+                "name the mmproj file of this model"
             )
         return found
 

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import model_facts
 from octavo.config.gguf_checkpoint import fitting_mmproj
+from octavo.config.resolve import configure
 from octavo.errors import ConfigError
+from octavo.worker.identity import model_digest
 from tests.fakes.mmproj_files import convert_both, make_released
 
 
@@ -45,3 +49,16 @@ def test_a_directory_in_hugging_face_layout_takes_none(both: tuple[Path, Path], 
 
 def test_a_folder_with_both_files_is_the_model(both: tuple[Path, Path]) -> None:
     assert Checkpoint.open(both[0].parent, mmproj=both[1]).architecture == "Gemma3ForConditionalGeneration"
+
+
+def test_the_engine_knows_and_counts_what_was_found(both: tuple[Path, Path], tmp_path: Path) -> None:
+    text, encoder = both
+    tokenizer = str(tmp_path / "m")
+    config = configure(EngineArgs(model=str(text), tokenizer=tokenizer))
+    checkpoint, alone = Checkpoint.of(config.model), Checkpoint.open(text)
+    assert config.model.mmproj == str(encoder)
+    assert ("vision encoder", encoder) in model_facts(config, checkpoint)
+    assert checkpoint.weights_bytes() == alone.weights_bytes() + encoder.stat().st_size
+    assert model_digest(checkpoint) != model_digest(alone)
+    without = configure(EngineArgs(model=str(text), tokenizer=tokenizer, limit_mm_per_prompt={"image": 0}))
+    assert Checkpoint.of(without.model).architecture == "Gemma3ForCausalLM"
