@@ -129,9 +129,7 @@ def test_a_tensor_that_the_family_does_not_read_is_refused(other: str, files: Fi
 
 def test_a_model_without_the_tokens_of_images_is_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEXT_TOKENS, "gemma3", {5: "<end_of_image>", 6: "<image_soft_token>"})
-    with pytest.raises(
-        CheckpointError, match="written with <start_of_image>, which is no token of .*model.gguf"
-    ):
+    with pytest.raises(CheckpointError, match="written with <start_of_image>, which is no token of .*model.gguf"):
         files()
 
 
