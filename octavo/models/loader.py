@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors
 from octavo.config.checkpoint import QUANTIZATION, Checkpoint
 from octavo.config.explain import RankShare
+from octavo.config.safetensors_header import TensorInfo
 from octavo.config.schema import PoolingConfig
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
@@ -28,7 +29,7 @@ from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import ModelClass, resolve_model
 from octavo.models.stored_names import check_tensors, strip_prefix, tensor_slots
 from octavo.models.stored_view import StoredView
-from octavo.models.weight_files import Wanted, checkpoint_tensors, progress_bar, read_ahead
+from octavo.models.weight_files import StoredTensor, Wanted, checkpoint_tensors, progress_bar, read_ahead
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
@@ -148,10 +149,13 @@ class LoadedModel:
         return IntermediateTensors(hidden, torch.empty_like(hidden) if self.model.carries_residual else None)
 
     def check_tensors(self) -> None:
-        """Compare the headers of the checkpoint with what the model reads. Raises CheckpointError."""
-        headers = self._checkpoint.tensors.values() if self._view is None else list(self._view.tensors())
-        if headers:  # archives have none
-            check_tensors(self._checkpoint, self.model, headers)
+        """Compare the names and shapes of the checkpoint with what the model reads. Raises CheckpointError."""
+        checkpoint = self._checkpoint
+        if self._view is not None:
+            stored: Iterable[TensorInfo | StoredTensor] = list(self._view.tensors())
+        else:  # archives have no headers
+            stored = checkpoint.tensors.values() or list(checkpoint_tensors(checkpoint))
+        check_tensors(checkpoint, self.model, stored)
 
     def load(
         self,
@@ -174,7 +178,7 @@ class LoadedModel:
         made.
         """
         model = self.model
-        if dummy_seed is None:
+        if dummy_seed is None and (self._view is not None or self._checkpoint.tensors):  # else `_fill` compares
             self.check_tensors()
         longest = model.config.max_positions
         positions, served = (longest if each is None else min(each, longest) for each in (max_positions, max_model_len))

@@ -105,6 +105,10 @@ class DraftModel:
             activation_bytes=lambda length: sizes.activation_bytes(length) + own.activation_bytes(length),
         )
 
+    def check_tensors(self) -> None:
+        """Compare the checkpoint with what the model reads. Raises CheckpointError."""
+        self._opened.check_tensors()
+
     def load(
         self,
         device: Device,

@@ -98,6 +98,8 @@ class RankParts:
                     "checkpoint of the same model, or start another engine"
                 )
         opened.check_tensors()
+        if draft is not None:
+            draft.check_tensors()
         return replace(self, opened=opened, draft=draft, model=config.model)
 
     @property

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from octavo import LLM, EngineArgs, SamplingParams
 from octavo.config.resolve import configure
+from octavo.errors import ConfigError
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
 from tests.e2e.test_draft_heads import proposals
 from tests.e2e.test_draft_models import stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.fakes.checkpoints import edit_tensors, load_oracle, make_checkpoint
 from tests.lora.adapter_folders import make_adapter
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
@@ -135,6 +136,15 @@ def test_other_weights_bring_their_own(path: Path, tmp_path: Path) -> None:
             found.append((llm.generate([PROMPTS[3]], params)[0].outputs, seen))
     assert found[0] == found[1]
     assert len(found[0][1]) > 3
+
+
+def test_other_weights_without_the_layer_change_nothing(path: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(path, tmp_path / "other")
+    edit_tensors(other, remove=(next(each for each in load_file(other / "model.safetensors") if "eh_proj" in each),))
+    with load(path, enable_sleep_mode=True) as llm:
+        with pytest.raises(ConfigError, match=r"eh_proj\.weight is missing"):
+            llm.update_weights_from_disk(other)
+        assert not llm.engine.is_sleeping
 
 
 class _Layer:
