@@ -279,7 +279,7 @@ class LLM:
         """
         self.engine.update_weights_from_disk(model_path)
 
-    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
         """Take all weights, by their names in the checkpoint, as `update_weights_from_disk` does. They are written to
         memory (/dev/shm), and stay there until the next update."""
         self.engine.update_weights_from_tensor(named_tensors)

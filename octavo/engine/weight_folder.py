@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,23 +18,28 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 class WeightFolder:
     """A folder with given weights and links to the other files of a checkpoint, in memory where they fit into the
-    system's file system there. It is removed with the object, or by `close`."""
+    system's file system there. It is removed with the object, or by `close`; those of processes that were killed, when
+    another is made."""
 
-    def __init__(self, checkpoint: Path, named_tensors: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, checkpoint: Path, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
         """checkpoint: a directory. named_tensors: torch's, all of them, by the names that they have there; one that is
         the same as another is left out. Raises ConfigError where there is no such directory."""
         from safetensors.torch import save_file
 
+        from octavo.kv_transfer.host_folder import HostFolder
+
         if not checkpoint.is_dir():
             raise ConfigError(f"{checkpoint} is a file, which holds the names of other tensors; start with a directory")
         tensors: dict[tuple[Any, ...], tuple[str, Any]] = {}
-        for name, given in named_tensors:
+        for name, given in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
             tensor = given.detach().contiguous()
             tensors.setdefault((tensor.device, tensor.data_ptr(), tensor.shape), (name, tensor))
         num_bytes = sum(each.nbytes for _, each in tensors.values())
         fits = _IN_MEMORY.is_dir() and shutil.disk_usage(_IN_MEMORY).free > num_bytes
-        self._directory = tempfile.TemporaryDirectory(prefix="octavo-weights-", dir=_IN_MEMORY if fits else None)
-        self.path = Path(self._directory.name)
+        parent = _IN_MEMORY if fits else Path(tempfile.gettempdir())
+        folder = HostFolder(parent / f"octavo-tensors-{secrets.token_hex(4)}")
+        self._end_of_use = weakref.finalize(self, folder.close)
+        self.path = folder.path
         for file in checkpoint.iterdir():
             if not file.name.endswith(_WEIGHTS):
                 (self.path / file.name).symlink_to(file.resolve())
@@ -40,4 +47,4 @@ class WeightFolder:
 
     def close(self) -> None:
         """Remove the folder. Idempotent."""
-        self._directory.cleanup()
+        self._end_of_use()
