@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Unpack
 from uuid import uuid4
 
@@ -31,7 +32,7 @@ from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turn
 from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
-from octavo.engine.sleep import check_level, check_tags
+from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
@@ -273,10 +274,10 @@ class AsyncLLM:
         check_tags(tags)
         await self.call("wake_up")
 
-    async def update_weights_from_disk(self, model_path: str) -> None:
+    async def update_weights_from_disk(self, model_path: str | Path) -> None:
         """Take other weights, as `LLM.update_weights_from_disk` does, in all replicas at once; running requests go on
         from their tokens. Raises RequestFailed."""
-        await self.call("update_weights", model_path)
+        await self.call("update_weights", checkpoint_path(model_path))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""

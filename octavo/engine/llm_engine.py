@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -27,7 +27,7 @@ from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
-from octavo.engine.sleep import check_level, check_tags
+from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import ConfigError, EngineDeadError
@@ -223,14 +223,14 @@ class LLMEngine:
         """Take other weights, as `LLM.update_weights_from_disk` does."""
         self._update_weights(model_path, None)
 
-    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
         """Take other weights, as `LLM.update_weights_from_tensor` does."""
         folder = WeightFolder(Path(self.config.model.path), named_tensors)
         self._update_weights(folder.path, folder)
 
     def _update_weights(self, path: str | Path, folder: WeightFolder | None) -> None:
         try:
-            self.call("update_weights", str(Path(path).expanduser()))
+            self.call("update_weights", checkpoint_path(path))
             folder, self._weight_folder = self._weight_folder, folder
         finally:
             if folder is not None:  # the one before, or that of an update that failed

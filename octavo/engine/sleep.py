@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.executor.executor import Executor
+
+_log = logging.getLogger(__name__)
 
 LEVELS: Final = (1, 2)
 TAGS: Final = ("weights", "kv_cache")
@@ -34,6 +38,7 @@ class Sleep:
         """
         self._open(self._path)
         self._drop("the engine sleeps")
+        _log.info("the engine sleeps: it has neither weights nor KV cache")
 
     def end(self) -> None:
         """Load the weights again. Raises ConfigError where that fails on any rank, and the sleep goes on."""
@@ -47,6 +52,7 @@ class Sleep:
             raise
         self._executor.call("wake_up")
         self.is_on = False
+        _log.info("the engine computes with the weights %s", f"of {self._path}" if self._path else "that it began with")
 
     def update_weights(self, path: str) -> None:
         """Compute with the weights of another checkpoint of the same model from now on; a sleep ends.
@@ -80,6 +86,13 @@ class Sleep:
             self._restart(because)
             self._executor.call("sleep")
             self.is_on = True
+
+
+def checkpoint_path(path: str | Path) -> str:
+    """Return a path that means the same in every process and when the weights are read again. Raises InvalidRequest."""
+    if not path:
+        raise InvalidRequest("model_path is empty; give the directory or the file of a checkpoint", field="model_path")
+    return str(Path(path).expanduser().absolute())
 
 
 def check_level(level: int) -> None:

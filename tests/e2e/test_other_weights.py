@@ -24,7 +24,7 @@ from octavo.core.sampling_params import OutputKind
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import ConfigError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.fakes.checkpoints import edit_tensors, load_oracle, make_checkpoint, to_pytorch_archive
 from tests.lora.adapter_folders import LINEAR, make_adapter
 
 PROMPTS = [[7 * i % 100 for i in range(length)] for length in (40, 3, 17)]
@@ -220,6 +220,8 @@ def test_weights_come_from_memory(old: Path, new: Path) -> None:
         tensors = load_oracle(new).state_dict()
         llm.update_weights_from_tensor((name, tensor) for name, tensor in tensors.items())
         assert generated(llm) == generated(expected)
+        llm.update_weights_from_tensor(tensors)
+        assert generated(llm) == generated(expected)
         folder = llm.engine._weight_folder
         assert folder is not None
         llm.sleep()
@@ -232,8 +234,40 @@ def test_weights_come_from_memory(old: Path, new: Path) -> None:
             llm.update_weights_from_tensor((name, each) for name, each in tensors.items() if "model.norm" not in name)
 
 
+def test_a_path_means_the_same_until_the_next_update(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "octavo")
+    monkeypatch.setenv("HOME", str(new.parent))
+    with opened(old) as llm:
+        llm.update_weights_from_disk(f"~/{new.name}")
+        monkeypatch.chdir(new.parent)
+        llm.update_weights_from_disk(new.name)
+        after = generated(llm)
+        monkeypatch.chdir("/")
+        llm.sleep()
+        llm.wake_up()
+        assert generated(llm) == after
+        with pytest.raises(InvalidRequest, match="model_path is empty"):
+            llm.update_weights_from_disk("")
+    assert "the engine sleeps" in caplog.text
+    assert f"computes with the weights of {new}" in caplog.text
+
+
 def damaged(path: Path) -> Path:
     (path / "model.safetensors").write_bytes(b"none")
+    return path
+
+
+def without_norm(path: Path, *, is_archive: bool) -> Path:
+    edit_tensors(path, remove=("model.norm.weight",))
+    if is_archive:
+        to_pytorch_archive(path)
+    return path
+
+
+def emptied(path: Path) -> Path:
+    save_file({}, path / "model.safetensors")
     return path
 
 
@@ -248,6 +282,9 @@ def damaged(path: Path) -> Path:
             "has another model: its family is LlamaForCausalLM, that of this engine Qwen3ForCausalLM",
         ),
         (lambda folder: damaged(made("qwen3", folder, 1)), r"model\.safetensors"),
+        (lambda folder: without_norm(made("qwen3", folder, 1), is_archive=False), r"norm\.weight is missing"),
+        (lambda folder: without_norm(made("qwen3", folder, 1), is_archive=True), r"norm\.weight is missing"),
+        (lambda folder: emptied(made("qwen3", folder, 1)), "are missing, which Qwen3ForCausalLM needs"),
     ],
 )
 def test_weights_that_do_not_fit_change_nothing(

@@ -125,6 +125,19 @@ async def test_a_core_waits_without_steps_while_requests_only_fetch() -> None:
     assert steps[-2].outputs[0].num_fetched_tokens == 29
 
 
+async def test_what_waits_for_the_end_of_a_sleep_is_counted() -> None:
+    core, inbox = make_core(), SimpleQueue[Any]()
+    core.sleep.begin()
+    async with served_core(core, inbox) as client:
+        for number in range(1, 4):
+            client.send(AddRequests([make_hash_request(str(number), range(9), max_tokens=5)]))
+            step = await client.receive()
+            assert (step.outputs, step.stats.num_waiting) == ([], number)
+        inbox.put(core.sleep.end)
+        steps = await outputs_until_idle(client)
+    assert {output.request_id for each in steps for output in each.outputs} == {"1", "2", "3"}
+
+
 async def test_an_idle_core_steps_once_when_it_is_woken() -> None:
     core, inbox = ScriptedCore(), SimpleQueue[Any]()
     async with served_core(core, inbox) as client:
