@@ -37,7 +37,6 @@ _TWO = {
 _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
-    "Qwen3VLForConditionalGeneration": {"Qwen3VLMoeForConditionalGeneration"},
     "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},
     "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},
 }

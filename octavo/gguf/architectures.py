@@ -329,7 +329,6 @@ _GLM4: Final = {
 }
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
-    "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, {}, is_permuted=True),
     "llama (experts)": Architecture("MixtralForCausalLM", _mixture, _MIXTRAL, is_permuted=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _common, {}),
     "qwen2vl": Architecture("Qwen2ForCausalLM", _sections, {}),
@@ -356,6 +355,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "glm4": Architecture("Glm4ForCausalLM", _partial, _GLM4),
     "glm4moe": Architecture("Glm4MoeForCausalLM", _glm4moe, {"post_attention_norm": "post_attention_layernorm"}),
     "smollm3": Architecture("SmolLM3ForCausalLM", _common, {}, is_permuted=True),
+    "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, {}, is_permuted=True),
     "command-r": Architecture("CohereForCausalLM", _cohere, {}),
     "cohere2": Architecture("Cohere2ForCausalLM", _cohere, {}),
     "exaone4": Architecture("Exaone4ForCausalLM", _common, _AFTER),
