@@ -190,9 +190,9 @@ def _qwen3() -> tuple[Any, Any]:
 
 def _qwen3_moe() -> tuple[Any, Any]:
     tower = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
-    own = {"patch_size": 16, "deepstack_visual_indexes": [1], "num_position_embeddings": 64}
+    own = {"patch_size": 16, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": []}
-    untied = {**experts, "tie_word_embeddings": False}
+    untied = {**experts, "num_hidden_layers": 3, "tie_word_embeddings": False}
     return _qwen("Qwen3VLMoe", "Qwen3", {**tower, **own}, untied, mrope_interleaved=True)
 
 
