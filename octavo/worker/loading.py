@@ -89,7 +89,11 @@ class RankParts:
         opened, draft = open_models(config, self.mesh, self.device)
         ours, theirs = self.opened.model.config, opened.model.config
         values: list[tuple[str, Any, Any]] = [("family", type(self.opened.model).__name__, type(opened.model).__name__)]
-        values += [(each.name, getattr(ours, each.name), getattr(theirs, each.name, None)) for each in fields(ours)]
+        values += [
+            (each.name, getattr(ours, each.name), getattr(theirs, each.name, None))
+            for each in fields(ours)
+            if each.compare
+        ]
         values.append(("weights", self.opened.stored_as(), opened.stored_as()))
         for name, our, their in values:
             if our != their and not callable(our):

@@ -21,11 +21,27 @@ INSTALL = "pip install 'octavo[transformers]'"
 _NUMBERS: Final = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
 
 
+_NOT_OF_THE_MODEL: Final = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache")
+"""Keys that say who wrote the config, and how."""
+
+
 class Library(NamedTuple):
     """A class of transformers and the config that it is made with."""
 
     model: Any
     config: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Library) and self.model is other.model and self._compared() == other._compared()
+
+    def __ne__(self, other: object) -> bool:  # a tuple has its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.model)
+
+    def _compared(self) -> dict[str, Any]:
+        return {name: value for name, value in self.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
 
     def eager(self) -> Any:
         """Return the model with random weights in float32, which computes attention as transformers defines it."""

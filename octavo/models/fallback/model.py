@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,7 +36,7 @@ class FallbackConfig(DecoderConfig):
     """What a recorded forward pass of transformers' class has shown."""
 
     library: Library
-    where: str
+    where: str = field(compare=False)
     stored: StoredExperts
     """How the checkpoint holds experts, where there are any."""
     calls: tuple[Call, ...]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from octavo import LLM, SamplingParams
 from octavo.cli.main import main
@@ -18,7 +20,7 @@ from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.models.fallback import proof
 from octavo.models.fallback.library import open_library
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import edit_config, load_oracle
+from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle
 from tests.fakes.strangers import make_stranger
 
 STRANGERS = ["flex_olmo", "vaultgemma"]
@@ -42,6 +44,22 @@ def stranger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     path = make_stranger(request.param, tmp_path_factory.mktemp(request.param))
     write_byte_tokenizer(path)
     return path
+
+
+def test_other_weights_give_what_an_engine_that_starts_with_them_gives(stranger: Path, tmp_path: Path) -> None:
+    other, wider = shutil.copytree(stranger, tmp_path / "other"), shutil.copytree(stranger, tmp_path / "wider")
+    tensors = load_file(other / "model.safetensors")
+    edit_tensors(other, **{name: each * 1.5 for name, each in tensors.items() if "down_proj" in name})
+    edit_config(other, transformers_version="4.1.0", use_cache=False)
+    edit_config(wider, rms_norm_eps=0.125)
+    with load(stranger, enable_sleep_mode=True) as llm:
+        before = answers(llm, PROMPTS)
+        with pytest.raises(ConfigError, match="has another model"):
+            llm.update_weights_from_disk(wider)
+        llm.update_weights_from_disk(other)
+        after = answers(llm, PROMPTS)
+    with load(other) as llm:
+        assert after == answers(llm, PROMPTS) != before
 
 
 def test_greedy_text_is_that_of_transformers_alone_and_in_a_batch_cut_in_pieces(stranger: Path) -> None:
