@@ -210,7 +210,7 @@ class Conversation:
                 saved = msgspec.json.decode(file.read(_MAX_FILE), type=_Saved)
         except OSError as error:
             raise ConfigError(f"{rest} cannot be read: {error.strerror}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{rest} is no conversation of /save: {error}") from error
         self._model.sampling(saved.sampling)
         self._system, self._values = saved.system, saved.sampling

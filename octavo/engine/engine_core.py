@@ -221,7 +221,9 @@ class EngineCore:
         outputs += self.scheduler.take_ended()
         self.is_waiting = False
         if self._in_flight:
-            outputs += self._oldest_results()
+            result = self._in_flight.popleft().result()
+            result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
+            outputs += self.scheduler.update(result, self.clock())
         else:
             waits = self.scheduler.awaits_blocks or self.sleep.is_on
             assert outputs or waits or not self.scheduler.groups, "requests are left, but no step can be planned"
@@ -229,14 +231,9 @@ class EngineCore:
         times = None if self._timed is None else self._timed.take_times()
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
 
-    def _oldest_results(self) -> list[EngineCoreOutput]:
-        result = self._in_flight.popleft().result()
-        result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-        return self.scheduler.update(result, self.clock())
-
     def _restart(self, because: str) -> None:
         while self._in_flight:
-            self._kept += self._oldest_results()
+            self._kept = self.step().outputs
         if self._timed is not None:
             self.time_steps(False)
         self.scheduler.restart(because, self.clock())

@@ -149,7 +149,7 @@ class LLMEngine:
         self._check_alive()
         outputs = Processed(self._aborted, []).read()
         self._aborted = []
-        if not self.core.has_unfinished() or self.is_sleeping:
+        if self.core.sleep.is_on or not self.core.has_unfinished():
             self.stats = self.core.stats()
             return outputs
         try:

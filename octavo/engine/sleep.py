@@ -83,9 +83,9 @@ class Sleep:
 
     def _drop(self, because: str) -> None:
         if not self.is_on:
+            self.is_on = True  # no step is planned from here on
             self._restart(because)
             self._executor.call("sleep")
-            self.is_on = True
 
 
 def checkpoint_path(path: str | Path) -> str:

@@ -58,7 +58,7 @@ class Record(msgspec.Struct, frozen=True):
         """Read the record at `path`; None where there is none that can be read."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return None
 
     def write(self, path: Path) -> None:

@@ -106,10 +106,8 @@ def decode(body: bytes, kind: type[T]) -> T:
         value: T = decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise _misfit(str(error), kind) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(str(error), body) from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("the body is not UTF-8 text; encode it as UTF-8", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("the body nests arrays or objects too deeply", code="invalid_json") from error
     refuse_unsupported(value)
@@ -150,6 +148,8 @@ def _malformed(message: str, body: bytes) -> InvalidRequest:
             "pair, or the character itself",
             field=path,
         )
+    if "utf-8" in message.lower():  # said by Python's decoder, or since msgspec 0.23 by its own
+        return InvalidRequest("the body is not UTF-8 text; encode it as UTF-8", code="invalid_json")
     if message == "Input data was truncated":
         message = f"JSON is malformed: it breaks off (byte {len(body)})"
     return InvalidRequest(f"the body is not JSON: {message.removeprefix('JSON is malformed: ')}", code="invalid_json")

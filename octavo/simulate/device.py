@@ -70,7 +70,7 @@ def read_device(source: str) -> DataSheet:
         return msgspec.json.decode(path.read_bytes(), type=DataSheet)
     except OSError as error:
         raise ConfigError(f"device is {source!r}, which cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{source} does not describe a device: {error}; its fields are {', '.join(DataSheet.__struct_fields__)}"
         ) from error

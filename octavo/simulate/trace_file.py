@@ -48,7 +48,8 @@ _EXAMPLE: Final = '{"arrival_s": 0.5, "num_prompt_tokens": 100, "output_len": 20
 
 def _complaint(error: msgspec.DecodeError | UnicodeDecodeError) -> str:
     """Return what is wrong with a line."""
-    if isinstance(error, UnicodeDecodeError):
+    is_misfit = isinstance(error, msgspec.ValidationError)
+    if not is_misfit and "utf-8" in str(error).lower():  # said by Python's decoder, or since msgspec 0.23 by its own
         return "is not UTF-8 text"
     # "… - at `$.field`"
     said, _, field = str(error).partition(" - at `$.")
@@ -58,7 +59,7 @@ def _complaint(error: msgspec.DecodeError | UnicodeDecodeError) -> str:
         return f"{unknown[1]} is not a field of a request{near}"
     if missing := re.fullmatch("Object missing required field `(.*)`", said):
         return f"{missing[1]} is missing; a line is such as {_EXAMPLE}"
-    if not isinstance(error, msgspec.ValidationError):
+    if not is_misfit:
         return f"is not a JSON object ({said.removeprefix('JSON is malformed: ')}); a line is such as {_EXAMPLE}"
     words = re.sub("`([^`]*)`", lambda match: " or ".join(_NOUNS.get(n, n) for n in match[1].split(" | ")), said)
     words = words.replace(" >= ", " of at least ").replace(" > ", " above ").replace("Expected", "expected", 1)

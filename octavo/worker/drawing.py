@@ -81,13 +81,12 @@ class Drawing:
             if wanted[0].num_candidates:
                 results += self._sampler.rank(logits, rows, [each.num_candidates for each in wanted[start:stop]])
             else:
-                named = {
-                    place: self._named(logits[place], asked)
-                    for place, row in enumerate(rows)
-                    if (asked := row.sequence.params.logprob_token_ids)
-                }
+                named = []
+                for place, row in enumerate(rows):
+                    if asked := row.sequence.params.logprob_token_ids:
+                        named.append((place, self._named(logits[place], asked)))
                 samples = self._sampler.sample(logits, rows)
-                for place, tokens in named.items():
+                for place, tokens in named:
                     samples[place] = _with_named(samples[place], tokens)
                 results += samples
             del logits  # the next piece takes its memory

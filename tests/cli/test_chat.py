@@ -197,6 +197,10 @@ def test_commands_change_the_conversation(
     talk(make_engine(core), None)
     errors = capsys.readouterr().err.splitlines()
     assert "is no conversation of /save: Expected `str`" in errors[-4]
+    file.write_bytes(b'{"system": "\xff"}')
+    type_lines(monkeypatch, f"/load {file}")
+    talk(make_engine(core), None)
+    assert "is no conversation of /save: " in capsys.readouterr().err
     assert errors[-3:] == [
         "octavo: there is no file name; write one behind the command",
         f"octavo: {tmp_path} cannot be written: Is a directory",

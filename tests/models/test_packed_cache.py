@@ -232,7 +232,7 @@ def test_where_stamps_prove_nothing_the_content_does(change: str, tmp_path: Path
     elif change == "no record":
         record.unlink()
     else:
-        record.write_text("{")
+        record.write_bytes(b'{"seen_ns": 1, "stamps": {}, "digests": {"\xff": ""}}')
     cache = cache_of(tmp_path / "cache")
     assert same(cache.read(SPECS), STATE)
     found = content.Record.read(record)

@@ -82,7 +82,7 @@ def _read(file: Path) -> Verdict | None:
     """Return a verdict that is kept; None where there is none, or one that no comparison finds."""
     try:
         verdict = msgspec.json.decode(file.read_bytes(), type=Verdict) if file.is_file() else Verdict()
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
     is_found = verdict.error is not None and (verdict.refused is not None or 0 <= verdict.error <= TOLERANCE)
     return verdict if is_found else None

@@ -33,7 +33,17 @@ def prove(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"{}", b"[1]", b'{"error": null}', b'{"error": 0.5}', b'{"error": -1}', b'{"error": "0"}', b"\xff"],
+    [
+        b"",
+        b"{",
+        b"{}",
+        b"[1]",
+        b'{"error": null}',
+        b'{"error": 0.5}',
+        b'{"error": -1}',
+        b'{"error": "0"}',
+        b'{"refused": "\xff"}',
+    ],
 )
 def test_a_kept_verdict_that_no_comparison_finds_is_not_believed(content: bytes, prove: Any, tmp_path: Path) -> None:
     (tmp_path / "digest.json").write_bytes(content)
