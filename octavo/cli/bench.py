@@ -21,6 +21,7 @@ from octavo.cli.report import report
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arg
+from octavo.core.processes import python
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError
 
@@ -155,7 +156,7 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
     """Start a process that makes one token; return the figures that it reports, and its seconds seen from outside."""
     began = time.perf_counter()
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, msgspec.json.encode(_changed(args)).decode()],
+        [*python(), "-c", _CHILD, msgspec.json.encode(_changed(args)).decode()],
         capture_output=True,
         text=True,
         check=False,

@@ -67,6 +67,15 @@ def _stat_of(path: Path) -> list[str]:
     return (path / "stat").read_text().rpartition(")")[2].split()
 
 
+def python() -> list[str]:
+    """Return the command of an interpreter that imports from the working directory only if this one does.
+
+    `-m` and `-c` alone would look there first: for another octavo, such as a checkout without the compiled library.
+    """
+    imports_from_here = any(os.path.exists(path or ".") and os.path.samefile(path or ".", ".") for path in sys.path)
+    return [sys.executable] if imports_from_here else [sys.executable, "-P"]
+
+
 def spawn(module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Process]:
     """Start `python -m module FD` with further arguments; return the connection to its descriptor FD, and the process.
 
@@ -76,7 +85,7 @@ def spawn(module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = 
     with theirs:
         # a process group of its own: Ctrl-C on a terminal goes to the front alone
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            [*python(), "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno(), *pass_fds],
             stdin=subprocess.DEVNULL,
             process_group=0,

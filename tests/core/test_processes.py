@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
+import pytest
 
+import octavo
 from octavo.core import frames
 from octavo.core.messages import CoreFailed
 from octavo.core.processes import ProcessState, report_failure
@@ -38,3 +42,16 @@ def test_process_whose_first_thread_waits_for_one_that_computes_works() -> None:
             assert all(state is not None and state.has_worked_since(state) for state in states)
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(("flags", "exit_code"), [(["-P"], 1), ([], 0)])
+def test_process_imports_from_the_working_directory_only_if_its_parent_does(
+    flags: list[str], exit_code: int, tmp_path: Path
+) -> None:
+    """The console script does not: a checkout around it, or a file called torch.py, is none of its business."""
+    (tmp_path / "only_here.py").touch()
+    code = "from octavo.core.processes import spawn; raise SystemExit(spawn('only_here')[1].wait())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(octavo.__file__).parents[1])}
+    command = [sys.executable, *flags, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.returncode == exit_code, done.stderr

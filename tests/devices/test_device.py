@@ -9,9 +9,11 @@ import msgspec
 import pytest
 import torch
 
+import octavo
 from octavo import LLM, SamplingParams
 from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
+from octavo.devices.cpu.runtime import obstacle
 from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.device import open_device
 from octavo.devices.reference.device import ReferenceDevice
@@ -48,12 +50,26 @@ def test_auto_takes_the_best_device_and_a_name_the_one_it_says() -> None:
     assert named.kernel_clock is None
 
 
+def test_a_checkout_that_hides_the_compiled_installation_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "octavo"
+    installed.mkdir()
+    (tmp_path / "octavo-1.0.dist-info").mkdir()
+    (tmp_path / "octavo-1.0.dist-info" / "METADATA").write_text("Name: octavo\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(obstacle(BARE)).startswith("the compiled library is absent: install a C++20 compiler")
+    (installed / "_native.so").touch()
+    because = str(obstacle(BARE))
+    assert f"absent: {Path(octavo.__file__).parent} was imported, and not {installed}, which has it" in because
+
+
 def test_without_the_compiled_library_the_reference_runs_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     open_device(config(device="reference"), BARE)
     assert caplog.messages == []
     device = open_device(config(), BARE)
     assert device.name == "reference"
-    assert "cpu cannot run: the compiled library is absent: install a C++20 compiler" in device.because
+    assert "cpu cannot run: the compiled library is absent" in device.because
     (warning,) = caplog.messages
     assert warning.startswith("the compiled library is absent")
     assert warning.endswith("several times slower")

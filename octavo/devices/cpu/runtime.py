@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
 from sys import getrefcount
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,8 +26,8 @@ T = TypeVar("T")
 TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """How the library numbers element types."""
 
-_ABSENT = (
-    "the compiled library is absent: install a C++20 compiler (g++ or clang++), then octavo again "
+_INSTALL = (
+    "install a C++20 compiler (g++ or clang++), then octavo again "
     "(in a checkout: pip install --force-reinstall --no-deps .)"
 )
 _SMALLEST_BYTES = 256
@@ -217,10 +219,24 @@ def _idle_counts() -> tuple[int, int]:
 def obstacle(platform: Platform) -> str | None:
     """Return why the compiled kernels cannot run here; None where they can."""
     if platform.native_module is None:
-        return _ABSENT
+        return f"the compiled library is absent: {_remedy(Path(__file__).parents[2])}"
     from octavo import _native
 
     return None if _native.instruction_sets() else "this processor has no AVX2"
+
+
+def _remedy(package: Path) -> str:
+    """Return what brings the compiled library; `package` may be a checkout that hides an installation with it."""
+    try:
+        installed = Path(str(metadata.distribution("octavo").locate_file("octavo")))
+    except metadata.PackageNotFoundError:
+        return _INSTALL
+    if installed.resolve() == package.resolve() or not any(installed.glob("_native*")):
+        return _INSTALL
+    return (
+        f"{package} was imported, and not {installed}, which has it; "
+        "start Python in another directory, or install the checkout with pip install -e ."
+    )
 
 
 def rows_of(x: Tensor) -> tuple[int, int, int]:
