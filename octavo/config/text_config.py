@@ -32,6 +32,8 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": _GEMMA3,
     "gemma4_text": _GEMMA4,
+    "glm4v_moe_text": {"attention_bias": True},
+    "glm4v_text": {"rms_norm_eps": 1e-5},
     "gpt_oss": {"rope_theta": 150_000.0, "sliding_window": 128, "sliding_window_pattern": 2},
     **{
         each: {"rope_theta": 500_000.0}

@@ -113,7 +113,7 @@ class GlmForCausalLM(GatedDecoder):
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
         return DecoderConfig.common(
             c,
-            head_dim=c.positive("head_dim", 128),
+            head_dim=c.optional_positive("head_dim") or (None if c.text_model_type == "glm4v" else 128),
             rotary_share=0.5,
             interleaved=True,
             norm_eps=c.positive_float("rms_norm_eps", 1.5625e-07),

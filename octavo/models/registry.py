@@ -21,14 +21,16 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Cohere2Vision", "Exaone4_5_", "Gemma3", "Gemma4", "Idefics3", "InternVL", "KimiK25", "KimiVL", "Lfm2Vl"),
-        *("Llama4", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3", "Qwen2Audio", "Qwen2VL", "Qwen2_5_VL"),
-        *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
+        *("Cohere2Vision", "Exaone4_5_", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "Idefics3", "InternVL"),
+        *("KimiK25", "KimiVL", "Lfm2Vl", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3", "Qwen2Audio"),
+        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
     "exaone4_5": "exaone4",
+    "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
     "hunyuan_v1_dense": "hunyuandensev1",
     "hunyuan_v1_moe": "hunyuanmoev1",
     "new": "gte",

@@ -60,12 +60,13 @@ def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
 
 def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
     """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
-    sections = rope.values.get("mrope_section")
+    model_type = c.str("model_type")
+    sections = rope.values.get("mrope_section", [8, 12, 12] if model_type.startswith("glm4v") else None)
     if sections is None:
         return ()
     if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:
         raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together")
-    if not rope.bool("mrope_interleaved", c.str("model_type").startswith("qwen3")):
+    if not rope.bool("mrope_interleaved", model_type.startswith("qwen3")):
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))
 

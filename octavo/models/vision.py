@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
@@ -43,7 +43,14 @@ class ImageReader(DecoderStack):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         library = library_config(c, f"{cls.ARCHITECTURE.removesuffix(_CLASS)}Config")
-        return dataclasses.replace(super().read(c), library=library)
+        config = dataclasses.replace(super().read(c), library=library)
+        width = getattr(getattr(library, "vision_config", None), "out_hidden_size", config.hidden_size)
+        if width != config.hidden_size:
+            raise CheckpointError(
+                f"{c.where}: vision_config.out_hidden_size is {width}, expected the text model's hidden_size, which is "
+                f"{config.hidden_size}"
+            )
+        return config
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)

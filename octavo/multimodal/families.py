@@ -171,6 +171,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole
     ),
+    "Glm46VForConditionalGeneration": _QWEN,
+    "Glm4vForConditionalGeneration": _QWEN,
+    "Glm4vMoeForConditionalGeneration": _QWEN,
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),

@@ -47,9 +47,9 @@ class ImagePrompts:
         marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
         self._markers = {marker: "image"}
         self._videos = VIDEO_FAMILIES.get(checkpoint.architecture)
-        if self._videos is not None and any(key in config.values for key in self._videos.token):
+        if self._videos is not None and any(key in config.values for key in self._videos.marker):
             self._video_token = first_positive(config, self._videos.token)
-            self._markers[self._video_token] = "video"
+            self._markers[first_positive(config, self._videos.marker)] = "video"
         self._path, self._settings = checkpoint.path, settings
         self._processor: Any = None
 

@@ -29,9 +29,10 @@ ImageArrays = Callable[..., Arrays]
 
 
 class VideoFamily(NamedTuple):
-    """token: keys of config.json of the id that stands for a video in a prompt, and for its vectors. write: returns
-    what is written; settings are those of videos."""
+    """marker: keys of config.json of the id that stands for a video in a prompt. token: likewise for its vectors.
+    write: returns what is written; settings are those of videos."""
 
+    marker: tuple[str, ...]
     token: tuple[str, ...]
     write: Callable[[Context, int, Mapping[str, Any], ImageArrays, Video], WrittenVideo]
 
@@ -116,26 +117,47 @@ def _qwen3(
     context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
 ) -> WrittenVideo:
     """A span for each two frames, behind their time in words."""
-    sizes, frame, count = _Sizes.of(context), video.frames[0], len(video.frames)
-    frames = count, max(1, round(count / sizes.together)) * sizes.together
-    limits = _limits(settings, 128 * 1024, 768 * 1024)
-    height, width = _fitted(frame.height, frame.width, sizes.step, frames, limits)
-    arrays = _qwen_arrays(sizes, images, video, height, width)
-    _, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
-    grid = rows // sizes.merge, columns // sizes.merge
+    arrays, grid = _timed(context, _limits(settings, 128 * 1024, 768 * 1024), images, video)
     begin, end = (context.config.positive(f"vision_{name}_token_id") for name in ("start", "end"))
     vectors = [begin, *[token] * (grid[0] * grid[1]), end]
     written: list[int] = []
-    for time in video.times(sizes.together):
-        written += [*context.encode(f"<{time:.1f} seconds>"), *vectors]
+    for first, last in video.times(_Sizes.of(context).together):
+        written += [*context.encode(f"<{(first + last) / 2:.1f} seconds>"), *vectors]
     return WrittenVideo(written, arrays, grid, replaces=(begin, end))
 
 
+def _glm(context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video) -> WrittenVideo:
+    """A span for each two frames, written as an image, before the whole seconds of the first of them."""
+    arrays, grid = _timed(context, _limits(settings, 112 * 112, 28 * 28 * 2 * 30000), images, video)
+    begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
+    vectors = [begin, *[token] * (grid[0] * grid[1]), end]
+    written: list[int] = []
+    for first, _ in video.times(_Sizes.of(context).together):
+        written += [*vectors, *context.encode(str(int(first)))]
+    return WrittenVideo(written, arrays, grid)
+
+
+def _timed(
+    context: Context, limits: tuple[int, int], images: ImageArrays, video: Video
+) -> tuple[Arrays, tuple[int, int]]:
+    """Return the arrays of a video whose frames have so many pixels together, and rows and columns of its spans."""
+    sizes, frame, count = _Sizes.of(context), video.frames[0], len(video.frames)
+    frames = count, max(1, round(count / sizes.together)) * sizes.together
+    height, width = _fitted(frame.height, frame.width, sizes.step, frames, limits)
+    arrays = _qwen_arrays(sizes, images, video, height, width)
+    _, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
+    return arrays, (rows // sizes.merge, columns // sizes.merge)
+
+
 _VIDEO: Final = ("video_token_id", "video_token_index")
-_QWEN2: Final = VideoFamily(_VIDEO, _qwen2)
-_QWEN3: Final = VideoFamily(_VIDEO, _qwen3)
+_GLM: Final = VideoFamily(_VIDEO, ("image_token_id",), _glm)
+_QWEN2: Final = VideoFamily(_VIDEO, _VIDEO, _qwen2)
+_QWEN3: Final = VideoFamily(_VIDEO, _VIDEO, _qwen3)
 
 VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
+    "Glm46VForConditionalGeneration": _GLM,
+    "Glm4vForConditionalGeneration": _GLM,
+    "Glm4vMoeForConditionalGeneration": _GLM,
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": _QWEN3,

@@ -26,11 +26,11 @@ class Video(NamedTuple):
     fps: float
     indices: list[int]
 
-    def times(self, together: int) -> list[float]:
-        """Return the middle, in seconds, of each of so many frames together; the last frame is repeated."""
+    def times(self, together: int) -> list[tuple[float, float]]:
+        """Return the seconds of the first and of the last of each so many frames; the last frame is repeated."""
         places = [*self.indices, *self.indices[-1:] * (-len(self.indices) % together)]
         groups = [places[start : start + together] for start in range(0, len(places), together)]
-        return [(each[0] / self.fps + each[-1] / self.fps) / 2 for each in groups]
+        return [(each[0] / self.fps, each[-1] / self.fps) for each in groups]
 
     @property
     def sampled_fps(self) -> float:

@@ -13,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.core.outputs import RequestOutput
 from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from octavo.worker.prompt_encodings import kept_encodings_bytes
@@ -185,6 +186,13 @@ def test_a_prompt_that_hits_the_cache_within_an_image_gives_the_same_bits(
     assert bits(first) == bits(again)
     args = {"max_num_batched_tokens": 19, "enable_prefix_caching": False}
     assert bits(generate(path, prompts, device=device, **args)) == bits(first)
+
+
+def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("glm4v", tmp_path))
+    values = {**checkpoint.stored, "vision_config": {**checkpoint.stored["vision_config"], "out_hidden_size": 128}}
+    with pytest.raises(CheckpointError, match="out_hidden_size is 128, expected the text model's hidden_size"):
+        LoadedModel.open(Checkpoint(tmp_path, values), Mesh.single(), torch.float32)
 
 
 def test_the_memory_plan_counts_what_is_kept_of_images(whole: tuple[Path, list[Any]]) -> None:

@@ -16,10 +16,22 @@ from octavo.core.outputs import RequestOutput
 from octavo.errors import InvalidRequest
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.e2e.test_images import bits, generate
-from tests.fakes.vision import END, FAMILIES, IMAGE, START, VIDEO, image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision import (
+    END,
+    FAMILIES,
+    IMAGE,
+    SPECIALS,
+    START,
+    VIDEO,
+    image,
+    load_vision_oracle,
+    make_vision_checkpoint,
+)
 
 pytestmark = pytest.mark.slow
 
+BEGIN, BEHIND = (SPECIALS.index(each) for each in ("<img>", "</img>"))
+"""Around images of GLM."""
 FRAMES = [image(seed, 112, 56) for seed in range(5)]
 VIDEOS: list[Any] = [(FRAMES, {"fps": 8}), [*FRAMES[:2]]]
 """Where a video is longer than its sides, transformers 5 goes on behind the sides; octavo behind the end, as releases
@@ -34,7 +46,9 @@ PROMPTS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=["glm4v", "qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.long)]
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, make_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -70,11 +84,12 @@ def test_log_probabilities_are_those_of_transformers(
 ) -> None:
     family, path = checkpoint
     oracle = load_vision_oracle(path, FAMILIES[family][1])
-    for prompt, output in zip(PROMPTS[:2], expected, strict=False):
+    # transformers' GLM, whose videos consist of tokens of images, takes no images beside them
+    for prompt, output in zip(PROMPTS[: 1 if family == "glm4v" else 2], expected, strict=False):
         (completion,) = output.outputs
         drawn = list(completion.token_ids)
         ids = torch.tensor([[*output.prompt_token_ids, *drawn]])
-        kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+        kinds = (ids == IMAGE).int() * (2 if family == "glm4v" else 1) + 2 * (ids == VIDEO).int()
         kinds[:, len(output.prompt_token_ids) :] = 0
         seconds = [2 / 8, 2 / 24] if family == "qwen2_5_vl" else None
         more = {} if seconds is None else {"second_per_grid_ts": torch.tensor(seconds)}
@@ -98,14 +113,23 @@ def test_frames_are_patches_in_pairs(checkpoint: tuple[str, Path]) -> None:
     assert not torch.equal(patches[0, :, :, 0], patches[0, :, :, 1])
 
 
-def test_timestamps_stand_before_the_frames_of_a_video_where_the_family_writes_them(tmp_path: Path) -> None:
-    path = make_vision_checkpoint("qwen3_vl", tmp_path)
+@pytest.mark.parametrize(
+    ("family", "fps", "texts", "written"),
+    [
+        ("qwen3_vl", 8, ["<0.1 seconds>", "<0.3 seconds>", "<0.5 seconds>"], [*[99, START, VIDEO, END] * 3]),
+        ("glm4v", 1.5, ["0", "1", "2"], [START, *[BEGIN, IMAGE, BEHIND, 99] * 3, END]),
+    ],
+)
+def test_timestamps_stand_beside_the_frames_of_a_video_where_the_family_writes_them(
+    family: str, fps: float, texts: list[str], written: list[int], tmp_path: Path
+) -> None:
+    path = make_vision_checkpoint(family, tmp_path)
     seen: list[str] = []
     prompts = prompts_of(path)
     prompts._context = prompts._context._replace(encode=lambda text: seen.append(text) or [99])  # type: ignore[func-returns-value]
-    tokens, (video,) = prompts.expand([50, START, VIDEO, END, 51], {"video": VIDEOS[0]})
-    assert seen == ["<0.1 seconds>", "<0.3 seconds>", "<0.5 seconds>"]
-    assert [token for token, _ in groupby(tokens)] == [50, *[99, START, VIDEO, END] * 3, 51]
+    tokens, (video,) = prompts.expand([50, START, VIDEO, END, 51], {"video": (FRAMES, {"fps": fps})})
+    assert seen == texts
+    assert [token for token, _ in groupby(tokens)] == [50, *written, 51]
     assert len(video.spans) == 3
 
 

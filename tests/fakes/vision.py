@@ -205,7 +205,33 @@ def _qwen3_5() -> tuple[Any, Any]:
     return _qwen("Qwen3_5", "Qwen3", {**tower, **own}, {**linear, **kinds}, mrope_interleaved=True)
 
 
+def _glm4v(name: str = "Glm4v", **text: Any) -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    own = {**TEXT, "hidden_size": 64, "head_dim": 16, "rope_parameters": rope, **text}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "video_start_token_id": START, "video_end_token_id": END}
+    ids |= {f"image_{each}_token_id": SPECIALS.index(word) for each, word in (("start", "<img>"), ("end", "</img>"))}
+    config = getattr(tf, f"{name}Config")(text_config=own, vision_config={**tower, "image_size": 56}, **ids)
+    size = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32}
+    processor = "Glm4v" if name == "Glm4v" else "Glm46V"
+    return config, getattr(tf, f"{processor}ImageProcessorPil")(size=size)
+
+
+def _glm46v() -> tuple[Any, Any]:
+    return _glm4v("Glm46V", model_type="glm4v_text")
+
+
+def _glm4v_moe() -> tuple[Any, Any]:
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+    return _glm4v("Glm4vMoe", **experts, num_hidden_layers=3, routed_scaling_factor=1.5)
+
+
 FAMILIES = {
+    "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
+    "glm4v": (_glm4v, "Glm4vForConditionalGeneration"),
+    "glm4v_moe": (_glm4v_moe, "Glm4vMoeForConditionalGeneration"),
     "qwen2_vl": (_qwen2, "Qwen2VLForConditionalGeneration"),
     "qwen2_5_vl": (_qwen2_5, "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": (_qwen3, "Qwen3VLForConditionalGeneration"),
