@@ -32,6 +32,9 @@ class CheckpointArgs:
             "start: sleep, wake_up, update_weights_from_disk."
         ),
     ] = False
+    enable_prompt_embeds: Annotated[
+        bool, Arg("Take prompts that are given as vectors in place of those of tokens: prompt_embeds.")
+    ] = False
     hf_overrides: Annotated[
         dict[str, Any],
         Arg(

@@ -14,6 +14,7 @@ from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_ob
 from octavo.config.device_args import DeviceArgs
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
+from octavo.config.embedding_size import embedding_size
 from octavo.config.fields import values_of
 from octavo.config.lora_args import LoRAArgs
 from octavo.config.media_args import media_limits
@@ -122,6 +123,7 @@ def resolve(
                 "generation_defaults": _generation_defaults(args, checkpoint, max_model_len),
                 "chat_template": _chat_template(args.chat_template),
                 "pooling": pooling,
+                "embedding_size": embedding_size(checkpoint, pooling) if args.enable_prompt_embeds else None,
                 "speech": read_speech(checkpoint),
             }
         ),

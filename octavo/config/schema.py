@@ -54,6 +54,8 @@ class ModelConfig(ModelArgs):
     """Text of a template that replaces the checkpoint's own."""
     pooling: PoolingConfig | None = None
     """How vectors are made of prompts; None for a model that generates text."""
+    embedding_size: int | None = None
+    """Width of the vectors in whose form prompts may be given; None where none may."""
     speech: SpeechTokens | None = None
     """The tokens of a model that writes down speech; None for another."""
 

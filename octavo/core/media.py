@@ -25,7 +25,7 @@ class TypedArray(msgspec.Struct, frozen=True):
 
 
 class MediaInput(msgspec.Struct, frozen=True):
-    """One image, sound or video of a prompt.
+    """One image, sound or video of a prompt, or the vectors that are given in place of all its tokens (`embeds`).
 
     digest: SHA-256 of the decoded content and the settings of its preprocessing.
     spans: (offset, length) of the prompt's tokens that stand for it, mostly one; none where the decoder reads it
@@ -37,7 +37,7 @@ class MediaInput(msgspec.Struct, frozen=True):
     is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
     """
 
-    kind: Literal["image", "audio", "video"]
+    kind: Literal["image", "audio", "video", "embeds"]
     digest: bytes
     spans: tuple[tuple[int, int], ...]
     num_embeddings: int

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from octavo.core.media import MediaInput
+from octavo.core.prompt_embeds import FIELD, read_embeds
 from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest
 
@@ -20,7 +21,8 @@ class Prompt(msgspec.Struct, frozen=True):
     that no token spans, because the spelling of a special token is meant as text there. `prediction`: the text that
     probably follows, or its tokens: guesses for an engine that speculates. `second`: the second text of a pair, for a
     model that scores pairs; `second_start`: where it begins in the token ids, 0 for nowhere. `multi_modal_data`: what
-    it brings besides text, by kind, as a caller in this process gives it; `media`: the same as encoders read it.
+    it brings besides text, by kind, as a caller in this process gives it; `media`: the same as encoders read it, or the
+    vectors that are given in place of tokens.
     """
 
     text: str | None = None
@@ -45,25 +47,38 @@ class Prompt(msgspec.Struct, frozen=True):
         if isinstance(value, Mapping):
             if "decoder_prompt" in value:
                 return cls.read(_joined(value))
-            if set(value) - _BESIDE not in ({"prompt"}, {"prompt_token_ids"}):
+            if set(value) - _BESIDE not in ({"prompt"}, {"prompt_token_ids"}, {FIELD}):
                 raise InvalidRequest(
-                    "a prompt given as a mapping has one of the keys prompt and prompt_token_ids, and perhaps "
-                    f"{', '.join(sorted(_BESIDE))}; got {sorted(map(str, value))}",
+                    f"a prompt given as a mapping has one of the keys prompt, prompt_token_ids and {FIELD}, and "
+                    f"perhaps {', '.join(sorted(_BESIDE))}; got {sorted(map(str, value))}",
                     field="prompt",
                 )
             beside: dict[str, Any] = {"multi_modal_data": _checked_media(value.get("multi_modal_data"))}
-            salt = checked_cache_salt(value.get("cache_salt"))
-            namespace = _checked_namespace(value.get("cache_namespace"))
+            beside["cache_salt"] = checked_cache_salt(value.get("cache_salt"))
+            beside["cache_namespace"] = _checked_namespace(value.get("cache_namespace"))
             if "prompt" in value:
-                return cls(text=_text(value["prompt"]), cache_salt=salt, cache_namespace=namespace, **beside)
-            ids = _token_ids(value["prompt_token_ids"])
-            return cls(token_ids=ids, cache_salt=salt, cache_namespace=namespace, **beside)
+                return cls(text=_text(value["prompt"]), **beside)
+            if "prompt_token_ids" in value:
+                return cls(token_ids=_token_ids(value["prompt_token_ids"]), **beside)
+            if beside["multi_modal_data"]:
+                raise InvalidRequest(
+                    f"multi_modal_data is given beside {FIELD}, which is the whole prompt; leave one of them out",
+                    field="multi_modal_data",
+                )
+            return cls.of_embeds(read_embeds(value[FIELD]), **beside)
         return cls(token_ids=_token_ids(value))
+
+    @classmethod
+    def of_embeds(cls, embeds: MediaInput, **beside: Any) -> Prompt:
+        """Return the prompt that is given as vectors."""
+        # an id of each vocabulary; nothing reads it
+        return cls(token_ids=[0] * embeds.num_embeddings, media=(embeds,), **beside)
 
 
 PromptLike = str | Sequence[int] | Mapping[str, Any] | Prompt
-"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`, `cache_namespace` and
-`multi_modal_data`; or, for a model that reads through an encoder, with `encoder_prompt` and `decoder_prompt`."""
+"""Text, token ids, or a mapping with `prompt`, `prompt_token_ids` or `prompt_embeds` (vectors in place of those of
+tokens, [tokens, width]), and perhaps `cache_salt`, `cache_namespace` and `multi_modal_data`; or, for a model that reads
+through an encoder, with `encoder_prompt` and `decoder_prompt`."""
 
 _BESIDE: Final = frozenset({"cache_salt", "cache_namespace", "multi_modal_data"})
 

@@ -53,6 +53,7 @@ _TEXTS = FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, tota
 
 REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "prompt": _TEXTS,
+    "prompt_embeds": FieldLimits(_PROMPTS, entries=MAX_PROMPTS),
     "suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
     "input_prefix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
     "input_suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),

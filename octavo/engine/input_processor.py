@@ -140,8 +140,7 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         """Return a request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
         checked_text(request_id, "request_id")
-        prompt = Prompt.read(prompt)
-        options = options or RequestOptions()
+        prompt, options = Prompt.read(prompt), options or RequestOptions()
         adapter = self.resolved(options.lora_request)
         options = msgspec.structs.replace(
             options, cache_salt=one_salt(prompt, options.cache_salt), lora_request=adapter
@@ -157,6 +156,7 @@ class InputProcessor:
         token_ids, media = self.media.read(prompt, token_ids, params.truncate_prompt_tokens)
         num_positions = num_positions_of(len(token_ids), media)
         if media:
+            self.media.check_embeds(media, params)
             self._check_length(len(token_ids), "prompt", num_positions)
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)

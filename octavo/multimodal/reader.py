@@ -16,6 +16,8 @@ from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
+from octavo.core.prompt_embeds import FIELD
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.multimodal.media_urls import MediaUrls
 
@@ -103,6 +105,8 @@ class MediaReader:
         num_kept: tokens to which the prompt was cut; None for none. Raises InvalidRequest where the model takes others.
         """
         given = prompt.multi_modal_data or {}
+        if any(each.kind == "embeds" for each in prompt.media):
+            return token_ids, prompt.media
         if self._written is None or not given.keys() <= self._written.kinds:
             return token_ids, self.inputs(prompt)
         if prompt.media:
@@ -138,6 +142,28 @@ class MediaReader:
         raise InvalidRequest(
             f"multi_modal_data has {found}, and this model reads {self._reads}; leave it out", field="multi_modal_data"
         )
+
+    def check_embeds(self, media: Sequence[MediaInput], params: SamplingParams) -> None:
+        """Raise InvalidRequest where a prompt is given as vectors and cannot be."""
+        given, width = next((each for each in media if each.kind == "embeds"), None), self._model.embedding_size
+        if given is None:
+            return
+        if width is None:
+            raise InvalidRequest(
+                f"{FIELD} is given, and this engine takes none; start it with enable_prompt_embeds",
+                field=FIELD,
+                code="unsupported_parameter",
+            )
+        own = given.arrays[FIELD].shape[1]
+        if own != width:
+            raise InvalidRequest(
+                f"{FIELD} has {own} numbers for each token, expected {width}, the width of the embeddings", field=FIELD
+            )
+        for name, unset in (("prompt_logprobs", None), ("repetition_penalty", 1.0), ("truncate_prompt_tokens", None)):
+            if getattr(params, name) != unset:
+                raise InvalidRequest(
+                    f"{name} is about the tokens of a prompt, and {FIELD} has none; leave one of them out", field=name
+                )
 
     def _sound(self, value: object) -> MediaInput:
         from octavo.multimodal.sound import read_sound

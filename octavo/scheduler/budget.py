@@ -197,8 +197,9 @@ class WholeSpans(Budget):
 
 
 def encoder_inputs(group: SequenceGroup) -> list[EncoderInput]:
-    """Return what a group's prompt has in place of tokens."""
-    return [EncoderInput(each.spans[0][0], each.num_embeddings) for each in group.request.media if each.spans]
+    """Return what encoders make of a group's prompt."""
+    encoded = (each for each in group.request.media if each.spans and each.kind != "embeds")
+    return [EncoderInput(each.spans[0][0], each.num_embeddings) for each in encoded]
 
 
 def make_budgets(

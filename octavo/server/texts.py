@@ -57,7 +57,7 @@ _TOKENS_BETWEEN_TURNS: Final = 64 << 10
 T = TypeVar("T", bound=RequestBody)
 R = TypeVar("R")
 
-_PROMPTS: Final = ("messages", "input", "prompt")
+_PROMPTS: Final = ("prompt_embeds", "messages", "input", "prompt")
 """The fields that prompts are made of; a request has one of them."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -142,7 +142,7 @@ class Preparer:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
 
-    def _filled_in(self, prompt: str | list[int], suffix: str, adds: bool | None) -> Prompt:
+    def _filled_in(self, prompt: str | list[int] | Prompt, suffix: str, adds: bool | None) -> Prompt:
         if not isinstance(prompt, str):
             raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
         return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds is not False)
@@ -284,6 +284,8 @@ def _without_text(asked: RequestBody) -> RequestBody:
         echoed = getattr(asked, "echoed_text", "")
         changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
     unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix", "input_extra")
+    if getattr(asked, "prompt_embeds", None) is not None:
+        changes |= {"prompt": "", "prompt_embeds": None}
     changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
     return msgspec.structs.replace(asked, **changes)
 

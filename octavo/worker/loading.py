@@ -146,7 +146,9 @@ class LoadedRank:
             max_num_tokens=num_tokens,
             sampler=shared(sampler, mesh, shape.vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,
             tokens=device.token_store(),
-            encodings=encodings_of(loaded, shape.cache_groups, device, num_tokens),
+            encodings=encodings_of(
+                loaded, shape.cache_groups, device, num_tokens, opened.dtype if model.embedding_size else None
+            ),
         )
         runner.padded = padded
         if parts.draft is not None:

@@ -1,4 +1,4 @@
-"""Encodes the images and sounds of prompts; the results replace embeddings of tokens."""
+"""Encodes the images and sounds of prompts; the results, or given vectors, replace embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo.attention.metadata import EmbeddingOverride
 from octavo.core.media import MediaInput
 from octavo.core.model_shape import CacheGroup
+from octavo.core.prompt_embeds import FIELD
 from octavo.devices.device import Device
 from octavo.models.decoder import DecoderStack
 from octavo.worker.cross_encodings import CrossEncodings, Encode, as_tensors
@@ -25,16 +26,23 @@ Encoded = tuple[Sequence[tuple[SequenceState, Tensor]], EmbeddingOverride | None
 
 
 def encodings_of(
-    model: DecoderStack, groups: Sequence[CacheGroup], device: Device, max_embeddings: int
+    model: DecoderStack,
+    groups: Sequence[CacheGroup],
+    device: Device,
+    max_embeddings: int,
+    given: torch.dtype | None = None,
 ) -> CrossEncodings | PromptEncodings | None:
-    """Return the encodings of a model with these cache groups; None for one that reads only text."""
+    """Return the encodings of a model with these cache groups; None for one that reads only text.
+
+    given: the type of vectors that are given in place of tokens; None where none are.
+    """
 
     def encode(kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         with device.library_threads():
             return model.encode(kind, arrays)
 
-    if model.replaces_tokens and model.is_first:
-        return PromptEncodings(encode, max_embeddings, device.torch_device)
+    if (model.replaces_tokens or given is not None) and model.is_first:
+        return PromptEncodings(encode, max_embeddings, device.torch_device, given)
     return CrossEncodings.of(encode, groups, device.torch_device)
 
 
@@ -55,8 +63,10 @@ class PromptEncodings:
     num_encoded = 0
     """Of these, caches hold none."""
 
-    def __init__(self, encode: Encode, max_embeddings: int, device: torch.device) -> None:
-        self._encode = encode
+    def __init__(
+        self, encode: Encode, max_embeddings: int, device: torch.device, given: torch.dtype | None = None
+    ) -> None:
+        self._encode, self._given = encode, given
         self._max_embeddings = max_embeddings
         self._device = device
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -92,9 +102,16 @@ class PromptEncodings:
             for offset, length in each.spans:
                 begin, stop = max(offset, start), min(offset + length, end)
                 if begin < stop:
-                    shift = done - offset
-                    yield np.arange(begin - start, stop - start), self._encoded(each)[begin + shift : stop + shift]
+                    part = slice(begin - offset + done, stop - offset + done)
+                    vectors = self._rows(each, part) if each.kind == "embeds" else self._encoded(each)[part]
+                    yield np.arange(begin - start, stop - start), vectors
                 done += length
+
+    def _rows(self, media: MediaInput, part: slice) -> Tensor:
+        """Return some of the vectors that are given. None of them is kept: each is read once."""
+        array = media.arrays[FIELD]
+        rows = np.frombuffer(array.data, dtype=np.float32).reshape(array.shape)[part]
+        return torch.tensor(rows, device=self._device, dtype=self._given)
 
     def _encoded(self, media: MediaInput) -> Tensor:
         found = self._kept.get(media.digest)

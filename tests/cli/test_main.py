@@ -165,7 +165,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
             "--max-model-len auto: by default it is what the checkpoint was",
         ),
         (["serve", "--shutdown-timeout", "3"], "--shutdown-timeout: octavo calls it --shutdown-timeout-s"),
-        (["serve", "--enable-prompt-embeds"], "--enable-prompt-embeds: input of embeddings is not there yet"),
+        (["serve", "--enable-prompt-adapter"], "--enable-prompt-adapter: prompt adapters are not there yet"),
         (["serve", "--speculative-model", "x"], "--speculative-model: give speculative_config"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
         (["serve", "-c", "2048"], "-c: octavo calls it --max-model-len"),

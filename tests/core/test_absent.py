@@ -30,11 +30,11 @@ def test_options_about_kv_between_engines_lead_to_the_roles_and_tiers_that_octav
 
 
 def test_a_feature_that_is_not_there_yet_is_named_and_no_other_option_suggested() -> None:
-    said = "enable_prompt_embeds is not an argument of LLM: input of embeddings is not there yet"
+    said = "enable_prompt_adapter is not an argument of LLM: prompt adapters are not there yet"
     with pytest.raises(ConfigError, match=f"^{said}$"):
-        engine_args({"enable_prompt_embeds": True}, environ={})
-    with pytest.raises(ConfigError, match=r"OCTAVO_ENABLE_PROMPT_EMBEDS, .*: input of embeddings is not there yet$"):
-        read_environment({"OCTAVO_ENABLE_PROMPT_EMBEDS": "1"})
+        engine_args({"enable_prompt_adapter": True}, environ={})
+    with pytest.raises(ConfigError, match=r"OCTAVO_ENABLE_PROMPT_ADAPTER, .*: prompt adapters are not there yet$"):
+        read_environment({"OCTAVO_ENABLE_PROMPT_ADAPTER": "1"})
     with pytest.raises(ConfigError, match=r"of EngineArgs: give speculative_config$"):
         EngineArgs(speculative_model="small")
     with pytest.raises(ConfigError, match=r"of ServerArgs: octavo calls it allowed_origins$"):

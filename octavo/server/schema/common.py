@@ -120,8 +120,10 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
             raise InvalidRequest("prompt_logprobs come only when stream is false", field="prompt_logprobs")
 
 
-def prompt_of(given: str | list[int], add_special_tokens: bool | None = None) -> Prompt:
+def prompt_of(given: str | list[int] | Prompt, add_special_tokens: bool | None = None) -> Prompt:
     """Return the prompt that a text or token ids are. add_special_tokens: None is as true."""
+    if isinstance(given, Prompt):
+        return given
     if isinstance(given, str):
         return Prompt(text=given, add_special_tokens=add_special_tokens is not False)
     return Prompt(token_ids=given)

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from octavo.core.request_limits import MAX_SEQUENCES
+from msgspec import Meta
+
+from octavo.core.prompt import Prompt
+from octavo.core.prompt_embeds import decoded_embeds
+from octavo.core.request_limits import MAX_SEQUENCES, REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused
 from octavo.server.schema.common import GenerationRequest, Int, TokenId, listed_prompts
+
+_EMBEDS: Final = "Vectors in place of tokens, [tokens, width]: each a file of numpy (.npy) in Base64."
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: str | list[str | TokenId | list[TokenId]] | None = None
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Int | None = None
 
-    prompt_embeds: Annotated[Any, Refused("send text or token ids")] = None
+    prompt_embeds: Annotated[str | list[str], Meta(description=_EMBEDS)] | None = None
     thinking_token_budget: Annotated[
         Any, Refused("give reasoning_end and reasoning_budget in structured_outputs", harmless=(-1,))
     ] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)
+        if self.prompt is None and self.prompt_embeds is None:
+            raise InvalidRequest("prompt is missing", field="prompt", code="missing_required_parameter")
+        for name in ("prompt", "suffix", "echo"):
+            if self.prompt_embeds is not None and getattr(self, name):
+                raise InvalidRequest(f"prompt_embeds does not go with {name}; leave one out", field=name)
         for name in ("echo", "truncate_prompt_tokens"):
             if self.suffix and getattr(self, name):
                 raise InvalidRequest(f"suffix does not go with {name}; leave one out", field="suffix")
@@ -35,12 +46,13 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         if self.echo and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
 
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int] | Prompt]:
         """Return the prompts one by one. Raises InvalidRequest.
 
         All prompts together have at most MAX_SEQUENCES sequences (prompts times best_of or n).
         """
-        prompts = listed_prompts("prompt", self.prompt)
+        given = "" if self.prompt is None else self.prompt
+        prompts = listed_prompts("prompt", given) if self.prompt_embeds is None else self._vectors()
         width = max(self.n or 1, self.best_of or 1)
         if len(prompts) > 1 and len(prompts) * width > MAX_SEQUENCES:
             raise InvalidRequest(
@@ -49,3 +61,10 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
                 field="prompt",
             )
         return prompts
+
+    def _vectors(self) -> list[Any]:
+        given = [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds or []
+        if not given:
+            raise InvalidRequest("prompt_embeds is an empty list; give vectors", field="prompt_embeds")
+        check_entries("prompt_embeds", len(given), REQUEST_LIMITS["prompt_embeds"].entries)
+        return [Prompt.of_embeds(decoded_embeds(each)) for each in given]

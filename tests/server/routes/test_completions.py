@@ -170,7 +170,7 @@ def test_requests_of_one_id_do_not_collide_in_the_engine(server: Served) -> None
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"prompt": None}, "prompt", "invalid_type"),
+        ({"prompt": None}, "prompt", "missing_required_parameter"),
         ({"prompt": []}, "prompt", "invalid_value"),
         ({"prompt": ""}, "prompt", "empty_prompt"),
         ({"prompt": ["a", ""]}, "prompt", "empty_prompt"),
@@ -189,6 +189,10 @@ def test_requests_of_one_id_do_not_collide_in_the_engine(server: Served) -> None
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"request_id": "a b"}, "request_id", "invalid_value"),
         ({"echo": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
+        ({"prompt_embeds": "AAAA"}, "prompt", "invalid_value"),
+        ({"prompt": "", "prompt_embeds": "AAAA"}, "prompt_embeds", "invalid_value"),
+        ({"prompt": None, "prompt_embeds": []}, "prompt_embeds", "invalid_value"),
+        ({"prompt": None, "prompt_embeds": "AAAA", "echo": True}, "echo", "invalid_value"),
     ],
 )
 def test_refusal_names_the_field(server: Served, fields: Any, param: str, code: str) -> None:

@@ -1,0 +1,27 @@
+"""How wide vectors are that prompts bring in place of tokens."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.pooling_config import PoolingConfig
+from octavo.config.speech import read_speech
+from octavo.errors import ConfigError
+
+_NAMES: Final = ("word_embed_proj_dim", "n_embd", "hidden_size")
+"""Those of OPT, whose layers may be wider, and of GPT-2 come first."""
+
+
+def embedding_size(checkpoint: Checkpoint, pooling: PoolingConfig | None) -> int:
+    """Return the width of a model's embeddings. Raises ConfigError where its prompts cannot be given as vectors."""
+    obstacle = None
+    if pooling is not None:
+        obstacle = "makes vectors of texts"
+    elif read_speech(checkpoint) is not None:
+        obstacle = "writes down sounds"
+    elif checkpoint.values.get("hidden_size_per_layer_input"):
+        obstacle = "reads the tokens of a prompt in every layer"
+    if obstacle is not None:
+        raise ConfigError(f"enable_prompt_embeds is set, and {checkpoint.architecture} {obstacle}; leave it out")
+    return checkpoint.positive(next(name for name in _NAMES if name in checkpoint.values or name == _NAMES[-1]))

@@ -1,0 +1,142 @@
+"""Prompts that are given as vectors: the bits of the tokens whose vectors they are, whatever runs beside them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from octavo import LLM, SamplingParams
+from octavo.core.outputs import RequestOutput
+from octavo.errors import ConfigError
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.rank_threads import llm_of_ranks
+from tests.server.raw import ask
+from tests.server.test_serve_process import ServerProcess
+
+FAMILIES = ("falcon_h1", "gemma3", "granite", "opt_projected", "qwen3")
+"""With a factor of embeddings, before and behind them, with states, with embeddings narrower than the layers."""
+PROMPTS = [[7 * i % 300 for i in range(40)], [3 + i for i in range(21)]]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
+
+
+def written(family: str, path: Path) -> Path:
+    sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64}
+    if family == "opt_projected":
+        family, sizes = "opt", sizes | {"word_embed_proj_dim": 32}
+    make_checkpoint(family, path, **sizes)
+    return write_byte_tokenizer(path)
+
+
+def vectors(path: Path, token_ids: list[int]) -> Tensor:
+    """What `get_input_embeddings()` of transformers returns of the tokens: Gemma's has its factor."""
+    stored = load_file(next(path.glob("*.safetensors")))
+    table = next(tensor for name, tensor in stored.items() if "embed_tokens" in name).float()
+    return table[torch.tensor(token_ids)] * (table.shape[1] ** 0.5 if "gemma" in path.name else 1.0)
+
+
+def opened(path: Path, **options: Any) -> LLM:
+    common: dict[str, Any] = {"dtype": "float32", "block_size": 16, "max_model_len": 96, "max_num_seqs": 4}
+    return LLM(str(path), enable_prompt_embeds=True, **common | options)
+
+
+def results(outputs: list[RequestOutput]) -> list[list[tuple[list[int], Any]]]:
+    return [[(each.token_ids, each.logprobs) for each in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_of_tokens_give_the_bits_of_the_tokens(family: str, tmp_path: Path) -> None:
+    path = written(family, tmp_path / family)
+    given = [{"prompt_embeds": vectors(path, each)} for each in PROMPTS]
+    with opened(path) as llm:
+        expected = results(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
+        assert results(llm.generate(given, PARAMS, use_tqdm=False)) == expected
+        again = llm.generate([given[0]], PARAMS, use_tqdm=False)  # from the prefix cache
+        assert results(again) == expected[:1]
+        assert again[0].num_cached_tokens > 0
+    with opened(path, max_num_batched_tokens=12, num_gpu_blocks_override=7, preemption_mode="recompute") as llm:
+        assert results(llm.generate([*given, *PROMPTS], PARAMS, use_tqdm=False)) == expected * 2
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+def test_other_vectors_share_no_prefix(path: Path) -> None:
+    given = vectors(path, PROMPTS[0])
+    other = given.clone()
+    other[1] *= 2
+    with opened(path) as llm, opened(path, enable_prefix_caching=False) as alone:
+        found = llm.generate([{"prompt_embeds": given}], PARAMS, use_tqdm=False)
+        others = llm.generate([{"prompt_embeds": other}], PARAMS, use_tqdm=False)
+        assert others[0].num_cached_tokens == 0
+        assert results(others) == results(alone.generate([{"prompt_embeds": other}], PARAMS, use_tqdm=False))
+        assert results(others) != results(found)
+        assert llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_ranks_take_vectors(path: Path, tensor: int, pipeline: int) -> None:
+    with opened(path) as llm:
+        expected = results(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
+    with llm_of_ranks(path, tensor, pipeline, dtype="float32", enable_prompt_embeds=True) as llm:
+        given = [{"prompt_embeds": vectors(path, each).numpy()} for each in PROMPTS]
+        assert results(llm.generate(given, PARAMS, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "said"),
+    [
+        ({"prompt_embeds": torch.zeros(3, 8)}, {}, "prompt_embeds has 8 numbers for each token, expected 64"),
+        ({"prompt_embeds": torch.zeros(3, 64)}, {"prompt_logprobs": 1}, "prompt_logprobs is about the tokens"),
+        ({"prompt_embeds": torch.zeros(3, 64)}, {"repetition_penalty": 1.1}, "repetition_penalty is about the tokens"),
+        ({"prompt_embeds": torch.zeros(96, 64)}, {}, "the prompt has 96 tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(path: Path, prompt: Any, params: dict[str, Any], said: str) -> None:
+    with opened(path) as llm:
+        error = llm.generate([prompt], SamplingParams(max_tokens=2, **params), use_tqdm=False)[0].error
+        assert error is not None
+        assert error.message.startswith(said)
+
+
+def test_without_the_argument_none_are_taken(path: Path) -> None:
+    with LLM(str(path), dtype="float32", max_model_len=96) as llm:
+        error = llm.generate([{"prompt_embeds": torch.zeros(3, 64)}], PARAMS, use_tqdm=False)[0].error
+        assert error is not None
+        assert error.message.endswith("start it with enable_prompt_embeds")
+
+
+@pytest.mark.slow
+def test_completions_take_files_of_numpy(path: Path) -> None:
+    settings = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8, "return_token_ids": True}
+
+    def encoded(token_ids: list[int]) -> str:
+        file = io.BytesIO()
+        np.save(file, vectors(path, token_ids).numpy())
+        return base64.b64encode(file.getvalue()).decode()
+
+    server = ServerProcess(path, "--dtype", "float32", "--max-model-len", "96", "--enable-prompt-embeds")
+    try:
+        expected = ask(server.url, "/v1/completions", {"prompt": PROMPTS, **settings}).json
+        answer = ask(server.url, "/v1/completions", {"prompt_embeds": [*map(encoded, PROMPTS)], **settings}).json
+        too_long = ask(server.url, "/v1/completions", {"prompt_embeds": encoded([1] * 96), **settings})
+    finally:
+        assert server.stop() == 0
+    assert [each["token_ids"] for each in answer["choices"]] == [each["token_ids"] for each in expected["choices"]]
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, PROMPTS))
+    assert (too_long.status, too_long.error["param"]) == (400, "prompt_embeds")
+
+
+def test_models_that_read_the_tokens_of_a_prompt_take_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Gemma4ForCausalLM reads the tokens of a prompt in every layer"):
+        opened(written("gemma4", tmp_path))
