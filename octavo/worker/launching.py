@@ -23,9 +23,11 @@ from octavo.distributed.mesh import Mesh
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples
 from octavo.sampling.sampler import RepeatableSampler, Sampler
+from octavo.worker.cross_encodings import CrossEncodings
 from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.prompt_encodings import PromptEncodings
 from octavo.worker.sequence_state import SequenceState
 from octavo.worker.shared_sampler import logits_of_all
 from octavo.worker.whole_steps import WholeSteps, is_decode
@@ -97,7 +99,9 @@ class LaunchingRunner(ModelRunner):
         thread.join(timeout_s)
 
     def _may_launch(self, step: SchedulerOutput) -> bool:
-        if not step.rows or self.drawing is None or self.drafter is not None or self._encodings is not None:
+        if not step.rows or self.drawing is None or self.drafter is not None:
+            return False
+        if self._encodings is not None and self._encodes(self._encodings, step):
             return False
         params = {new.seq_id: (new.params, new.pooled) for new in step.new_sequences}
         for row in step.rows:
@@ -111,6 +115,12 @@ class LaunchingRunner(ModelRunner):
                 return False
         # a fork copies tokens that may be known to the device alone
         return all(new.parent_id is None for new in step.new_sequences)
+
+    def _encodes(self, encodings: CrossEncodings | PromptEncodings, step: SchedulerOutput) -> bool:
+        """Return whether rows of a step may read what is encoded, or given, in place of tokens."""
+        if encodings.num_encoded or any(new.media for new in step.new_sequences):
+            return True
+        return any(row.seq_id in self.sequences and self.sequences[row.seq_id].media for row in step.rows)
 
     def _may_launch_next(self, state: SequenceState) -> bool:
         if state.may_launch is None:

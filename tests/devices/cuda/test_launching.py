@@ -19,9 +19,11 @@ from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.distributed.mesh import Mesh
 from octavo.engine.engine_core import EngineCore
 from octavo.worker.launching import LaunchingRunner
+from octavo.worker.model_runner import ModelRunner
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.vision import image, make_vision_checkpoint
 
 PLAIN: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -85,6 +87,37 @@ def test_steps_are_launched_before_the_last_one_is_read(path: Path, monkeypatch:
     )
     generate(path, PLAIN[1:2] + PROCESSED, device="cuda", max_steps_in_flight=3)
     assert max(num_waiting) == 2
+
+
+def launched_with(path: Path, prompts: list[Any], monkeypatch: pytest.MonkeyPatch, **args: Any) -> None:
+    """Assert that prompts have the tokens of the reference, and that of each one only the first step is waited for."""
+    sizes: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 64, **args}
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    waited: list[int] = []
+    execute = ModelRunner.execute
+    monkeypatch.setattr(ModelRunner, "execute", lambda self, step: waited.append(len(step.rows)) or execute(self, step))
+
+    def tokens(device: str) -> list[list[int]]:
+        with LLM(str(path), device=device, **sizes) as llm:
+            waited.clear()
+            return [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
+
+    expected = tokens("reference")
+    assert tokens("cuda") == expected
+    assert waited == [len(prompts)]
+
+
+def test_steps_behind_vectors_are_launched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [{"prompt_embeds": torch.randn(7, 32)}, {"prompt_token_ids": [5, 6, 7]}]
+    launched_with(path, prompts, monkeypatch, enable_prompt_embeds=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_vl"])
+def test_steps_behind_images_are_launched(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    prompts = [{"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}, "w1 w2"]
+    launched_with(make_vision_checkpoint(family, tmp_path), prompts, monkeypatch)
 
 
 def test_requests_that_are_aborted_while_steps_are_in_flight_change_no_other_token_and_keep_no_block(
