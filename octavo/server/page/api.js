@@ -24,7 +24,9 @@ export class ApiFailure extends Error {
 export async function ask(path, { body, signal } = {}) {
   const headers = { ...(body && { "Content-Type": "application/json" }), ...(keyOf() && { Authorization: `Bearer ${keyOf()}` }) };
   const options = { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body), cache: "no-store" };
-  const response = await fetch(urlOf(path), options);
+  const response = await fetch(urlOf(path), options).catch((error) => {
+    throw error instanceof TypeError ? new Error("the server does not respond; does it run?", { cause: error }) : error;
+  });
   if (response.ok) return response;
   const failure = new ApiFailure(response.status, (await response.json().catch(() => null))?.error);
   if (response.status === 401 && (await askForKey(failure))) return ask(path, { body, signal });
@@ -33,12 +35,19 @@ export async function ask(path, { body, signal } = {}) {
 
 export const askJson = async (path, options) => (await ask(path, options)).json();
 
-/** Yield the events of a stream as objects. Throws ApiFailure, also for an error within the stream. */
-export async function* events(path, options) {
+const BROKEN = "the connection to the server was lost before the end";
+
+/** Yield the events of a stream as objects. Throws ApiFailure, also for an error within the stream, and an Error for one that is
+ * cut; `isEndless`: one that the server may end at any time, without [DONE]. */
+export async function* events(path, { isEndless = false, ...options }) {
   const response = await ask(path, options);
   const reader = new EventReader();
   const pieces = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let piece = await pieces.read(); !piece.done; piece = await pieces.read()) {
+  const read = () =>
+    pieces.read().catch((error) => {
+      throw error instanceof TypeError ? new Error(BROKEN, { cause: error }) : error;
+    });
+  for (let piece = await read(); !piece.done; piece = await read()) {
     for (const data of reader.feed(piece.value)) {
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
@@ -46,4 +55,5 @@ export async function* events(path, options) {
       yield event;
     }
   }
+  if (!isEndless) throw new Error(BROKEN);
 }

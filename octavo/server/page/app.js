@@ -45,6 +45,15 @@ function showView(playground, settings, showEngine) {
   }
 }
 
+/** Show the choice of the model in the bar, or on a narrow screen, whose bar is full, in the settings. */
+function placeModel() {
+  const label = byId("model").parentNode;
+  const narrow = matchMedia("(max-width: 600px)");
+  const place = () => (narrow.matches ? byId("settings").prepend(label) : byId("settings-toggle").before(label));
+  narrow.addEventListener("change", place);
+  place();
+}
+
 async function start() {
   setTheme(localStorage.getItem("octavo-theme") ?? "auto");
   byId("theme").onclick = () =>
@@ -61,8 +70,15 @@ async function start() {
     const isOpen = byId("settings").classList.toggle("open");
     byId("settings-toggle").setAttribute("aria-expanded", isOpen);
   };
+  byId("settings").addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !byId("settings").classList.contains("open")) return;
+    event.stopPropagation(); // it stops no answer
+    byId("settings-toggle").click();
+    byId("settings-toggle").focus();
+  });
   const { components } = await askJson("openapi.json");
   const settings = makeSettings(byId("settings"), components.schemas);
+  placeModel();
   const playground = startPlayground(settings, () => byId("model").value);
   const showEngine = startEngine(byId("engine"));
   const show = () => showView(playground, settings, showEngine);

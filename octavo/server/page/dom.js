@@ -19,6 +19,13 @@ export function el(name, properties = {}, ...children) {
 export const button = (text, onclick, properties = {}) =>
   el("button", { type: "button", class: "quiet", onclick, ...properties }, text);
 
+/** Run `change`, which makes the elements of `root` anew, and keep the focus on the one with the same data-key. */
+export function keepFocus(root, change) {
+  const key = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  change();
+  if (key) root.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}
+
 /** Return a function that runs `act` in the next frame, once for all calls before it. */
 export function onceAFrame(act) {
   let waits = false;

@@ -1,6 +1,6 @@
 // The live view of the engine: figures, block maps, the last step, requests with their timelines, decisions.
 import { events } from "./api.js";
-import { button, el, onceAFrame } from "./dom.js";
+import { button, el, keepFocus, onceAFrame } from "./dom.js";
 import { applyLive, describeRow, figures, gridOf, hueOf, kindOf, KINDS, linePoints, ownerOf } from "./live.js";
 import { duration } from "./protocol.js";
 
@@ -30,7 +30,7 @@ export function startEngine(panel) {
     note.hidden = cores.size > 0;
     const several = cores.size > 1 && chooser();
     const shown = [...cores].filter(([number]) => !cores.has(only) || number === only);
-    keepFocus(views, () => views.replaceChildren(...KINDS.map((_, place) => el("i", { class: `probe k${place}`, hidden: true })), ...(several ? [several] : []), ...shown.map(([number, core]) => coreNode(number, core))));
+    keepScrolled(views, () => views.replaceChildren(...KINDS.map((_, place) => el("i", { class: `probe k${place}`, hidden: true })), ...(several ? [several] : []), ...shown.map(([number, core]) => coreNode(number, core))));
     for (const [number, core] of shown) core.maps.forEach((map, i) => drawMap(views.querySelector(`[data-map="${number}-${i}"]`), map, core));
   });
 
@@ -41,7 +41,7 @@ export function startEngine(panel) {
   }
 
   function coreNode(number, core) {
-    const title = cores.size > 1 ? el("h3", {}, `Replica ${number}${core.role ? `, ${core.role}` : ""}`) : null;
+    const title = el("h3", { class: cores.size > 1 ? "" : "hidden" }, `Replica ${number}${core.role ? `, ${core.role}` : ""}`);
     const side = el("div", { class: "column" }, stepNode(core), decisionsNode(number, core));
     return el("article", { class: "core" }, title, figuresNode(core), core.maps.map((map, i) => mapNode(number, map, i)), el("div", { class: "columns" }, el("div", { class: "column" }, requestsNode(number, core)), side));
   }
@@ -172,7 +172,7 @@ export function startEngine(panel) {
     while (abort === own) {
       try {
         cores = new Map();
-        for await (const event of events("live", { signal: own.signal })) {
+        for await (const event of events("live", { signal: own.signal, isEndless: true })) {
           applyLive(cores, event);
           draw();
         }
@@ -209,10 +209,8 @@ export function startEngine(panel) {
 }
 
 /** Run `change`, which makes elements anew, and keep the focus, and how far lists are scrolled. */
-function keepFocus(root, change) {
-  const key = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+function keepScrolled(root, change) {
   const scrolled = [...root.querySelectorAll(".decisions, .scroll")].map((node) => [node.scrollTop, node.scrollLeft]);
-  change();
+  keepFocus(root, change);
   [...root.querySelectorAll(".decisions, .scroll")].forEach((node, i) => ([node.scrollTop, node.scrollLeft] = scrolled[i] ?? [0, 0]));
-  if (key) root.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }

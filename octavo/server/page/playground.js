@@ -1,10 +1,12 @@
 // Conversations and completions: the log, the composer, and what runs.
 import { events, keyOf, urlOf } from "./api.js";
-import { button, byId, el, onceAFrame } from "./dom.js";
+import { button, byId, el, keepFocus, onceAFrame } from "./dom.js";
 import { pictures, promptOf, promptView, startImages } from "./images.js";
 import { applyChunk, curlOf, emptyVersion, requestOf, summaryOf } from "./protocol.js";
 import { startTokenCard, tokenView } from "./tokens.js";
 
+/** Return the property by which a button of a turn keeps the focus when the log is made anew. */
+const keyed = (name, index) => ({ "data-key": `${name}-${index}` });
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
 
 /** Start the view. `settings` is what makeSettings returns, `modelOf` returns the chosen model. */
@@ -26,7 +28,7 @@ export function startPlayground(settings, modelOf) {
   function nodeOf(turn, index) {
     const body = el("div", { class: "body" });
     const isModel = turn.role === "assistant";
-    const actions = isModel ? modelActions(turn, index) : [button("Edit", () => edit(turn, index, body))];
+    const actions = isModel ? modelActions(turn, index) : [button("Edit", () => edit(turn, index, body), keyed("edit", index))];
     const name = mode === "completion" ? (isModel ? "Continuation" : "Prompt") : NAMES[turn.role];
     const head = el("div", { class: "head" }, el("h3", {}, name), el("div", { class: "actions" }, actions));
     if (isModel) body.append(...versionNodes(turn, index));
@@ -44,9 +46,9 @@ export function startPlayground(settings, modelOf) {
       render();
     };
     const several = turn.versions.length > 1 && [
-      button("‹", () => choose(-1), { "aria-label": "the version before" }),
+      button("‹", () => choose(-1), { "aria-label": "the version before", ...keyed("before", index) }),
       el("span", { class: "count" }, `${turn.chosen + 1}/${turn.versions.length}`),
-      button("›", () => choose(1), { "aria-label": "the next version" }),
+      button("›", () => choose(1), { "aria-label": "the next version", ...keyed("next", index) }),
     ];
     const use = () => {
       prompt.value = `${turns()[index - 1].text}${turn.versions[turn.chosen].text}`;
@@ -55,8 +57,8 @@ export function startPlayground(settings, modelOf) {
     return [
       ...(several || []),
       mode === "completion" ? button("Use as prompt", use) : null,
-      button("Copy", () => copy(turn.versions[turn.chosen].text, "the text")),
-      button("Regenerate", () => run(index)),
+      button("Copy", () => copy(turn.versions[turn.chosen].text, "the text"), keyed("copy", index)),
+      button("Regenerate", () => run(index), keyed("again", index)),
     ];
   }
 
@@ -73,7 +75,8 @@ export function startPlayground(settings, modelOf) {
     else if (version.text || !version.calls.length) nodes.push(el("div", { class: "text" }, version.text));
     nodes.push(...version.calls.map((call) => callNode(call, index)));
     if (version.error) nodes.push(el("p", { class: "wrong", role: "alert" }, version.error));
-    nodes.push(el("p", { class: "summary" }, summaryOf(version)));
+    const isWaiting = running?.index === index && version.endedAt == null && version.firstAt == null;
+    nodes.push(isWaiting ? el("p", { class: "waiting" }, "waiting for the first token…") : el("p", { class: "summary" }, summaryOf(version)));
     return nodes;
   }
 
@@ -99,8 +102,8 @@ export function startPlayground(settings, modelOf) {
 
   function render() {
     const isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 40;
-    log.replaceChildren(...turns().map(nodeOf));
-    if (!turns().length) log.append(el("li", { class: "empty" }, mode === "chat" ? "Write a message to begin." : "Write the beginning of a text."));
+    const empty = el("li", { class: "empty" }, mode === "chat" ? "Write a message to begin." : "Write the beginning of a text.");
+    keepFocus(log, () => log.replaceChildren(...(turns().length ? turns().map(nodeOf) : [empty])));
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
@@ -120,11 +123,15 @@ export function startPlayground(settings, modelOf) {
       turns().splice(index, Infinity, { ...turn, text: text.value, prompt: null });
       run(index + 1);
     };
+    const cancel = () => {
+      render();
+      log.querySelector(`[data-key="edit-${index}"]`)?.focus();
+    };
     text.onkeydown = (event) => {
-      if (event.key === "Escape") render();
+      if (event.key === "Escape") cancel();
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save();
     };
-    body.replaceChildren(text, el("div", { class: "row" }, button("Send again", save, { class: "primary" }), button("Cancel", render)));
+    body.replaceChildren(text, el("div", { class: "row" }, button("Send again", save, { class: "primary" }), button("Cancel", cancel)));
     text.focus();
   }
 
@@ -173,6 +180,7 @@ export function startPlayground(settings, modelOf) {
       else say("stopped");
     }
     first.endedAt = performance.now();
+    byId("announcement").textContent = `${NAMES.assistant}: ${first.text}`;
     turn.versions.push(...versions.slice(1));
     if (running === own) setRunning(false);
     render();
@@ -193,9 +201,14 @@ export function startPlayground(settings, modelOf) {
 
   function setRunning(isOn) {
     if (!isOn) running = null;
-    byId("stop").hidden = !isOn;
-    byId("send").hidden = isOn;
-    if (isOn) say("");
+    const [shown, gone] = isOn ? [byId("stop"), byId("send")] : [byId("send"), byId("stop")];
+    const hasFocus = document.activeElement === gone;
+    shown.hidden = false;
+    gone.hidden = true;
+    if (hasFocus) shown.focus();
+    if (!isOn) return;
+    say("");
+    byId("announcement").textContent = "";
   }
 
   async function copy(text, what) {

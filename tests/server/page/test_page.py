@@ -69,6 +69,75 @@ def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: 
     assert page.run("document.querySelectorAll('.turn').length") == 2
 
 
+FOCUS = "document.activeElement.textContent || document.activeElement.id"
+
+
+def test_the_focus_stays_where_the_keyboard_put_it(page: Browser, server: Served) -> None:
+    server.llm.hold_after = 5
+    page.click("#prompt")
+    page.write("hello")
+    page.run("document.getElementById('send').focus()")
+    page.press("Enter")
+    page.wait(f"{LAST}?.querySelector('.text').textContent.length >= 5")
+    assert page.run("document.activeElement.id") == "stop"
+    page.press("Enter")
+    page.wait(f"{SUMMARY}?.includes('stopped')")
+    assert page.run("document.activeElement.id") == "send"
+    server.llm.hold_after = 10**9
+    for name, count in (("Regenerate", "2/2"), ("‹", "1/2"), ("›", "2/2")):
+        page.run(f"[...{LAST}.querySelectorAll('button')].find((each) => each.textContent === '{name}').focus()")
+        page.press("Enter")
+        page.wait(f"{LAST}.querySelector('.count')?.textContent === '{count}' && {SUMMARY}?.match(/ended|stopped/)")
+        assert page.run(FOCUS) == name
+    page.run("document.querySelector('.user button').focus()")
+    page.press("Enter")
+    assert page.run("document.activeElement.tagName") == "TEXTAREA"
+    page.press("Escape")
+    assert page.run(FOCUS) == "Edit"
+
+
+def test_waiting_is_shown_and_the_whole_answer_is_announced_once(page: Browser, server: Served) -> None:
+    announced = "document.getElementById('announcement').textContent"
+    server.llm.hold_after = 0
+    send(page, "hello")
+    assert page.wait(f"{LAST}?.querySelector('.waiting')?.textContent") == "waiting for the first token…"
+    page.press("Escape")
+    page.wait(f"{SUMMARY} === 'stopped'")
+    server.llm.hold_after = 10**9
+    page.click(".assistant button", "Regenerate")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    assert page.run(announced) == f"Model: {page.run(f'{LAST}.querySelector(`.text`).textContent')}"
+
+
+def test_esc_closes_the_settings_of_a_narrow_screen_and_stops_nothing(page: Browser, server: Served) -> None:
+    server.llm.hold_after = 5
+    page.size(390, 800, phone=True)
+    send(page, "hello")
+    page.click("#settings-toggle")
+    assert page.wait("document.getElementById('model').checkVisibility()"), "the bar has no place for it"
+    page.click("#field-temperature")
+    page.press("Escape")
+    assert not page.run("document.getElementById('settings').checkVisibility()")
+    assert page.run(FOCUS) == "Settings"
+    assert not page.run("document.getElementById('stop').hidden")
+    page.press("Escape")
+    page.wait(f"{SUMMARY}?.includes('stopped')")
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        ("new Response('data: {}\\n\\n')", "the connection to the server was lost before the end"),
+        ("Promise.reject(new TypeError('Failed to fetch'))", "the server does not respond; does it run?"),
+    ],
+)
+def test_a_lost_connection_is_said_in_words(page: Browser, stream: str, message: str) -> None:
+    page.run(f"void (window.fetch = async () => {stream})")
+    send(page, "hello")
+    assert page.wait(f"{LAST}?.querySelector('.wrong')?.textContent") == message
+    assert page.run(SUMMARY) == "failed"
+
+
 def test_tokens_of_an_answer_that_was_made_without_them_come_with_the_next_one(page: Browser) -> None:
     send(page, "hello")
     page.wait(f"{SUMMARY}?.includes('ended by')")
