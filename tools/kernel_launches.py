@@ -40,7 +40,6 @@ from octavo.quantization.method import UNQUANTIZED, Coded, WeightMethod
 from octavo.sampling.filters import default_filters
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors import ProcessedRow, default_processors
-from octavo.sampling.top_tokens import num_top_tokens
 from tools.kernel_models import MODELS
 
 STEPS: Final = (
@@ -253,7 +252,7 @@ def _multiply_codes_of_experts(runtime: CudaRuntime, spec: CodeSpec, dtype: torc
 
 
 def _sample(runtime: CudaRuntime, vocab_size: int) -> None:
-    """Draw as steps do that are launched, and among the likeliest few tokens, as those do that wait for the host."""
+    """Draw with every kernel."""
     meta = torch.device("meta")
     processors = *default_processors(), _Masks(vocab_size)
     sampler = CudaSampler(runtime, meta, lambda values: list, processors, default_filters())
@@ -261,6 +260,3 @@ def _sample(runtime: CudaRuntime, vocab_size: int) -> None:
     for params in PARAMS:
         row = SamplingRow(cast(Any, _Sequence(params)), 8)
         sampler.launch(logits, [row] * 3)
-    top, keys = num_top_tokens(vocab_size), np.zeros((3, 2), dtype=np.uint32)
-    ids = _empty(3, top, dtype=torch.int64)
-    sampler._winners(_empty(3, top, dtype=torch.float32), ids, np.arange(3), keys)

@@ -75,8 +75,8 @@ _INTEGERS = frozenset(
 )
 _POINTERS = {
     **dict.fromkeys(("tables", "lengths", "work", "arrived"), "*i32"),
-    **dict.fromkeys(("keys_of_draws", "owners", "places", "order", "starts"), "*i32"),
-    **dict.fromkeys(("slots", "positions", "ids"), "*i64"),
+    **dict.fromkeys(("places", "order", "starts"), "*i32"),
+    **dict.fromkeys(("slots", "positions"), "*i64"),
     **dict.fromkeys(("parts", "peaks", "slopes", "sinks", "add", "weights", "q_table", "k_table"), "*fp32"),
     **dict.fromkeys(("states", "decay_log", "step_bias", "skip"), "*fp32"),
     "scores": "*fp64",
@@ -164,8 +164,6 @@ def kernels() -> Iterator[Kernel]:
 
 def drawing_kernels() -> Iterator[Kernel]:
     """Yield those that draw tokens, and change or describe logits."""
-    for has_ids in (False, True):
-        yield Kernel(f"race{' of the likeliest' * has_ids}", sampling.race, {"BLOCK": BLOCK, "HAS_IDS": has_ids})
     for function in (sampling.peaks, sampling.race_of_logits):
         yield Kernel(f"draws, {function.__name__}", function, {"BLOCK": DRAWN_BLOCK}, WARPS, _OF_DRAWS)
     for function in (sampling.likeliest, sampling.winners):

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.core.sampling_params import SamplingParams
 from octavo.devices.cuda.filtering import find_distances
 from octavo.devices.cuda.launch import Launcher
 from octavo.sampling.metadata import SampledSequence
@@ -53,6 +52,8 @@ class Line(NamedTuple):
 
     kind: Kind
     numbers: tuple[float, ...]
+    draw: tuple[int, int] | None = None
+    """Seed and index of the sequence, for the keys of its draws; None for a greedy row."""
 
 
 class Lines(NamedTuple):
@@ -61,7 +62,6 @@ class Lines(NamedTuple):
     kind: Kind
     asked: NDArray[np.float64]
     draws: Sequence[tuple[int, int] | None]
-    """Seed and index of the sequence of each row, for the keys of its draws; None for greedy rows."""
 
 
 class Draws(NamedTuple):
@@ -91,16 +91,12 @@ def likeliest_tokens(logits: Tensor, launch: Launcher) -> Draws:
     return draws
 
 
-def lines_of(sequences: Sequence[SampledSequence], lines: Sequence[Line]) -> Lines:
-    """Return the parameters of the rows of sequences. lines: made by `line_of` from those of each."""
+def lines_of(lines: Sequence[Line]) -> Lines:
+    """Return the parameters of the rows of a batch."""
     asked = np.zeros((len(lines), ASKED))
     asked[:, 0] = np.arange(len(lines))
     asked[:, 1:5] = [line.numbers for line in lines]
-    draws = [
-        None if line.kind is Kind.LIKELIEST else (sequence.params.seed or 0, sequence.index)
-        for sequence, line in zip(sequences, lines, strict=True)
-    ]
-    return Lines(max(line.kind for line in lines), asked, draws)
+    return Lines(max(line.kind for line in lines), asked, [line.draw for line in lines])
 
 
 def plan_of(lines: Lines, positions: Sequence[int]) -> DrawPlan:
@@ -117,8 +113,9 @@ def plan_of(lines: Lines, positions: Sequence[int]) -> DrawPlan:
     return DrawPlan(lines.kind, asked)
 
 
-def line_of(params: SamplingParams) -> Line:
-    """Return the numbers of a row with these parameters in the kernels' argument `asked`, the same in each step."""
+def line_of(sequence: SampledSequence) -> Line:
+    """Return the numbers of a sequence's rows in the kernels' argument `asked`, the same in each step."""
+    params = sequence.params
     if params.is_greedy:
         return Line(Kind.LIKELIEST, (-1.0, _FARTHEST, 0, 1.0))
     distance = _FARTHEST
@@ -127,7 +124,8 @@ def line_of(params: SamplingParams) -> Line:
     top_k, kind = min(max(params.top_k, 0), _MOST), Kind.PLAIN
     if top_k or params.top_p < 1.0:
         kind = Kind.SEARCHED if top_k else Kind.SEARCHED_LONG
-    return Line(kind, (params.temperature, distance, top_k, params.top_p))
+    draw = params.seed or 0, sequence.index
+    return Line(kind, (params.temperature, distance, top_k, params.top_p), draw)
 
 
 def drawn(logits: Tensor, kind: int, asked: Tensor, launch: Launcher) -> Draws:

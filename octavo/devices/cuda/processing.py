@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.devices.cuda.filtering import BLOCK
 from octavo.devices.cuda.launch import Launcher
-from octavo.devices.cuda.runtime import power_of_2
+from octavo.devices.cuda.runtime import power_of_2, to_device
 from octavo.sampling.processors import (
     AllowedTokenIds,
     BadWords,
@@ -28,34 +27,25 @@ LAUNCHED: Final = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
 """The processors that do not wait for the device."""
 
 
-def apply(
-    processor: LogitsProcessor,
-    rows: Sequence[ProcessedRow],
-    logits: Tensor,
-    sent: Callable[[NDArray[Any]], Tensor],
-    launch: Launcher,
-) -> None:
+def apply(processor: LogitsProcessor, rows: Sequence[ProcessedRow], logits: Tensor, launch: Launcher) -> None:
     """Apply a processor to those rows of `logits`, float32 [all rows, vocab], that need it.
 
     Penalties have the roundings of the CPU: torch on CUDA multiplies by a reciprocal instead of dividing. The tokens
-    before a row's position are those of the store on the device. sent: copies an array to the device without waiting
-    for it.
+    before a row's position are those of the store on the device.
     """
     if isinstance(processor, BadWords):
-        _bar_words(rows, logits, sent, launch)
+        _bar_words(rows, logits, launch)
     elif isinstance(processor, Penalties):
-        _penalise(rows, logits, sent, launch)
+        _penalise(rows, logits, launch)
     elif isinstance(processor, MaskingProcessor):
         processor.update(rows)
-        _mask(processor, rows, logits, sent, launch)
+        _mask(processor, rows, logits, launch)
     else:
         processor.update(rows)
         processor.apply(logits)
 
 
-def _bar_words(
-    rows: Sequence[ProcessedRow], logits: Tensor, sent: Callable[[NDArray[Any]], Tensor], launch: Launcher
-) -> None:
+def _bar_words(rows: Sequence[ProcessedRow], logits: Tensor, launch: Launcher) -> None:
     tokens, starts = _stored(rows)
     lines: list[list[int]] = []
     for each, start in zip(rows, starts, strict=True):
@@ -70,19 +60,25 @@ def _bar_words(
     words = np.zeros((len(lines), 4 + width), dtype=np.int64)
     for place, line in enumerate(lines):
         words[place, : len(line)] = line
-    launch("processors.bar_words", (len(lines),), logits, tokens, sent(words), logits.stride(0), WIDTH=width)
+    launch(
+        "processors.bar_words",
+        (len(lines),),
+        logits,
+        tokens,
+        to_device(words, logits.device),
+        logits.stride(0),
+        WIDTH=width,
+    )
 
 
-def _penalise(
-    rows: Sequence[ProcessedRow], logits: Tensor, sent: Callable[[NDArray[Any]], Tensor], launch: Launcher
-) -> None:
+def _penalise(rows: Sequence[ProcessedRow], logits: Tensor, launch: Launcher) -> None:
     tokens, starts = _stored(rows)
     asked = np.zeros((len(rows), 7), dtype=np.float64)
     for line, each, start in zip(asked, rows, starts, strict=True):
         params = each.sequence.params
         line[:4] = each.row, start, each.sequence.num_prompt_tokens, each.sampling.position
         line[4:] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    there, num_columns = sent(asked), logits.shape[1]
+    there, num_columns = to_device(asked, logits.device), logits.shape[1]
     counts = torch.zeros((len(rows), num_columns), dtype=torch.int32, device=logits.device)
     num_blocks, of_columns = (-(-int(size) // BLOCK) for size in (asked[:, 3].max(), num_columns))
     launch("processors.count", (len(rows), num_blocks), tokens, there, counts, num_columns, BLOCK=BLOCK)
@@ -95,13 +91,7 @@ def _penalise(
     )
 
 
-def _mask(
-    processor: MaskingProcessor,
-    rows: Sequence[ProcessedRow],
-    logits: Tensor,
-    sent: Callable[[NDArray[Any]], Tensor],
-    launch: Launcher,
-) -> None:
+def _mask(processor: MaskingProcessor, rows: Sequence[ProcessedRow], logits: Tensor, launch: Launcher) -> None:
     found = [(each.row, mask) for each in rows if (mask := processor.mask(each.sampling)) is not None]
     if not found:
         return
@@ -109,7 +99,8 @@ def _mask(
     (num_rows, num_words), num_columns = masks.shape, logits.shape[1]
     sizes = num_columns, num_words, logits.stride(0)
     grid = num_rows, -(-num_columns // BLOCK)
-    launch("processors.bar_unset", grid, logits, sent(masks.view(np.int32)), sent(places), *sizes, BLOCK=BLOCK)
+    tensors = logits, *(to_device(each, logits.device) for each in (masks.view(np.int32), places))
+    launch("processors.bar_unset", grid, *tensors, *sizes, BLOCK=BLOCK)
 
 
 def _stored(rows: Sequence[ProcessedRow]) -> tuple[Tensor, list[int]]:

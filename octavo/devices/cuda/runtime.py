@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.devices.cuda.launch import Launcher, launch_by_triton
@@ -44,6 +45,11 @@ def compute_type(x: Tensor) -> str:
 def power_of_2(number: int, least: int = 16) -> int:
     """Return the smallest power of 2 that is no less than the number, and at least `least`."""
     return max(least, 1 << (number - 1).bit_length())
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on a device, without waiting for what runs there. The array may be changed afterwards."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def dense(x: Tensor) -> Tensor:

@@ -14,10 +14,9 @@ from torch import Tensor
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.devices.cuda.draws import Draws, Line, Lines, drawn, likeliest_tokens, line_of, lines_of, plan_of
-from octavo.devices.cuda.filtering import BLOCK
 from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, to_device
 from octavo.devices.reference.sampler import Describer, ReferenceSampler
 from octavo.sampling.chunks import chunks
 from octavo.sampling.filters import Filter, MinP, TopK, TopP
@@ -25,7 +24,6 @@ from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow
 from octavo.sampling.refusals import refusal
 from octavo.sampling.sampler import DrawnTokens, DrawPlan, LaunchedDraws
-from octavo.sampling.top_tokens import TopTokens
 
 CHUNK_BYTES: Final = 40 << 20
 """Bytes of logits that are sampled at a time: 64 rows of a vocabulary of 150,000 tokens."""
@@ -75,8 +73,7 @@ class CudaSampler(ReferenceSampler):
         launched: list[int] = []
         waiting: list[int] = []
         for place, row in enumerate(rows):
-            is_launched = row.num_samples == 1 and self._is_drawn_by_kernels(row.sequence.params)
-            (launched if is_launched else waiting).append(place)
+            (launched if self._is_drawn_by_kernels(row.sequence.params) else waiting).append(place)
         if not launched:
             return super().sample(logits, rows)
         if not waiting:
@@ -87,44 +84,48 @@ class CudaSampler(ReferenceSampler):
         return [results[place] for place in range(len(rows))]
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        places = [place for place, row in enumerate(rows) if row.sequence.params.needs_logprobs]
-        wanted = [rows[place].sequence.params.logprobs for place in places]
-        is_changed = any(self._traits_of(row.sequence).processors for row in rows)
+        owners = [place for place, row in enumerate(rows) for _ in range(row.num_samples)]
+        wanting = [draw for draw, place in enumerate(owners) if rows[place].sequence.params.needs_logprobs]
+        wanted = [rows[owners[draw]].sequence.params.logprobs for draw in wanting]
         of_model, by_model = logits, None
-        if is_changed:
-            of_model = logits.clone() if places else logits
+        is_changed = any(self._traits_of(row.sequence).processors for row in rows)
+        if is_changed or len(owners) > len(rows):
+            of_model = logits.clone() if is_changed and wanting else logits
             by_model = likeliest_tokens(logits, self._runtime.launch)
             self._change(logits, rows)
-        draws = self._drawn(logits, rows)
+        draws = self._drawn(logits, rows, owners)
         values = [draws.told.flatten(), *([] if by_model is None else [by_model.told[:, 0]])]
-        if places:
-            at, num_top = self._sent(np.array(places)), num_listed(wanted, logits.shape[1])
-            largest, token_ids = (by_model or draws).largest, draws.token_ids[at]
-            values.append(described(of_model, largest, at, token_ids, num_top, self._runtime.launch).flatten())
+        if wanting:
+            largest, token_ids = (by_model or draws).largest, draws.token_ids[self._to_device(np.array(wanting))]
+            at = [owners[draw] for draw in wanting]
+            values.append(self._described(of_model, largest, at, token_ids, wanted).flatten())
         read = self._read_later((torch.cat(values) if len(values) > 1 else values[0]).unsqueeze(0))
 
         def wait() -> list[RowSamples]:
             (found,) = read()
-            num_told, first = 2 * len(rows), (3 if is_changed else 2) * len(rows)
+            num_told = 2 * len(owners)
+            first = num_told if by_model is None else num_told + len(rows)
             drawn = [int(each) for each in found[1:num_told:2]]
             tokens = [TokenLogprobs(token_id=token_id) for token_id in drawn]
-            if places:
-                width = (len(found) - first) // len(places)
+            if wanting:
+                width = (len(found) - first) // len(wanting)
                 lines = [found[start : start + width] for start in range(first, len(found), width)]
-                for place, token in zip(places, tokens_of(lines, [drawn[at] for at in places], wanted), strict=True):
-                    tokens[place] = token
-            results = []
-            tops = found[0:num_told:2]
-            of_models = found[num_told:first] if is_changed else tops
-            for row, token, *largest_two in zip(rows, tokens, of_models, tops, strict=True):
-                error = refusal(row.position, row.sequence.params, *largest_two)
-                results.append(RowSamples([] if error else [token], error))
+                each = tokens_of(lines, [drawn[draw] for draw in wanting], wanted)
+                for draw, token in zip(wanting, each, strict=True):
+                    tokens[draw] = token
+            largest = found[0:num_told:2]
+            of_rows = largest if by_model is None else found[num_told:first]
+            results, end = [], 0
+            for row, of_row in zip(rows, of_rows, strict=True):
+                start, end = end, end + row.num_samples
+                error = refusal(row.position, row.sequence.params, of_row, largest[start])
+                results.append(RowSamples([] if error else tokens[start:end], error))
             return results
 
         return LaunchedDraws(draws.token_ids, wait)
 
     def _apply(self, processor: LogitsProcessor, rows: Sequence[ProcessedRow], logits: Tensor) -> None:
-        apply(processor, rows, logits, self._sent, self._runtime.launch)
+        apply(processor, rows, logits, self._runtime.launch)
 
     def _describer(self, logits: Tensor) -> Describer:
         kept = logits.clone()
@@ -133,16 +134,21 @@ class CudaSampler(ReferenceSampler):
         def describe(
             owners: Sequence[int], token_ids: Sequence[int], wanted: Sequence[int | None]
         ) -> list[TokenLogprobs]:
-            found: list[TokenLogprobs] = []
-            # as many at a time as there are rows: so much is planned for
-            for part in (slice(*each) for each in chunks(len(owners), len(kept))):
-                at, chosen = self._sent(np.array(owners[part])), self._sent(np.array(token_ids[part]))
-                num_top = num_listed(wanted[part], kept.shape[1])
-                lines = described(kept, largest, at, chosen, num_top, self._runtime.launch).tolist()
-                found += tokens_of(lines, token_ids[part], wanted[part])
-            return found
+            lines = self._described(kept, largest, owners, self._to_device(np.array(token_ids)), wanted)
+            return [*tokens_of(lines.tolist(), token_ids, wanted)]
 
         return describe
+
+    def _described(
+        self, logits: Tensor, largest: Tensor, owners: Sequence[int], token_ids: Tensor, wanted: Sequence[int | None]
+    ) -> Tensor:
+        """Return what `described` does of tokens in rows `owners`."""
+        num_top, made = num_listed(wanted, logits.shape[1]), []
+        # as many at a time as there are rows: so much is planned for
+        for part in (slice(*each) for each in chunks(len(owners), len(logits))):
+            at = self._to_device(np.array(owners[part]))
+            made.append(described(logits, largest, at, token_ids[part], num_top, self._runtime.launch))
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
         batch = self._batch_of(sequences)
@@ -172,57 +178,38 @@ class CudaSampler(ReferenceSampler):
         if self._batch is None or self._batch.sequences != sequences:
             traits = [self._traits_of(each) for each in sequences]
             is_plain = not any(each.is_described or each.processors for each in traits)
-            self._batch = _Batch(sequences, is_plain, lines_of(sequences, [self._line_of(each) for each in sequences]))
+            self._batch = _Batch(sequences, is_plain, lines_of([self._line_of(each) for each in sequences]))
         return self._batch
 
     def _line_of(self, sequence: SampledSequence) -> Line:
         line = self._lines.get(sequence)
         if line is None:
-            line = self._lines[sequence] = line_of(sequence.params)
+            line = self._lines[sequence] = line_of(sequence)
         return line
 
-    def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Draws:
-        """Draw a token for each row without waiting for the device."""
-        plan = plan_of(self._batch_of([row.sequence for row in rows]).lines, [row.position for row in rows])
-        return drawn(logits, plan.kind, self._sent(plan.asked), self._runtime.launch)
+    def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow], owners: Sequence[int]) -> Draws:
+        """Draw a token for each of `owners`, the rows of the draws, without waiting for the device."""
+        if len(owners) == len(rows):
+            plan = plan_of(self._batch_of([row.sequence for row in rows]).lines, [row.position for row in rows])
+            return drawn(logits, plan.kind, self._to_device(plan.asked), self._runtime.launch)
+        lines = [line for row in rows for line in self._lines_of(row)]
+        made = []
+        # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
+        for part in (slice(*each) for each in chunks(len(owners), len(rows))):
+            plan = plan_of(lines_of(lines[part]), [rows[place].position for place in owners[part]])
+            own = logits[self._to_device(np.array(owners[part]))]
+            made.append(drawn(own, plan.kind, self._to_device(plan.asked), self._runtime.launch))
+        return Draws(*map(torch.cat, zip(*made, strict=True)))
 
-    def _sent(self, array: NDArray[Any]) -> Tensor:
-        """Return an array on the device, without waiting for what runs there. The array may be changed afterwards."""
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+    def _lines_of(self, row: SamplingRow) -> Sequence[Line]:
+        """Return the parameters of a row's draws."""
+        line = self._line_of(row.sequence)
+        if row.num_samples == 1 or line.draw is None:
+            return [line] * row.num_samples
+        return [line._replace(draw=(line.draw[0], child)) for child in range(row.num_samples)]
 
-    def _race(
-        self, probabilities: Tensor, owners: NDArray[np.int64], keys: NDArray[np.uint32], *, sparse: bool
-    ) -> NDArray[np.int64]:
-        return self._winners(probabilities, None, owners, keys).cpu().numpy()
-
-    def _race_among(self, top: TopTokens, owners: NDArray[np.int64], keys: NDArray[np.uint32]) -> NDArray[np.int64]:
-        token_ids = top.token_ids.contiguous()
-        columns = self._winners(top.weights.contiguous(), token_ids, owners, keys)
-        rows = torch.from_numpy(owners).to(columns.device)
-        return token_ids[rows, columns].cpu().numpy()
-
-    def _winners(
-        self, weights: Tensor, ids: Tensor | None, owners: NDArray[np.int64], keys: NDArray[np.uint32]
-    ) -> Tensor:
-        """Return the column that wins each draw, int64 [draws]."""
-        device, num_columns = self._device, weights.shape[1]
-        num_blocks = -(-num_columns // BLOCK)
-        scores = torch.empty((len(keys), num_blocks), dtype=torch.float64, device=device)
-        places = torch.empty((len(keys), num_blocks), dtype=torch.int32, device=device)
-        self._runtime.launch(
-            "sampling.race",
-            (len(keys), num_blocks),
-            weights,
-            weights if ids is None else ids,
-            self._sent(keys.view(np.int32)),
-            self._sent(owners.astype(np.int32)),
-            *(scores, places, num_columns, weights.stride(0)),
-            BLOCK=BLOCK,
-            HAS_IDS=ids is not None,
-        )
-        best = scores.amax(dim=1, keepdim=True)
-        # NaN is no best score, and the row gets an error: until then its token must be one of the vocabulary
-        return places.where(scores == best, num_columns).amin(dim=1).clamp_(max=num_columns - 1).long()
+    def _to_device(self, array: NDArray[Any]) -> Tensor:
+        return to_device(array, self._device)
 
 
 def read_later(values: Tensor) -> Callable[[], list[list[float]]]:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.devices.cuda.runtime import to_device
 from octavo.devices.token_store import HostTokenStore
 
 
@@ -30,7 +31,7 @@ class CudaTokenStore(HostTokenStore):
         self._there[target, :num_tokens] = self._there[source, :num_tokens]
 
     def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
-        out.copy_(self.at(self._sent(self.places(lines, positions))))
+        out.copy_(self.at(to_device(self.places(lines, positions), self._device)))
 
     def places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         self._reserve(0, int(positions.max()) + 1)
@@ -44,8 +45,7 @@ class CudaTokenStore(HostTokenStore):
 
     def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         super().append(lines, positions, token_ids)
-        drawn = torch.from_numpy(np.array(token_ids, dtype=np.int32)).to(self._device, non_blocking=True)
-        self._put(lines, positions, drawn)
+        self._put(lines, positions, to_device(np.array(token_ids, dtype=np.int32), self._device))
 
     def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
         """Store tokens, int64 [drawn] on the device; `note` stores them on the host later."""
@@ -56,11 +56,8 @@ class CudaTokenStore(HostTokenStore):
         super().append(lines, positions, token_ids)
 
     def _put(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
-        places = self._sent(self.places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64)))
-        self._there.view(-1).index_copy_(0, places, token_ids)
-
-    def _sent(self, places: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(places).to(self._device, non_blocking=True)
+        places = self.places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64))
+        self._there.view(-1).index_copy_(0, to_device(places, self._device), token_ids)
 
     def _reserve(self, num_lines: int, width: int) -> None:
         super()._reserve(num_lines, width)

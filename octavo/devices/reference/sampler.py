@@ -213,22 +213,12 @@ class ReferenceSampler:
         for start, end in chunks(len(owners), len(rows)):
             part, their = owners[start:end], keys[start:end]
             if isinstance(source, Tensor):
-                token_ids = self._race(source, part, their, sparse=sparse)
+                token_ids = race(_of_owners(source, part), their, sparse=sparse)
             else:
-                token_ids = self._race_among(source, part, their)
+                token_ids = race_among(_of_owners(source.token_ids, part), _of_owners(source.weights, part), their)
             for owner, token_id in zip(part.tolist(), token_ids.tolist(), strict=True):
                 drawn[owner].append(token_id)
         return drawn
-
-    def _race(
-        self, probabilities: Tensor, owners: NDArray[np.int64], keys: NDArray[np.uint32], *, sparse: bool
-    ) -> NDArray[np.int64]:
-        """Return a token of row `owners[i]` of `probabilities` for each of `keys`, uint32 [draws, 2]."""
-        return race(_of_owners(probabilities, owners), keys, sparse=sparse)
-
-    def _race_among(self, top: TopTokens, owners: NDArray[np.int64], keys: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return what `_race` does, from the likeliest tokens."""
-        return race_among(_of_owners(top.token_ids, owners), _of_owners(top.weights, owners), keys)
 
 
 def reference_bytes(num_rows: int, vocab_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:

@@ -13,9 +13,11 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from octavo.devices.cuda.kernels import filters
 from octavo.devices.cuda.launch import launch_by_triton
 from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.sampling.filters import default_filters
 from tests.conformance.test_sampling import make_logits, rows_of
 from tests.devices.cuda.sanitizer import sanitized
 from tests.devices.cuda.test_sampler import sampler
+from tests.sampling.test_definitions import DropsTheLikeliest
 
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 1},
@@ -96,11 +98,13 @@ def test_a_row_is_drawn_alike_beside_others_and_alone() -> None:
 
 
 def test_a_row_is_drawn_by_the_same_kernels_in_a_step_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: list[dict[str, Any]] = [{"seed": 1, "num_samples": 2}, {"seed": 2, "top_k": 7}, {"seed": 3}]
-    logits, drawn, waits = make_logits("normal", len(kinds), 300), list[int](), sampler()
+    kinds: list[dict[str, Any]] = [{"seed": 1}, {"seed": 2, "top_k": 7}, {"seed": 4, "num_samples": 2}]
+    own, logits, drawn = [DropsTheLikeliest()], make_logits("normal", len(kinds), 300), list[int]()
+    waits = sampler(filters=own)
     launch = waits.launch
     monkeypatch.setattr(waits, "launch", lambda *given: (drawn.append(len(given[1])), launch(*given))[1])
-    assert waits.sample(logits.clone(), rows_of(kinds)) == ReferenceSampler().sample(logits.clone(), rows_of(kinds))
+    reference = ReferenceSampler(filters=(*default_filters(), *own))
+    assert waits.sample(logits.clone(), rows_of(kinds)) == reference.sample(logits.clone(), rows_of(kinds))
     assert drawn == [2]
 
 

@@ -54,7 +54,7 @@ def sequences() -> list[FakeSequence]:
 
 def applied(processor: LogitsProcessor, rows: list[ProcessedRow], logits: torch.Tensor) -> torch.Tensor:
     logits = logits.clone()
-    apply(processor, rows, logits, torch.from_numpy, launch_by_triton)
+    apply(processor, rows, logits, launch_by_triton)
     return logits
 
 

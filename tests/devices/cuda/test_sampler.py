@@ -1,8 +1,10 @@
-"""The sampler on CUDA, its race interpreted: the reference's tokens, whoever is beside a row."""
+"""The sampler on CUDA, its kernels interpreted: the reference's tokens, whoever is beside a row."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +18,14 @@ from octavo.devices.cuda.launch import Launcher, launch_by_triton
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.reference.sampler import ReferenceSampler
-from octavo.sampling.filters import default_filters
+from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.processors import default_processors
-from octavo.sampling.random import race
 from tests.conformance.test_sampling import KINDS, make_logits, rows_of, token_ids
 
 
-def sampler(launch: Launcher = launch_by_triton) -> CudaSampler:
-    processors, filters = default_processors(), default_filters()
-    return CudaSampler(
-        CudaRuntime(launch=launch), torch.device("cpu"), lambda values: values.tolist, processors, filters
-    )
+def sampler(launch: Launcher = launch_by_triton, filters: Sequence[Filter] = ()) -> CudaSampler:
+    runtime, device, every = CudaRuntime(launch=launch), torch.device("cpu"), (*default_filters(), *filters)
+    return CudaSampler(runtime, device, lambda values: values.tolist, default_processors(), every)
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "barred", "large"])
@@ -39,20 +38,37 @@ def test_tokens_are_those_of_the_reference(vocab_size: int, kind: str) -> None:
     assert sampler().sample(logits[7:9].clone(), rows_of(KINDS[7:9])) == found[7:9]
 
 
-def test_many_draws_are_those_of_the_reference_and_of_float64() -> None:
-    generator = np.random.default_rng(0)
-    keys = generator.integers(0, 1 << 32, (200, 2), dtype=np.uint32)
-    weights = torch.softmax(torch.from_numpy(generator.normal(size=(2, 4099)) * 2).float(), dim=-1)
-    owners = np.arange(200) % 2
-    found = sampler()._race(weights, owners, keys, sparse=False)
-    assert found.tolist() == race(weights.numpy()[owners], keys, sparse=False).tolist()
+def test_many_draws_of_a_row_are_those_of_the_reference() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"seed": 3, "num_samples": 100, "logprobs": 2},
+        {"temperature": 0.0, "num_samples": 2},
+        {"seed": 4, "top_p": 0.9, "num_samples": 97, "presence_penalty": 0.5, "logprobs": 0},
+    ]
+    logits = make_logits("normal", 3, 4099)
+    expected = ReferenceSampler().sample(logits.clone(), rows_of(kinds))
+    found = sampler().sample(logits.clone(), rows_of(kinds))
+    assert [*map(token_ids, found)] == [*map(token_ids, expected)]
+    assert len(set(token_ids(found[0]))) > 50
+    for place, kind in enumerate(kinds):
+        assert sampler().sample(logits[place : place + 1].clone(), rows_of([kind])) == [found[place]]
+        if "logprobs" in kind:
+            chosen = token_ids(found[place])
+            described = sampler().describe(logits[place].repeat(len(chosen), 1), chosen, kind["logprobs"])
+            assert described == found[place].tokens
 
 
-def test_of_equal_scores_the_first_wins_and_weights_of_0_never() -> None:
-    keys = np.array([[3, 4]] * 2, dtype=np.uint32)
-    one = torch.zeros(1, 9000)
-    one[0, 8999] = 1e-30
-    assert sampler()._race(one, np.array([0, 0]), keys, sparse=True).tolist() == [8999, 8999]
+def test_tokens_that_are_barred_are_never_drawn() -> None:
+    one = torch.full((1, 9000), -math.inf)
+    one[0, 8999] = -60.0
+    assert token_ids(sampler().sample(one, rows_of([{"seed": 3, "num_samples": 2}]))[0]) == [8999, 8999]
+
+
+def test_a_row_of_several_samples_of_which_nothing_can_be_drawn_gets_one_error() -> None:
+    kinds = [{"seed": 1, "num_samples": 3}, {"seed": 2}, {"seed": 3, "num_samples": 2}]
+    logits = make_logits("normal", 3, 70)
+    logits[0, 9] = math.nan
+    found = sampler().sample(logits, rows_of(kinds))
+    assert [(len(each.tokens), each.error is None) for each in found] == [(0, False), (1, True), (2, True)]
 
 
 @pytest.mark.parametrize("is_rougher", [False, True])

@@ -15,7 +15,7 @@ import triton.language as tl
 
 ASKED = tl.constexpr(8)
 """Numbers in a line of `asked`."""
-_LEAST = tl.constexpr(-(1 << 63))
+LEAST = tl.constexpr(-(1 << 63))
 """The key of a column behind the last one."""
 _NAN = tl.constexpr(0x7FFFFFFF)
 """As the bits of a float32, and more than those of infinity."""
@@ -81,7 +81,7 @@ def peaks(logits, keys, num_columns, row_stride, BLOCK: tl.constexpr):
     here = columns < num_columns
     values = tl.load(logits + row.to(tl.int64) * row_stride + columns, mask=here, other=0.0).to(tl.float32)
     found = tl.where(values == values, ordered(values), _NAN).to(tl.int64)
-    best = tl.max(tl.where(here, (found << 32) - columns, _LEAST), 0)
+    best = tl.max(tl.where(here, (found << 32) - columns, LEAST), 0)
     tl.store(keys + row * tl.num_programs(1) + block, best)
 
 
@@ -89,10 +89,10 @@ def peaks(logits, keys, num_columns, row_stride, BLOCK: tl.constexpr):
 def likeliest(keys, largest, token_ids, told, num_blocks, BLOCK: tl.constexpr):
     """Write a row's largest logit, float32 [rows], and its first column, int64 [rows], and tell both."""
     row = tl.program_id(0)
-    best = tl.full([], _LEAST, dtype=tl.int64)
+    best = tl.full([], LEAST, dtype=tl.int64)
     for start in range(0, num_blocks, BLOCK):
         blocks = start + tl.arange(0, BLOCK)
-        found = tl.load(keys + row * num_blocks + blocks, mask=blocks < num_blocks, other=_LEAST)
+        found = tl.load(keys + row * num_blocks + blocks, mask=blocks < num_blocks, other=LEAST)
         best = tl.maximum(best, tl.max(found, 0))
     column = -best & 0xFFFFFFFF
     bits = ((best + column) >> 32).to(tl.int32)
@@ -174,30 +174,3 @@ def winners(scores, places, asked, token_ids, told, num_blocks, BLOCK: tl.conste
     place = tl.load(asked + row * ASKED).to(tl.int64)
     tl.store(token_ids + place, winner.to(tl.int64))
     tl.store(told + 2 * place + 1, winner.to(tl.float64))
-
-
-@triton.jit
-def race(
-    weights, ids, keys_of_draws, owners, scores, places, num_columns, row_stride,
-    BLOCK: tl.constexpr, HAS_IDS: tl.constexpr,
-):  # fmt: skip
-    """Write the best score of a block of columns for one draw, float64 [draws, blocks], and its column, int32.
-
-    weights: float32 [rows, columns], of which a draw has row `owners[draw]`. ids: int64 of the same shape with HAS_IDS,
-    the tokens of the columns; else a column is a token. keys_of_draws: int32 [draws, 2]. Of equal scores the first
-    column wins.
-    """
-    draw, block = tl.program_id(0), tl.program_id(1)
-    columns = block * BLOCK + tl.arange(0, BLOCK)
-    here = columns < num_columns
-    row = tl.load(owners + draw).to(tl.int64) * row_stride
-    weight = tl.load(weights + row + columns, mask=here, other=0.0)
-    token = columns.to(tl.uint32)
-    if HAS_IDS:
-        token = tl.load(ids + row + columns, mask=here, other=0).to(tl.uint32)
-    key_1 = tl.load(keys_of_draws + 2 * draw).to(tl.uint32, bitcast=True)
-    key_2 = tl.load(keys_of_draws + 2 * draw + 1).to(tl.uint32, bitcast=True)
-    score = tl.where(here, weight.to(tl.float64) / arrivals(token, key_1, key_2), -1.0)
-    place = draw * tl.num_programs(1) + block
-    tl.store(scores + place, tl.max(score, 0))
-    tl.store(places + place, block * BLOCK + tl.argmax(score, 0))
