@@ -17,7 +17,7 @@ from octavo.errors import CheckpointError, ConfigError
 from octavo.ops.codes import TOLERANCE, NotFinite, QuantizedLinear, check_inputs, exact_product, quantize_rows
 from octavo.ops.experts import PreparedStack
 from octavo.ops.memory import zeroed
-from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, linear_stack
+from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, linear_stack, with_bias
 from octavo.ops.registry import Operator
 
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -243,8 +243,7 @@ class CodedFormat:
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """Return what `PreparedLinear.state` will hold. Raises ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
-        specs = self.spec.tensor_specs(shape.outputs, shape.inputs)
-        return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
+        return with_bias(self.spec.tensor_specs(shape.outputs, shape.inputs), shape)
 
     def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
         """Return long-lived memory for a tensor of a state."""
@@ -256,7 +255,11 @@ class CodedFormat:
         """Write what `state` of this weight would be to tensors of zeros that meet `state_specs`. Raises as `check`."""
         self.spec.check(weight)
         for name, tensor in ({**weight, "bias": bias} if bias is not None else weight).items():
-            state[name].copy_(tensor)
+            state[name].copy_(self.packed(tensor) if name == "codes" else tensor)
+
+    def packed(self, codes: Tensor) -> Tensor:
+        """Return codes [outputs, inputs] as the state has them."""
+        return codes
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         """Make what `state` was taken from."""

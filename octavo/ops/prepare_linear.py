@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -106,13 +106,11 @@ class PreparedLinear(ABC):
         return sum(tensor.nbytes for tensor in self._state.values())
 
 
-class LinearFormat(Protocol):
+class LinearFormat(ABC):
     """How an implementation keeps weights: the type of `ops.prepare_linear`."""
 
-    @property
-    def layout(self) -> str:
-        """Name of the order of the bytes in `PreparedLinear.state`: formats of one name read each other's states."""
-        ...
+    layout: str
+    """Name of the order of the bytes in `PreparedLinear.state`: formats of one name read each other's states."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
         """Bring a weight [outputs, inputs] and a bias [outputs] into this form.
@@ -120,73 +118,43 @@ class LinearFormat(Protocol):
         The result keeps neither tensor: they may be views of a mapped file, at any address that their type allows.
         With `gated` the weight is gate stacked on up, and the result computes silu(gate) * up.
         """
-        ...
+        outputs, inputs = weight.shape
+        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
+        state = {name: self.zeros(spec, weight.device) for name, spec in self.state_specs(shape).items()}
+        self.pack_into(state, weight, bias, gated=gated)
+        return self.restore(shape, state)
 
+    @abstractmethod
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """Return what `PreparedLinear.state` will hold for a weight of this shape, padding included."""
-        ...
 
+    @abstractmethod
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         """Make what `state` was taken from, without the plain weight.
 
         The tensors meet `state_specs(shape)` and start at multiples of 64 bytes; they may lie in a file that is mapped
         for reading.
         """
-        ...
 
     def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
         """Return long-lived memory for a tensor of a state."""
-        ...
+        return zeroed(spec.shape, spec.dtype, device)
 
+    @abstractmethod
     def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
         """Write what `state` of this weight would be to tensors of zeros that meet `state_specs`."""
-        ...
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
         """Make a stack of weights of one shape; each tensor of `state` has a further dimension, of experts, in front.
 
         first: the number of the first expert.
         """
-        ...
-
-
-class ReferenceFormat(ABC):
-    """A `LinearFormat` in plain torch: tensors whose dimension 0 counts outputs, and the bias as it is."""
-
-    layout: str
-    linear_class: type[PreparedLinear]
-    """The class that multiplies."""
-
-    @abstractmethod
-    def pack(self, weight: Tensor) -> dict[str, Tensor]:
-        """Make the tensors of `weight_specs` of a plain weight, in memory of their own."""
-
-    @abstractmethod
-    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """Return the specs of all tensors but the bias."""
-
-    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        outputs, inputs = weight.shape
-        state = self.pack(weight) if bias is None else {**self.pack(weight), "bias": bias.clone()}
-        return self.restore(LinearShape(outputs, inputs, weight.dtype, bias is not None, gated), state)
-
-    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        specs = self.weight_specs(shape)
-        return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
-
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        return self.linear_class(shape, state)
-
-    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
-        return zeroed(spec.shape, spec.dtype, device)
-
-    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
-        packed = self.pack(weight) if bias is None else {**self.pack(weight), "bias": bias}
-        for name, tensor in packed.items():
-            state[name].copy_(tensor)
-
-    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
         return linear_stack(self.restore, shape, state, first)
+
+
+def with_bias(specs: dict[str, TensorSpec], shape: LinearShape) -> dict[str, TensorSpec]:
+    """Return the specs of a state, with that of the bias where the weight has one."""
+    return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
 
 
 def linear_stack(
@@ -242,17 +210,21 @@ class PlainLinear(PreparedLinear):
         return F.embedding(ids, self._state["weight"])
 
 
-class PlainFormat(ReferenceFormat):
+class PlainFormat(LinearFormat):
     """Keeps weights as they are: the reference in plain torch, which defines the right result."""
 
     layout = "plain/1"
-    linear_class = PlainLinear
 
-    def pack(self, weight: Tensor) -> dict[str, Tensor]:
-        return {"weight": zeroed(tuple(weight.shape), weight.dtype, weight.device).copy_(weight)}
+    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        return with_bias({"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}, shape)
 
-    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return PlainLinear(shape, state)
+
+    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+        state["weight"].copy_(weight)
+        if bias is not None:
+            state["bias"].copy_(bias)
 
 
 def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops import prepare_linear as plain
-from octavo.ops.coded import CodedLinear, CodeSpec
-from octavo.ops.codes import SMALLEST, TOLERANCE, check_finite, check_inputs, quantize_rows
-from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, ReferenceFormat, TensorSpec
+from octavo.ops.coded import CodedFormat, CodeSpec
+from octavo.ops.codes import SMALLEST, TOLERANCE, check_finite, quantize_rows
+from octavo.ops.experts import PreparedStack
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Operator
 
 DIVISORS: Final = (8.0, 7.5, 8.5, 9.0, 10.0)
@@ -57,34 +58,38 @@ def _squared_error(values: Tensor, scale: Tensor) -> Tensor:
     return total
 
 
-class QuantizedFormat(ReferenceFormat):
-    """Symmetric codes: of 8 bits by the largest magnitude of an output, or of 4 bits by the best scale of each group.
+class QuantizedFormat(LinearFormat):
+    """Makes symmetric codes, which a `CodedFormat` keeps: of 8 bits by the largest magnitude of an output, or of 4 bits
+    by the best scale of each group. It is made for a spec of one of these two kinds."""
 
-    The reference keeps a code in a byte. It is made for a spec of one of these two kinds.
-    """
+    def __init__(self, spec: CodeSpec, make_coded: Callable[[CodeSpec], CodedFormat] = CodedFormat) -> None:
+        self._coded = make_coded(spec)
+        self.spec, self.layout = spec, self._coded.layout
 
-    def __init__(self, spec: CodeSpec) -> None:
-        self.spec = spec
-        self.layout = f"{spec.layout}-rows/1"
+    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        """Raise ConfigError for a weight that is too wide."""
+        return self._coded.state_specs(shape)
 
-    def pack(self, weight: Tensor) -> dict[str, Tensor]:
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return self._coded.restore(shape, state)
+
+    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
+        return self._coded.zeros(spec, device)
+
+    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
         """Raise NotFinite for a weight with NaN or infinities."""
         check_finite(weight)
         if not self.spec.group:
             codes, scales = quantize_rows(weight)
-            return {"codes": codes.to(torch.int8), "scales": scales}
-        outputs, inputs = weight.shape
-        groups = F.pad(weight.float(), (0, -inputs % self.spec.group)).view(outputs, -1, self.spec.group)
-        codes, scales = quantize_groups(groups)
-        return {"codes": codes.view(outputs, -1)[:, :inputs], "scales": scales[..., 0]}
+        else:
+            outputs, inputs = weight.shape
+            groups = F.pad(weight.float(), (0, -inputs % self.spec.group)).view(outputs, -1, self.spec.group)
+            codes, scales = quantize_groups(groups)
+            codes, scales = codes.view(outputs, -1)[:, :inputs], scales[..., 0]
+        self._coded.pack_into(state, {"codes": codes.to(torch.int8), "scales": scales}, bias, gated=gated)
 
-    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """Raise ConfigError for a weight that is too wide."""
-        check_inputs(shape.inputs)
-        return self.spec.tensor_specs(shape.outputs, shape.inputs)
-
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        return CodedLinear(self.spec, shape, state)
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return self._coded.restore_stack(shape, state, first)
 
 
 INT8: Final = CodeSpec(8, 0)

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """How the library numbers element types."""
+FLOAT_TYPES: Final = (torch.float32, torch.bfloat16)
+"""The types that kernels compute in; others are left to the reference."""
 
 _INSTALL = (
     "install a C++20 compiler (g++ or clang++), then octavo again "

@@ -16,7 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices import DEVICES
 from octavo.devices.cuda.experts import GroupedStack
 from octavo.devices.cuda.float8 import Float8Linear
-from octavo.devices.cuda.ops.linear import InvariantFormat
+from octavo.devices.cuda.ops.linear import CudaFormat, InvariantLinear
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import LoadedModel
@@ -50,7 +50,7 @@ def both(runtime: CudaRuntime, spec: CodeSpec, outputs: int, inputs: int, **opti
     weight = stored(spec, outputs, inputs)
     made = runtime.bind().prepare_coded(spec)(weight, torch.float16, **options)
     assert isinstance(made, Float8Linear)
-    return [made, InvariantFormat(runtime)(spec.dequantized(weight).half(), **options)]
+    return [made, CudaFormat(InvariantLinear, runtime)(spec.dequantized(weight).half(), **options)]
 
 
 @pytest.mark.parametrize(("spec", "inputs"), [(BLOCKS, 300), (BLOCKS, 512), (CHANNELS, 70)])
@@ -91,7 +91,7 @@ def test_experts_have_the_bits_of_plain_weights(spec: CodeSpec) -> None:
     plain = torch.stack([spec.dequantized(each) for each in weights]).half()
     shape = LinearShape(44, 300, torch.float16, is_gated=True)
     stack = RUNTIMES[1].bind().prepare_coded(spec).restore_stack(shape, state)
-    expected = InvariantFormat(RUNTIMES[1]).restore_stack(shape, {"weight": plain})
+    expected = CudaFormat(InvariantLinear, RUNTIMES[1]).restore_stack(shape, {"weight": plain})
     assert isinstance(stack, GroupedStack)
     for tokens in (2, 40):
         x, routing = torch.randn(tokens, 300).half(), route_tokens(tokens)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, rows_of
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, rows_of
 from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
-_TYPES = (torch.float32, torch.bfloat16)
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
 _GATED_BY_SIGMOID, _CLAMPED_SWIGLU = 9, 10
 _MULTIPLIED = 11
@@ -27,7 +25,7 @@ def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuR
 
     def compute(x: Tensor, *parameter: float) -> Tensor:
         dtype = x.dtype
-        if dtype not in _TYPES:
+        if dtype not in FLOAT_TYPES:
             return reference(x, *parameter)
         out = empty(x.shape, dtype)
         count, width, stride = rows_of(x)
@@ -46,7 +44,7 @@ def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRunt
 
     def compute(x: Tensor, *parameters: float) -> Tensor:
         dtype = x.dtype
-        if dtype not in _TYPES:
+        if dtype not in FLOAT_TYPES:
             return reference(x, *parameters)
         count, both, stride = rows_of(x)
         width = both // 2
@@ -69,7 +67,7 @@ def make_of_two(
 
     def compute(x: Tensor, y: Tensor) -> Tensor:
         dtype, shape = x.dtype, x.shape
-        if dtype not in _TYPES or y.dtype is not dtype:
+        if dtype not in FLOAT_TYPES or y.dtype is not dtype:
             return reference(x, y)
         assert y.shape in (shape, shape[-1:]), f"{tuple(y.shape)} does not go with {tuple(shape)}"
         out = empty(shape, dtype)

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops import experts
 from octavo.ops.experts import PreparedStack, RouterRule, Routing
 from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.registry import Implementation
-
-_TYPES = (torch.float32, torch.bfloat16)
 
 
 class PanelStack(PreparedStack):
@@ -38,7 +36,7 @@ class PanelStack(PreparedStack):
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
         dtype = x.dtype
-        if dtype not in _TYPES:
+        if dtype not in FLOAT_TYPES:
             found = self(x.float(), routing, of_tokens=of_tokens, in_float32=True)
             return found if in_float32 else found.to(dtype)
         rows, inputs, stride = rows_of(x)
@@ -84,7 +82,7 @@ def make_sum(runtime: CpuRuntime) -> Callable[..., Tensor]:
     def expert_sum(
         rows: Tensor, routing: Routing, dtype: torch.dtype, shared: Tensor | None = None, gate: Tensor | None = None
     ) -> Tensor:
-        if dtype not in _TYPES:
+        if dtype not in FLOAT_TYPES:
             return experts.expert_sum(rows, routing, dtype, shared, gate)
         rows, gate, (tokens, top_k) = dense(rows), None if gate is None else dense(gate), routing.weights.shape
         width = rows.shape[1]

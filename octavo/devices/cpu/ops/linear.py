@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.devices.cpu.ops.experts import PanelStack
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.experts import PreparedStack
-from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PlainFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
 PANEL_COLUMNS = 32
@@ -99,7 +99,7 @@ class PanelLinear(PreparedLinear):
         return out
 
 
-class PanelFormat:
+class PanelFormat(LinearFormat):
     """Packs weights in bfloat16 and float32 into panels; keeps those of other types plain."""
 
     layout = "panels/1"
@@ -107,15 +107,6 @@ class PanelFormat:
     def __init__(self, runtime: CpuRuntime) -> None:
         self._runtime = runtime
         self._plain = PlainFormat()
-
-    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        outputs, inputs = weight.shape
-        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
-        if shape.dtype not in _STEP_INPUTS:
-            return self._plain(weight, bias, gated=gated)
-        state = {name: self.zeros(spec, weight.device) for name, spec in self.state_specs(shape).items()}
-        self.pack_into(state, weight, bias, gated=gated)
-        return self.restore(shape, state)
 
     def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
         """Take memory of the runtime's arena."""

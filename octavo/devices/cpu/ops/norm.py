@@ -7,11 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops import norm as reference
 from octavo.ops.registry import Implementation
-
-_TYPES = (torch.float32, torch.bfloat16)
 
 
 def make_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -20,7 +18,7 @@ def make_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         dtype, shape = x.dtype, x.shape
-        if dtype not in _TYPES or weight.dtype is not dtype:
+        if dtype not in FLOAT_TYPES or weight.dtype is not dtype:
             return reference.rms_norm(x, weight, eps, offset)
         out = empty(shape, dtype)
         rows, code = _rows_of_heads(x), TYPE_CODES[dtype]
@@ -38,7 +36,7 @@ def make_add_rms_norm(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor
         x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         dtype, shape = x.dtype, x.shape
-        if dtype not in _TYPES or weight.dtype is not dtype or residual.dtype is not dtype:
+        if dtype not in FLOAT_TYPES or weight.dtype is not dtype or residual.dtype is not dtype:
             return reference.add_rms_norm(x, residual, weight, eps, offset)
         residual = dense(residual)
         if len(shape) > 2:
@@ -58,7 +56,7 @@ def make_layer_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor | None, Ten
 
     def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         dtype = x.dtype
-        if dtype not in _TYPES or not _are_of(dtype, weight, bias):
+        if dtype not in FLOAT_TYPES or not _are_of(dtype, weight, bias):
             return reference.layer_norm(x, weight, bias, eps)
         out, rows = empty(x.shape, dtype), _rows_of_heads(x)
         inputs = (x.data_ptr(), 0, _address(weight), _address(bias), 0, out.data_ptr())
@@ -78,7 +76,7 @@ def make_add_layer_norm(
         x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         dtype, shape = x.dtype, x.shape
-        if dtype not in _TYPES or not _are_of(dtype, residual, weight, bias):
+        if dtype not in FLOAT_TYPES or not _are_of(dtype, residual, weight, bias):
             return reference.add_layer_norm(x, residual, weight, bias, eps)
         residual = dense(residual)
         total, out = empty(shape, dtype), empty(shape, dtype)

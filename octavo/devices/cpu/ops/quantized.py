@@ -11,14 +11,14 @@ from torch import Tensor
 
 from octavo.devices.cpu.ops.experts import PanelStack
 from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, addend, bias_spec, num_panels, panel_order
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.coded import CodedFormat, CodeSpec
 from octavo.ops.codes import NotFinite, check_inputs
 from octavo.ops.experts import PreparedStack
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
+from octavo.ops.prepare_quantized import QuantizedFormat
 from octavo.ops.registry import Implementation
 
-_TYPES = (torch.float32, torch.bfloat16)
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _ZEROS = ("none", "zeros", "minimums")
 _STEP = 64
@@ -49,12 +49,12 @@ class QuantizedPanels(PreparedLinear):
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """Compute types other than float32 and bfloat16 in float32."""
-        if x.dtype not in _TYPES:
+        if x.dtype not in FLOAT_TYPES:
             return self._product(x.float(), torch.float32, add).to(x.dtype)
         return self._product(x, x.dtype, add)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return self._product(x if x.dtype in _TYPES else x.float(), torch.float32, None)
+        return self._product(x if x.dtype in FLOAT_TYPES else x.float(), torch.float32, None)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
         out = self._empty((x.shape[0], self._columns), dtype)
@@ -62,7 +62,7 @@ class QuantizedPanels(PreparedLinear):
         return out
 
     def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-        if x.dtype not in _TYPES or out.dtype not in _TYPES:
+        if x.dtype not in FLOAT_TYPES or out.dtype not in FLOAT_TYPES:
             super().write(x, out, add)
             return
         rows, inputs, stride = rows_of(x)
@@ -73,7 +73,7 @@ class QuantizedPanels(PreparedLinear):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Raise IndexError for a number that is no row's."""
-        dtype = self.shape.dtype if self.shape.dtype in _TYPES else torch.float32
+        dtype = self.shape.dtype if self.shape.dtype in FLOAT_TYPES else torch.float32
         ids = dense(ids)
         out = self._empty((ids.shape[0], self.shape.inputs), dtype)
         self._rows(ids.data_ptr(), ids.shape[0], out.data_ptr(), TYPE_CODES[dtype], *self._for_rows)
@@ -171,39 +171,28 @@ def _pack(spec: CodeSpec, weight: Mapping[str, Tensor], panels: Tensor) -> None:
     assert (at, end) == (together.shape[-1], blocks.shape[-1]), f"{at} bytes of groups, {end} of a block were written"
 
 
-class QuantizedFormat:
-    """Quantises on the runtime's threads. See `LinearFormat`."""
+class QuantizedPanelFormat(QuantizedFormat):
+    """Quantises on the runtime's threads."""
 
     def __init__(self, runtime: CpuRuntime, spec: CodeSpec) -> None:
-        coded = CodedPanels(runtime, spec)
-        self._runtime, self._spec = runtime, spec
-        self.layout = coded.layout
-        self.state_specs, self.zeros = coded.state_specs, coded.zeros
-        self.restore, self.restore_stack = coded.restore, coded.restore_stack
-
-    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        """Raise NotFinite for a weight with NaN or infinities."""
-        outputs, inputs = weight.shape
-        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
-        state = {name: self.zeros(spec, weight.device) for name, spec in self.state_specs(shape).items()}
-        self.pack_into(state, weight, bias, gated=gated)
-        return self.restore(shape, state)
+        super().__init__(spec, partial(CodedPanels, runtime))
+        self._runtime = runtime
 
     def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
         """Raise NotFinite for a weight with NaN or infinities."""
         outputs, inputs = weight.shape
-        plain = weight if weight.dtype in _TYPES else weight.float()
+        plain = weight if weight.dtype in FLOAT_TYPES else weight.float()
         plain = plain if plain.stride(1) == 1 else dense(plain)
         if bias is not None:
             state["bias"].copy_(panel_order(bias, gated))
         source = (plain.data_ptr(), rows_of(plain)[2], TYPE_CODES[plain.dtype])
-        sizes = (outputs, inputs, format_code(self._spec), gated)
+        sizes = (outputs, inputs, format_code(self.spec), gated)
         spoilt_row = self._runtime.cpu.quantized_pack(*source, state["panels"].data_ptr(), *sizes)
         if spoilt_row >= 0:
             raise NotFinite(spoilt_row)
 
 
 IMPLEMENTATIONS = (
-    Implementation("prepare_quantized", "native", lambda runtime: partial(QuantizedFormat, runtime)),
+    Implementation("prepare_quantized", "native", lambda runtime: partial(QuantizedPanelFormat, runtime)),
     Implementation("prepare_coded", "native", lambda runtime: partial(CodedPanels, runtime)),
 )

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime
 from octavo.ops import recurrent as reference
 from octavo.ops.registry import Implementation
 
-_TYPES = (torch.float32, torch.bfloat16)
 _TAPS = (2, 3, 4)
 _MOST_KEY_DIM = 256
 _MOST_HEAD_FLOATS = 65536
@@ -31,7 +29,7 @@ def make_short_convolution(runtime: CpuRuntime) -> Callable[..., Tensor]:
         gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         dtype, (taps, channels) = x.dtype, weight.shape
-        if dtype not in _TYPES or weight.dtype is not dtype or taps not in _TAPS:
+        if dtype not in FLOAT_TYPES or weight.dtype is not dtype or taps not in _TAPS:
             return reference.short_convolution(x, weight, bias, states, metadata, gates)
         out = empty(x.shape, dtype)
         before, after = gates or (None, None)
@@ -55,7 +53,7 @@ def _recurrence(runtime: CpuRuntime, inputs: tuple[Tensor | None, ...], vectors:
     assert key is not None
     assert value is not None
     dtype, (tokens, heads, value_dim), (_, key_heads, key_dim) = value.dtype, value.shape, key.shape
-    if dtype not in _TYPES or key_dim % 2 or key_dim > _MOST_KEY_DIM or key_dim * value_dim > _MOST_HEAD_FLOATS:
+    if dtype not in FLOAT_TYPES or key_dim % 2 or key_dim > _MOST_KEY_DIM or key_dim * value_dim > _MOST_HEAD_FLOATS:
         return None
     out = runtime.empty((tokens, heads, value_dim), dtype)
 
@@ -105,7 +103,7 @@ def make_gated_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
         x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, is_gate_first: bool = False
     ) -> Tensor:
         dtype, (tokens, dim) = x.dtype, x.shape
-        if dtype not in _TYPES or weight.dtype is not dtype or gate.dtype is not dtype:
+        if dtype not in FLOAT_TYPES or weight.dtype is not dtype or gate.dtype is not dtype:
             return reference.gated_rms_norm(x, gate, weight, eps, group, is_gate_first)
         out = empty((tokens, dim), dtype)
         kernel(

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense
 from octavo.ops import rotary as reference
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Implementation
-
-_TYPES = (torch.float32, torch.bfloat16)
 
 
 def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -33,7 +31,7 @@ def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
         interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
-        if dtype not in _TYPES or k.dtype is not dtype:
+        if dtype not in FLOAT_TYPES or k.dtype is not dtype:
             return reference.rotary(q, k, positions, table, q_weight, k_weight, eps_and_offset, interleaved)
         q_shape, k_shape = q.shape, k.shape
         tokens, heads, dim = q_shape

@@ -16,7 +16,6 @@ from octavo.devices.cuda.experts import grouped_arguments, num_tiles, room_for_r
 from octavo.devices.cuda.float8 import Float8Format
 from octavo.devices.cuda.runtime import CudaRuntime, dense
 from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
-from octavo.ops.codes import check_inputs
 from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.prepare_quantized import QuantizedFormat
@@ -207,16 +206,6 @@ class TritonStack(PreparedStack):
         return self._product.of_experts(self, x, routing, dtype, of_tokens=of_tokens)
 
 
-def _specs(spec: CodeSpec, shape: LinearShape) -> dict[str, TensorSpec]:
-    check_inputs(shape.inputs)
-    specs = spec.tensor_specs(shape.outputs, shape.inputs)
-    padded = padded_inputs(spec, shape.inputs)
-    packed = TensorSpec((shape.outputs, padded), torch.int8)
-    if spec.bits == 4:
-        packed = TensorSpec((shape.outputs, padded // 2), torch.uint8)
-    return {**specs, "codes": packed}
-
-
 class PackedFormat(CodedFormat):
     """Packs stored codes, two of 4 bits in a byte."""
 
@@ -227,37 +216,13 @@ class PackedFormat(CodedFormat):
         self._runtime = runtime
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        specs = _specs(self.spec, shape)
-        return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
+        specs, padded = super().state_specs(shape), padded_inputs(self.spec, shape.inputs)
+        if self.spec.bits == 4:
+            return {**specs, "codes": TensorSpec((shape.outputs, padded // 2), torch.uint8)}
+        return {**specs, "codes": TensorSpec((shape.outputs, padded), torch.int8)}
 
-    def pack_into(
-        self, state: Mapping[str, Tensor], weight: Mapping[str, Tensor], bias: Tensor | None, *, gated: bool
-    ) -> None:
-        self.spec.check(weight)
-        for name, tensor in ({**weight, "bias": bias} if bias is not None else weight).items():
-            state[name].copy_(pack(self.spec, tensor) if name == "codes" else tensor)
-
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        return TritonCodes(self._runtime, self.spec, shape, state)
-
-    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return TritonStack(_Product(self._runtime, self.spec, shape, state), first)
-
-
-class PackedQuantizedFormat(QuantizedFormat):
-    """Quantises as the reference does, and packs."""
-
-    def __init__(self, runtime: CudaRuntime, spec: CodeSpec) -> None:
-        super().__init__(spec)
-        self._runtime = runtime
-        self.layout = f"{spec.layout}-{PackedFormat.order_of_bytes}"
-
-    def pack(self, weight: Tensor) -> dict[str, Tensor]:
-        made = super().pack(weight)
-        return {**made, "codes": pack(self.spec, made["codes"])}
-
-    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        return _specs(self.spec, shape)
+    def packed(self, codes: Tensor) -> Tensor:
+        return pack(self.spec, codes)
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         return TritonCodes(self._runtime, self.spec, shape, state)
@@ -272,5 +237,9 @@ def _format_of(runtime: CudaRuntime, spec: CodeSpec) -> CodedFormat:
 
 IMPLEMENTATIONS = (
     Implementation("prepare_coded", "triton", lambda runtime: partial(_format_of, runtime)),
-    Implementation("prepare_quantized", "triton", lambda runtime: partial(PackedQuantizedFormat, runtime)),
+    Implementation(
+        "prepare_quantized",
+        "triton",
+        lambda runtime: partial(QuantizedFormat, make_coded=partial(PackedFormat, runtime)),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from octavo.devices.cuda.experts import MIDDLE, GroupedStack
 from octavo.devices.cuda.ops.elementwise import make_gated
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 from octavo.ops.experts import PreparedStack
-from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear
+from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear, PreparedLinear
 from octavo.ops.registry import Implementation
 
 FEW: Final = 16
@@ -175,24 +176,17 @@ def _has_few(x: Tensor) -> bool:
     return len(x) <= FEW and x.dtype is not torch.float32
 
 
-class CublasFormat(PlainFormat):
-    """The format of `CublasLinear`; products of experts are one kernel."""
+class CudaFormat(PlainFormat):
+    """Weights as they are, multiplied by a class of products; those of experts are one kernel."""
 
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, product: type[InvariantLinear], runtime: CudaRuntime) -> None:
+        self._product, self._runtime = product, runtime
 
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PlainLinear:
-        return CublasLinear(shape, state, self._runtime)
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        return self._product(shape, state, self._runtime)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
         return GroupedStack(shape, state, first, self._runtime)
-
-
-class InvariantFormat(CublasFormat):
-    """The format of `InvariantLinear`."""
-
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PlainLinear:
-        return InvariantLinear(shape, state, self._runtime)
 
 
 def _obstacle(runtime: CudaRuntime) -> str | None:
@@ -200,6 +194,6 @@ def _obstacle(runtime: CudaRuntime) -> str | None:
 
 
 IMPLEMENTATIONS = (
-    Implementation("prepare_linear", "triton", InvariantFormat, _obstacle, rank=2),
-    Implementation("prepare_linear", "cublas", CublasFormat),
+    Implementation("prepare_linear", "triton", partial(CudaFormat, InvariantLinear), _obstacle, rank=2),
+    Implementation("prepare_linear", "cublas", partial(CudaFormat, CublasLinear)),
 )
