@@ -123,7 +123,7 @@ def kernels() -> Iterator[Kernel]:
             yield Kernel(name + kind, attention.attend, constants, 8 if num_rows == PREFILL_ROWS else 4, pointers)
             if codes and is_split:
                 written = {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": codes}
-                yield Kernel(f"store{kind}", attention.store_codes, written, types=pointers, options=UNFUSED)
+                yield Kernel(f"store{kind}", attention.store, written, types=pointers, options=UNFUSED)
     for dim, num_rows, warps in ((256, ROWS, 8), (256, 64, 8), (512, ROWS, 8), (512, 32, 8), (576, ROWS, 8)):
         width, value = power_of_2(dim), min(dim, 512)
         sizes = {"DIM": dim, "D": width, "VALUE": value, "DV": value, "M": num_rows}
@@ -131,7 +131,7 @@ def kernels() -> Iterator[Kernel]:
         constants = {**common, **shape, **sizes, "SPLIT": False, "CODES": 0}
         yield Kernel(f"attend {num_rows} rows of heads of {dim}", attention.attend, constants, warps)
     yield Kernel("merge", attention.merge, common)
-    yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16})
+    yield Kernel("store", attention.store, {"DIM": 128, "D": 128, "BLOCK": 16, "CODES": 0})
     for is_gated in (False, True):
         for num_rows, columns in ((16, 4096), (32, 4096), (64, 4096), (256, 1024), (2048, 4096)):
             constants, options = divided(tile_of(num_rows, columns, torch.bfloat16, gated=is_gated))

@@ -34,6 +34,20 @@ Parts: TypeAlias = tuple[Tensor, Tensor]
 """Queries or latents: the elements that are the value too, and the rest."""
 
 
+class StepSizes(NamedTuple):
+    """The largest steps of a layer. value_size: as in `AttentionBackend.cache_shape`."""
+
+    max_tokens: int
+    """Most tokens in one step."""
+    max_length: int
+    """Tokens of the longest sequence."""
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    element_size: int
+    value_size: int = 0
+
+
 class CacheLayout(NamedTuple):
     """The cache of one layer: a tensor whose dimension 1 counts blocks, the null block included, and its type."""
 
@@ -65,20 +79,8 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def workspace_bytes(
-        self,
-        max_tokens: int,
-        max_length: int,
-        num_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        element_size: int,
-        value_size: int = 0,
-    ) -> int:
-        """Return the most bytes that `run` or `run_latents` allocates beside its output, for the memory plan.
-
-        `max_tokens` is the most tokens in one step, `max_length` the longest sequence.
-        """
+    def workspace_bytes(self, sizes: StepSizes) -> int:
+        """Return the most bytes that `run` or `run_latents` allocates beside its output, for the memory plan."""
         ...
 
     def run(

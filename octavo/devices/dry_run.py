@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from octavo.attention.backend import Parts
+from octavo.attention.backend import Parts, StepSizes
 from octavo.attention.metadata import AttentionMetadata
 
 META = torch.device("meta")
@@ -36,7 +36,7 @@ class DryAttention:
         """Return the shape of a cache without elements: a dry run stores nothing."""
         return 1, num_blocks, 0
 
-    def workspace_bytes(self, *sizes: int) -> int:
+    def workspace_bytes(self, sizes: StepSizes) -> int:
         """Return 0: the workspace of the real backend is counted by its own method."""
         return 0
 
@@ -91,13 +91,13 @@ class _Meter(TorchFunctionMode):
         result = _INSTEAD.get(func, func)(*args, **(kwargs or {}))
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         if made:
-            inputs = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+            inputs = {storage_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
             for tensor in made:
-                self._follow(tensor, is_new=_storage(tensor) not in inputs)
+                self._follow(tensor, is_new=storage_of(tensor) not in inputs)
         return result
 
     def _follow(self, tensor: Tensor, *, is_new: bool) -> None:
-        storage, num_bytes = _storage(tensor), tensor.untyped_storage().nbytes()
+        storage, num_bytes = storage_of(tensor), tensor.untyped_storage().nbytes()
         if storage not in self._uses:
             if not is_new:
                 return  # a view of memory that is counted elsewhere
@@ -114,6 +114,7 @@ class _Meter(TorchFunctionMode):
             self._live -= num_bytes
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage object: views of one memory have the same."""
     storage: int = tensor.untyped_storage()._cdata
     return storage

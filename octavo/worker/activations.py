@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from octavo.attention.backend import AttentionBackend
+from octavo.attention.backend import AttentionBackend, StepSizes
 from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput, NotedStates
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
@@ -72,7 +72,7 @@ class Activations:
             max_model_len = keeps.num_tokens
         num_heads, element_size = self._opened.shape.num_heads, self._opened.dtype.itemsize
         return self._attention.workspace_bytes(
-            self._num_tokens, max_model_len, num_heads, kv_heads, dim, element_size, value_size
+            StepSizes(self._num_tokens, max_model_len, num_heads, kv_heads, dim, element_size, value_size)
         )
 
     def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import Parts, Scores
+from octavo.attention.backend import Parts, Scores, StepSizes
 from octavo.attention.cache_format import is_quantized
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cpu.runtime import CpuRuntime
@@ -64,20 +64,10 @@ class CpuBackend:
         block_bytes = self._cpu.attention_block_bytes(kv_heads, head_dim, value_size, block_size, self._cache_code)
         return 1, num_blocks, block_bytes // self.element_type.itemsize
 
-    def workspace_bytes(
-        self,
-        max_tokens: int,
-        max_length: int,
-        num_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        element_size: int,
-        value_size: int = 0,
-    ) -> int:
+    def workspace_bytes(self, sizes: StepSizes) -> int:
         """Return the bytes of tiles, scores and sums of the items at work."""
-        scratch: int = self._cpu.attention_scratch_bytes(
-            num_heads, kv_heads, head_dim, value_size, max_length, self._cache_code
-        )
+        of_heads = sizes.num_heads, sizes.kv_heads, sizes.head_dim, sizes.value_size
+        scratch: int = self._cpu.attention_scratch_bytes(*of_heads, sizes.max_length, self._cache_code)
         return scratch
 
     def run(

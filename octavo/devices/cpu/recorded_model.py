@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from octavo.attention.metadata import ModelInput
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.device import LanguageModel
+from octavo.devices.dry_run import storage_of
 from octavo.devices.watched_lengths import WatchedLengths
 
 if TYPE_CHECKING:
@@ -159,15 +160,10 @@ def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, An
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name.startswith("__i") or "out" in kwargs or "inplace" in kwargs:
         return False
-    inputs = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+    inputs = {storage_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
     outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
     # without outputs it has read a value
-    return bool(outputs) and all(_storage(each) in inputs for each in outputs)
-
-
-def _storage(tensor: Tensor) -> int:
-    storage: int = tensor.untyped_storage()._cdata
-    return storage
+    return bool(outputs) and all(storage_of(each) in inputs for each in outputs)
 
 
 def _watched(batch: ModelInput, watch: _Watch) -> ModelInput:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import Parts, Scores
+from octavo.attention.backend import Parts, Scores, StepSizes
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 
@@ -109,20 +109,12 @@ class CudaBackend:
         width = head_dim + (SCALE_BYTES if self._codes else 0)
         return (1 if value_size else 2, num_blocks, kv_heads, block_size, width)
 
-    def workspace_bytes(
-        self,
-        max_tokens: int,
-        max_length: int,
-        num_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        element_size: int,
-        value_size: int = 0,
-    ) -> int:
+    def workspace_bytes(self, sizes: StepSizes) -> int:
         """Return the bytes of the parts of divided sequences, and of a work list."""
-        divided = min(max_tokens, self._division.programs)
-        chunks = power_of_2(-(-max_length // self._division.chunk), least=1)
-        return divided * num_heads * chunks * (head_dim + 2) * 4 + max_tokens * (16 + 2 * head_dim * element_size)
+        divided = min(sizes.max_tokens, self._division.programs)
+        chunks = power_of_2(-(-sizes.max_length // self._division.chunk), least=1)
+        of_parts = divided * sizes.num_heads * chunks * (sizes.head_dim + 2) * 4
+        return of_parts + sizes.max_tokens * (16 + 2 * sizes.head_dim * sizes.element_size)
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
@@ -142,15 +134,18 @@ class CudaBackend:
         """Write k and v [tokens, heads, dim] to the planes of the cache; only k where it has one plane."""
         k, v = dense(k), dense(v)
         tokens, heads, dim = k.shape
-        shape = {"DIM": dim, "D": power_of_2(dim), "BLOCK": cache.shape[3]}
-        tensors = k, v, cache[0], cache[-1], metadata.slot_mapping
-        strides = (*k.stride()[:2], *v.stride()[:2], *cache.stride()[1:4])
-        launch, grid = self._runtime.launch, (tokens, heads, len(cache))
-        if self._codes:
-            shape |= {"CODES": self._codes, "enable_fp_fusion": False}
-            launch("attention.store_codes", grid, *tensors, *strides[:-1], **shape)
-            return
-        launch("attention.store", grid, *tensors, *strides, **shape)
+        options = {"enable_fp_fusion": False} if self._codes else {}
+        self._runtime.launch(
+            "attention.store",
+            (tokens, heads, len(cache)),
+            *(k, v, cache[0], cache[-1], metadata.slot_mapping),
+            *(*k.stride()[:2], *v.stride()[:2], *cache.stride()[1:4]),
+            DIM=dim,
+            D=power_of_2(dim),
+            BLOCK=cache.shape[3],
+            CODES=self._codes,
+            **options,
+        )
 
     def _attend(self, q: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores, value_size: int) -> Tensor:
         out = torch.empty((*q.shape[:2], value_size), dtype=q.dtype, device=q.device)

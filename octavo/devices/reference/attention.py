@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.attention.backend import Parts, Scores
+from octavo.attention.backend import Parts, Scores, StepSizes
 from octavo.attention.cache_format import dequantize, is_quantized, quantize
 from octavo.attention.metadata import AttentionMetadata
 
@@ -71,25 +71,17 @@ class ReferenceBackend:
             head_dim + (0 if self._quantized is None else _SCALE_BYTES),
         )
 
-    def workspace_bytes(
-        self,
-        max_tokens: int,
-        max_length: int,
-        num_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        element_size: int,
-        value_size: int = 0,
-    ) -> int:
+    def workspace_bytes(self, sizes: StepSizes) -> int:
         """Return the bytes of gathered keys and values, indices, a mask, writes, and copies of queries and results."""
         # quantised rows are gathered as bytes, split into codes and scales, and widened by way of float32
-        widened = 0 if self._quantized is None else 2 * head_dim + 8 + 4 * head_dim
-        row_bytes = 2 * kv_heads * (head_dim * element_size + 8 + widened)
-        longest = _key_range(max_length, None)[1]
-        gathered = max(_GATHERED_TOKENS, longest) * (row_bytes + 3 * 2 * kv_heads * 8)
+        widened = 0 if self._quantized is None else 2 * sizes.head_dim + 8 + 4 * sizes.head_dim
+        row_bytes = 2 * sizes.kv_heads * (sizes.head_dim * sizes.element_size + 8 + widened)
+        longest = _key_range(sizes.max_length, None)[1]
+        gathered = max(_GATHERED_TOKENS, longest) * (row_bytes + 3 * 2 * sizes.kv_heads * 8)
         # a mask's distances, flags and numbers, its copy inside the attention function, and the kept ones
-        masks = min(_MASK_ELEMENTS, max_tokens * longest) * (4 + 3 + 3 * 4)
-        return gathered + masks + max_tokens * (row_bytes + 4 * num_heads * head_dim * element_size)
+        masks = min(_MASK_ELEMENTS, sizes.max_tokens * longest) * (4 + 3 + 3 * 4)
+        copies = 4 * sizes.num_heads * sizes.head_dim * sizes.element_size
+        return gathered + masks + sizes.max_tokens * (row_bytes + copies)
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.attention.backend import Scores
+from octavo.attention.backend import Scores, StepSizes
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.reference import attention as reference
 from octavo.devices.reference.attention import ReferenceBackend
@@ -155,9 +155,9 @@ def test_bfloat16_stays_close_to_float64() -> None:
 
 
 def test_the_plan_of_workspace_grows_with_what_it_counts() -> None:
-    sizes = {"max_tokens": 2048, "max_length": 4096, "num_heads": 16, "kv_heads": 8, "head_dim": 64, "element_size": 2}
-    base = ReferenceBackend().workspace_bytes(**sizes)
+    sizes = StepSizes(max_tokens=2048, max_length=4096, num_heads=16, kv_heads=8, head_dim=64, element_size=2)
+    base = ReferenceBackend().workspace_bytes(sizes)
     # the gathered keys and values alone
     assert base > 16_384 * 2 * 8 * 64 * 2
-    longer = ReferenceBackend().workspace_bytes(**{**sizes, "max_length": 65_536})
+    longer = ReferenceBackend().workspace_bytes(sizes._replace(max_length=65_536))
     assert longer - base >= (65_536 - 16_384) * 2 * 8 * 64 * 2

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.elementwise import rounded
 from octavo.devices.cuda.kernels.float8 import factors
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -26,32 +27,23 @@ UNSEEN = tl.constexpr(-1.0e30)
 def store(
     k, v, keys, values, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     block_stride, cache_head_stride, slot_stride,
-    DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write one head of one token of k, or of v [tokens, heads, dim], to its slot in its plane of the cache."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = tl.arange(0, D)
-    slot = tl.load(slots + token)
-    source, plane = k + token * k_token_stride + head * k_head_stride, keys
-    if tl.program_id(2) == 1:
-        source, plane = v + token * v_token_stride + head * v_head_stride, values
-    target = plane + (slot // BLOCK) * block_stride + head * cache_head_stride + (slot % BLOCK) * slot_stride
-    tl.store(target + d, tl.load(source + d, mask=d < DIM).to(keys.dtype.element_ty), mask=d < DIM)
-
-
-@triton.jit
-def store_codes(
-    k, v, keys, values, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
-    block_stride, cache_head_stride,
     DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """Do the same with codes; see `octavo.attention.cache_format.quantize`, whose bits they have without fusion."""
+    """Write one head of one token of k, or of v [tokens, heads, dim], to its slot in its plane of the cache.
+
+    Codes are those of `octavo.attention.cache_format.quantize`, whose bits they have without fusion.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)
     slot = tl.load(slots + token)
     source, plane = k + token * k_token_stride + head * k_head_stride, keys
     if tl.program_id(2) == 1:
         source, plane = v + token * v_token_stride + head * v_head_stride, values
+    block = plane + (slot // BLOCK) * block_stride + head * cache_head_stride
+    target = block + (slot % BLOCK) * (DIM if CODES else slot_stride) + d
+    if CODES == 0:
+        tl.store(target, tl.load(source + d, mask=d < DIM).to(keys.dtype.element_ty), mask=d < DIM)
+        return
     x = tl.load(source + d, mask=d < DIM, other=0.0).to(tl.float32)
     largest = 127.0 if CODES == 1 else 448.0
     is_finite = (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
@@ -61,24 +53,17 @@ def store_codes(
     factor = tl.where(amplitude > 0, tl.div_rn(largest, tl.where(amplitude > 0, amplitude, 1.0)), 0.0)
     scaled = x * factor
     if CODES == 1:
-        codes = _rounded(scaled).to(tl.int32)
+        codes = rounded(scaled).to(tl.int32)
     else:
         bits = scaled.to(tl.int32, bitcast=True)
         size = bits & 0x7FFFFFFF
         # half to even on three bits of the mantissa; below 2⁻⁶ codes are multiples of 2⁻⁹
         normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-        small = _rounded(tl.abs(scaled) * 512.0).to(tl.int32)
+        small = rounded(tl.abs(scaled) * 512.0).to(tl.int32)
         codes = tl.where(tl.abs(scaled) < 0.015625, small, normal) | ((bits >> 24) & 0x80)
-    target = plane + (slot // BLOCK) * block_stride + head * cache_head_stride
-    tl.store(target + (slot % BLOCK) * DIM + d, codes.to(tl.uint8), mask=d < DIM)
+    tl.store(target, codes.to(tl.uint8), mask=d < DIM)
     scale = tl.where(is_spoilt, float("nan"), tl.div_rn(amplitude, largest))
-    tl.store((target + BLOCK * DIM + (slot % BLOCK) * 4).to(tl.pointer_type(tl.float32), bitcast=True), scale)
-
-
-@triton.jit
-def _rounded(x):
-    """Return the nearest whole number, the even one of two, of less than 2²² in magnitude."""
-    return (x + 12582912.0) - 12582912.0
+    tl.store((block + BLOCK * DIM + (slot % BLOCK) * 4).to(tl.pointer_type(tl.float32), bitcast=True), scale)
 
 
 @triton.jit

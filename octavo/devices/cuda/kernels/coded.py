@@ -9,13 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.elementwise import rounded
 from octavo.devices.cuda.kernels.experts import rows_of_expert
-
-
-@triton.jit
-def _rounded(x):
-    """Return the nearest whole number, the even one of two, of less than 2²² in magnitude."""
-    return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -52,11 +47,11 @@ def quantize(
         if HAS_ORDER:
             source = tl.load(order + at, mask=at < K, other=0)
         values = tl.load(here + source, mask=at < K, other=0.0).to(tl.float32)
-        code = tl.where(is_used, _rounded(values * factor), 0.0)
+        code = tl.where(is_used, rounded(values * factor), 0.0)
         for plane in tl.static_range(PLANES):
             own = code
             if PLANES == 2:
-                high = _rounded(code * (1.0 / 254.0))
+                high = rounded(code * (1.0 / 254.0))
                 own = high if plane == 0 else code - 254.0 * high
             tl.store(codes + (plane * M + row).to(tl.int64) * KP + at, own.to(tl.int8), mask=at < KP)
 

@@ -21,13 +21,13 @@ def elementwise(
     if FUNCTION == "silu_and_mul":
         result = a / (1.0 + tl.exp(-a)) * b
     elif FUNCTION == "gelu_tanh_and_mul":  # (1 + tanh(z)) / 2 is sigmoid(2 · z)
-        result = a * _sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a)) * b
+        result = a * sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a)) * b
     elif FUNCTION == "clamped_swiglu":
         gate = tl.minimum(a, second, propagate_nan=ALL)
         up = tl.minimum(tl.maximum(b, -second, propagate_nan=ALL), second, propagate_nan=ALL)
-        result = gate * _sigmoid(gate * first) * (up + 1.0)
+        result = gate * sigmoid(gate * first) * (up + 1.0)
     elif FUNCTION == "gated_by_sigmoid":
-        result = a * _sigmoid(b)
+        result = a * sigmoid(b)
     else:
         tl.static_assert(FUNCTION == "soft_capped")
         result = first * _tanh(a / first)
@@ -44,7 +44,13 @@ def _tanh(x):
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """Return 1 / (1 + exp(-x)), with an exponential that does not overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x < 0.0, small, 1.0) / (1.0 + small)
+
+
+@triton.jit
+def rounded(x):
+    """Return the nearest whole number, the even one of two, of less than 2²² in magnitude."""
+    return (x + 12582912.0) - 12582912.0

@@ -1,8 +1,7 @@
 """How far from the likeliest token min-p, top-k and top-p keep tokens, found without a sort, in Triton.
 
-Whatever is added up is an integer, masses too: no
-order of programs or of lists changes a bit, and a row's results depend on that row alone. `asked` is that of
-`kernels/sampling.py`, with the distance of min-p.
+Whatever is added up is an integer, masses too: no order of programs or of lists changes a bit, and a row's results
+depend on that row alone. `asked` is that of `kernels/sampling.py`, with the distance of min-p.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LONG = tl.constexpr(4096)
 
 
 @triton.jit
-def _masses(weights):
+def masses_of(weights):
     return (weights.to(tl.float64) * _ONE + 0.5).to(tl.int64)
 
 
@@ -42,7 +41,7 @@ def _up_to(distances, weights, first, num, limits, BLOCK: tl.constexpr, OF_MASS:
         near = tl.load(distances + places, mask=here, other=0).to(tl.int64)
         is_near = here[None, :] & (near[None, :] <= limits[:, None])
         if OF_MASS:
-            masses = _masses(tl.load(weights + places, mask=here, other=0.0))
+            masses = masses_of(tl.load(weights + places, mask=here, other=0.0))
             found += tl.where(is_near, masses[None, :], 0)
         else:
             found += is_near.to(tl.int64)
@@ -144,7 +143,7 @@ def survey(
     program = row * tl.num_programs(1) + block
     if tl.load(line + 3) == 0:
         weights = tl.where(distances <= _FARTHEST, weights_of(distances), 0.0)
-        tl.store(masses + program, tl.sum(_masses(weights), 0))
+        tl.store(masses + program, tl.sum(masses_of(weights), 0))
     groups: tl.constexpr = BLOCK // GROUP
     closest = tl.min(tl.reshape(distances, (groups, GROUP)), 1)
     tl.store(nearest + program * groups + tl.arange(0, groups), closest)
@@ -202,7 +201,7 @@ def collect(
     num = tl.sum(is_near.to(tl.int32), 0)
     if num > 0:
         found_weights = weights_of(found)
-        mass = tl.sum(_masses(tl.where(is_near, found_weights, 0.0)), 0)
+        mass = tl.sum(masses_of(tl.where(is_near, found_weights, 0.0)), 0)
         tl.atomic_add(state + row * STATE + 1, mass, sem="relaxed")
         first = tl.atomic_add(state + row * STATE, num.to(tl.int64), sem="relaxed")
         targets = row.to(tl.int64) * num_columns + first + tl.cumsum(is_near.to(tl.int32), 0) - 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LEAST = tl.constexpr(-(1 << 63))
-"""The key of a column behind the last one."""
-_ONE = tl.constexpr(float(1 << 42))
-"""The mass of the likeliest token. The masses of two million tokens together are an int64."""
+from octavo.devices.cuda.kernels.filters import masses_of
+from octavo.devices.cuda.kernels.sampling import LEAST, ordered
 
 
 @triton.jit(do_not_specialize=["num_groups"])
@@ -31,12 +29,9 @@ def survey(
     distances = values.to(tl.float64) - tl.load(largest + row).to(tl.float64)
     # the mass of what is no number counts nothing: its row has an error
     weights = tl.exp(tl.where(distances <= 0.0, distances, -float("inf")))
-    tl.atomic_add(masses + row, tl.sum((weights * _ONE + 0.5).to(tl.int64), 0), sem="relaxed")
+    tl.atomic_add(masses + row, tl.sum(masses_of(weights), 0), sem="relaxed")
     tl.atomic_add(ahead + row, tl.sum((values > tl.load(chosen + row)).to(tl.int64), 0), sem="relaxed")
-    # -0.0 has other bits than 0.0
-    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    found = tl.where(here, (ordered.to(tl.int64) << 32) - columns, _LEAST)
+    found = tl.where(here, (ordered(values).to(tl.int64) << 32) - columns, LEAST)
     tl.store(keys + row.to(tl.int64) * num_groups * GROUP + columns, found, mask=columns < num_groups * GROUP)
     of_block: tl.constexpr = BLOCK // GROUP
     groups = block * of_block + tl.arange(0, of_block)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.devices.cuda.kernels.elementwise import _sigmoid
+from octavo.devices.cuda.kernels.elementwise import sigmoid
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def recurrence(
         if IS_DELTA:
             q = q * (1.0 / tl.sqrt(tl.sum(q * q, 0) + 1e-6)) * (DIM**-0.5)
             k = k * (1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6))
-            factor = _sigmoid(tl.load(beta + token * beta_stride + head).to(tl.float32))
+            factor = sigmoid(tl.load(beta + token * beta_stride + head).to(tl.float32))
             change = (v - tl.sum(state * k[:, None], 0)) * factor
         else:
             change = v * dt
