@@ -110,7 +110,7 @@ class IntermediateTensors(NamedTuple):
 
     hidden: Tensor
     """[tokens, hidden]"""
-    residual: Tensor | None
+    residual: Tensor | None = None
     """[tokens, hidden]; the residual stream is the sum of both, or `hidden` alone where this is None."""
 
     @property

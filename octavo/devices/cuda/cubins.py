@@ -39,12 +39,16 @@ _POINTERS: Final = {
     torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
-_KINDS: Final = {dtype: 2 * i for i, dtype in enumerate(_POINTERS)}
-_FLOAT, _ONE, _INT, _LONG = (100 + 2 * i for i in range(4))
 _LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
 """Codes of `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
 ALIGNED, ONE = "/16", "1"
 """The suffix of the type of a multiple of 16, and the type of an integer of 1, which is a constant."""
+_KINDS: Final = {dtype: 2 * i for i, dtype in enumerate(_POINTERS)}
+_FLOAT, _ONE, _INT, _LONG = range(2 * len(_POINTERS), 2 * len(_POINTERS) + 8, 2)
+_TYPES: Final = tuple(
+    f"{kind}{end}" for kind in (*_POINTERS.values(), "fp32", ONE, "i32", "i64") for end in ("", ALIGNED)
+)
+"""The types by the numbers of kinds: `_KINDS` and the four behind it, one more for multiples of 16."""
 
 
 class Call(NamedTuple):
@@ -55,22 +59,11 @@ class Call(NamedTuple):
     constants: frozenset[tuple[str, Any]]
 
 
-def type_of(argument: Any, *, is_specialized: bool) -> str:
-    """Return the type of an argument in a `Call`. is_specialized: Triton compiles other code for some values."""
-    if isinstance(argument, Tensor):
-        aligned = ALIGNED if is_specialized and argument.data_ptr() % 16 == 0 else ""
-        return _POINTERS[argument.dtype] + aligned
-    if isinstance(argument, float):
-        return "fp32"
-    if is_specialized and argument == 1:
-        return ONE
-    kind = "i32" if -(1 << 31) <= argument < 1 << 31 else "i64"
-    return kind + (ALIGNED if is_specialized and argument % 16 == 0 else "")
-
-
 def call_of(kernel: str, arguments: Iterable[Any], constants: Mapping[str, Any], unspecialized: frozenset[int]) -> Call:
     """Return the key of a variant. unspecialized: places of arguments whose values do not change the code."""
-    types = (type_of(each, is_specialized=place not in unspecialized) for place, each in enumerate(arguments))
+    types = [_TYPES[kind] for kind in _read(arguments)[1]]
+    for place in unspecialized:
+        types[place] = "i32" if types[place] == ONE else types[place].removesuffix(ALIGNED)
     return Call(kernel, tuple(types), frozenset(constants.items()))
 
 

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from math import prod
@@ -18,12 +19,12 @@ from octavo.core.step import BlockCopy
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.cubins import FOLDER, open_launcher
 from octavo.devices.cuda.driver import Driver, newest_cuda
-from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, CudaGraphs, Graph, GraphedModel
+from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, Graph, GraphedModel
 from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.rotation import RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
-from octavo.devices.cuda.swaps import STAGING_BYTES, CudaStream, Stream, Swaps, done_behind
+from octavo.devices.cuda.swaps import STAGING_BYTES, Stream, Swaps, done_behind
 from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
@@ -198,7 +199,8 @@ class CudaDevice(ReferenceDevice):
 
     def graphs(self) -> Callable[[], Graph]:
         """Return a function that makes graphs, which share their memory."""
-        return CudaGraphs()
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return partial(Graph, torch.cuda.graph_pool_handle(), stream)
 
     def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
         """Return the bytes that the reference's operators hold, and those of graphs. Kernels of CUDA hold no more."""
@@ -241,7 +243,7 @@ class CudaDevice(ReferenceDevice):
 
     def _streams(self) -> tuple[Stream, Stream]:
         """Return the stream that computes, and a new one."""
-        return CudaStream(self.torch_device, is_side=False), CudaStream(self.torch_device, is_side=True)
+        return Stream(self.torch_device, is_side=False), Stream(self.torch_device, is_side=True)
 
     def behind_steps(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         return done_behind(*self._transfer_streams, work)

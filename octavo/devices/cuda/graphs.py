@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -39,39 +39,19 @@ _PLAIN: Final = frozenset(
 """The fields of `ModelInput` that a captured step has. Products read adapters elsewhere (`lora.step_slots`)."""
 
 
-class Graph(Protocol):
-    """Kernels that were captured, and can be launched again together."""
+class Graph:
+    """Kernels that were captured, and can be launched again together. Of a pool of memory one graph runs at a time."""
 
-    def capture(self, run: Callable[[], object]) -> None:
-        """Capture what `run` launches; nothing is computed. Raises RuntimeError for what cannot be captured."""
-        ...
-
-    def replay(self) -> None:
-        """Launch the kernels."""
-        ...
-
-
-class CudaGraphs:
-    """Makes `torch.cuda.CUDAGraph`s. They share one pool of memory, so only one of them may run at a time."""
-
-    def __init__(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def __call__(self) -> Graph:
-        return _CudaGraph(self)
-
-
-class _CudaGraph:
-    def __init__(self, graphs: CudaGraphs) -> None:
-        self._graphs = graphs
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._pool, self._stream = pool, stream
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, run: Callable[[], object]) -> None:
+        """Capture what `run` launches; nothing is computed. Raises RuntimeError for what cannot be captured."""
         torch.cuda.synchronize()
-        with torch.cuda.stream(self._graphs.stream):
+        with torch.cuda.stream(self._stream):
             # other threads may use the GPU meanwhile
-            self._graph.capture_begin(pool=self._graphs.pool, capture_error_mode="thread_local")
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 run()
             except BaseException:
@@ -81,6 +61,7 @@ class _CudaGraph:
             self._graph.capture_end()
 
     def replay(self) -> None:
+        """Launch the kernels."""
         self._graph.replay()
 
 
@@ -247,7 +228,7 @@ def _joined(parts: Sequence[Tensor], *, is_stage: bool) -> Any:
     """Return the result of a model from its `_parts`. is_stage: whether another pipeline stage follows."""
     first, *others = parts
     if is_stage:
-        return IntermediateTensors(first, others[0] if others else None)
+        return IntermediateTensors(*parts)
     return NotedStates(first, tuple(others)) if others else first
 
 
@@ -285,8 +266,7 @@ def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
     token_ids, positions = own[id(batch.token_ids)], own[id(batch.positions)]
     received = batch.received
     if received is not None:
-        first, *others = (own[id(each)] for each in received.parts)
-        received = IntermediateTensors(first, others[0] if others else None)
+        received = IntermediateTensors(*(own[id(each)] for each in received.parts))
     return replace(
         batch, token_ids=token_ids, positions=positions, attention=attention, received=received, packed=packed
     )

@@ -7,7 +7,7 @@ once, while the buffer goes to the host. The stream that computes waits for bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,24 +18,11 @@ STAGING_BYTES: Final = 64 << 20
 """Bytes of the buffer on the GPU; for a larger block the buffer has its size."""
 
 
-class Stream(Protocol):
-    """Runs work in the order in which it was launched, in parallel with other streams."""
+class Stream:
+    """Runs work of a GPU in the order in which it was launched, in parallel with other streams.
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Launch what `work` launches, after the earlier work of this stream."""
-        ...
-
-    def wait_for(self, other: Stream) -> None:
-        """Make later work of this stream wait for the work that `other` has now."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all work of this stream is done."""
-        ...
-
-
-class CudaStream:
-    """A stream of a GPU. is_side: whether it is a new one, or the one that computes."""
+    is_side: whether it is a new one, or the one that computes.
+    """
 
     def __init__(self, device: torch.device, *, is_side: bool) -> None:
         self._device = device
@@ -48,14 +35,16 @@ class CudaStream:
         return torch.cuda.current_stream(self._device) if self._side is None else self._side
 
     def run(self, work: Callable[[], object]) -> None:
+        """Launch what `work` launches, after the earlier work of this stream."""
         with torch.cuda.stream(self._stream):
             work()
 
     def wait_for(self, other: Stream) -> None:
-        assert isinstance(other, CudaStream)
+        """Make later work of this stream wait for the work that `other` has now."""
         self._stream.wait_stream(other._stream)
 
     def finish(self) -> None:
+        """Wait until all work of this stream is done."""
         self._stream.synchronize()
 
 

@@ -27,7 +27,7 @@ from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda import cubins
 from octavo.devices.cuda.attention import CudaBackend
-from octavo.devices.cuda.cubins import Call, CubinLauncher, call_of, open_launcher, read_archive, source_hash, type_of
+from octavo.devices.cuda.cubins import Call, CubinLauncher, call_of, open_launcher, read_archive, source_hash
 from octavo.devices.cuda.driver import Driver, DriverError
 from octavo.devices.cuda.launch import Launcher
 from octavo.devices.cuda.rotation import RotatingCudaBackend
@@ -288,6 +288,11 @@ def test_binaries_of_another_capability_are_not_mixed_with_compiled_code_where_b
     assert launched(monkeypatch, tmp_path, 86, 164, is_invariant=True) == ["Triton", "Triton"]
     monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
     assert launched(monkeypatch, tmp_path, 86, 164, is_invariant=True) == binaries
+
+
+def type_of(argument: Any, *, is_specialized: bool) -> str:
+    (found,) = call_of("", [argument], {}, frozenset() if is_specialized else frozenset({0})).types
+    return found
 
 
 def test_arguments_of_every_type_of_torch_have_a_name() -> None:
