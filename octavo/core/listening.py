@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from octavo.core.authentication import GREETING_S
+from octavo.errors import ConfigError
 
 MOST_GREETINGS: Final = 64
 """Connections of a listener that prove themselves at the same time."""
@@ -124,3 +125,15 @@ def remove_stale(path: str) -> None:
                 os.unlink(path)
             else:
                 raise OSError("another process listens on it")
+
+
+def own_address(toward: str) -> str:
+    """Return the address from which this machine reaches another one, to which nothing is sent. Raises ConfigError."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(toward, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise ConfigError(f"master_addr {toward} cannot be reached: {error}") from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo, Store, TCPStore
 
+from octavo.core.listening import own_address
 from octavo.core.rendezvous import Rendezvous
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
@@ -48,15 +48,6 @@ def gloo_options(rendezvous: Rendezvous, *, is_local: bool = False) -> Any:
     options = options_class._Options()
     options._timeout = timedelta(seconds=rendezvous.deadline_s)
     options._threads = 1
-    own = "127.0.0.1" if is_local else rendezvous.host or _own_address(rendezvous.address, rendezvous.port)
+    own = "127.0.0.1" if is_local else rendezvous.host or own_address(rendezvous.address)
     options._devices = [ProcessGroupGloo.create_device(hostname=own)]
     return options
-
-
-def _own_address(address: str, port: int) -> str:
-    """Return the address of this machine from which `address` is reached; nothing is sent."""
-    family, kind, protocol, _, target = socket.getaddrinfo(address, port or 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        own: str = probe.getsockname()[0]
-        return own

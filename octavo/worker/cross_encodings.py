@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from octavo.core.media import MediaInput, TypedArray
-from octavo.core.model_shape import CacheGroup, Encoded
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.sequence_state import SequenceState
 
@@ -23,12 +22,6 @@ class CrossEncodings:
         self.num_encoded = num_encoded
         self._encode = encode
         self._device = device
-
-    @classmethod
-    def of(cls, encode: Encode, groups: Sequence[CacheGroup], device: torch.device) -> CrossEncodings | None:
-        """Return the encodings of a model with these cache groups; None if none of them holds an encoder's output."""
-        keeps = groups[-1].keeps
-        return cls(encode, keeps.num_tokens, device) if isinstance(keeps, Encoded) else None
 
     def read(
         self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]

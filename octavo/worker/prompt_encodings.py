@@ -12,17 +12,13 @@ from torch import Tensor
 
 from octavo.attention.metadata import EmbeddingOverride
 from octavo.core.media import MediaInput
-from octavo.core.model_shape import CacheGroup
+from octavo.core.model_shape import CacheGroup, Encoded
 from octavo.core.prompt_embeds import FIELD
 from octavo.devices.device import Device
 from octavo.models.decoder import DecoderStack
 from octavo.worker.cross_encodings import CrossEncodings, Encode, as_tensors
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.packed_arrays import sent
-from octavo.worker.sequence_state import SequenceState
-
-Encoded = tuple[Sequence[tuple[SequenceState, Tensor]], EmbeddingOverride | None]
-"""Sequences whose encoder's output [vectors, width] is written to caches, and vectors in place of tokens."""
 
 
 def encodings_of(
@@ -43,7 +39,8 @@ def encodings_of(
 
     if (model.replaces_tokens or given is not None) and model.is_first:
         return PromptEncodings(encode, max_embeddings, device.torch_device, given)
-    return CrossEncodings.of(encode, groups, device.torch_device)
+    keeps = groups[-1].keeps
+    return CrossEncodings(encode, keeps.num_tokens, device.torch_device) if isinstance(keeps, Encoded) else None
 
 
 def kept_encodings_bytes(model: DecoderStack, max_embeddings: int, element_size: int) -> int:
@@ -73,8 +70,10 @@ class PromptEncodings:
         self.num_kept = 0
         """Vectors that are kept."""
 
-    def read(self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]) -> Encoded:
-        """Return the vectors that rows of this step read, encoded now where they are not kept.
+    def read(
+        self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
+    ) -> tuple[tuple[()], EmbeddingOverride | None]:
+        """Return, behind no outputs for caches, the vectors that rows of this step read, encoded now where not kept.
 
         unfinished: returns what sequences will still read.
         """

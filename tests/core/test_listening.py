@@ -17,7 +17,8 @@ import pytest
 
 from octavo.core import listening
 from octavo.core.authentication import authenticate
-from octavo.core.listening import Greetings, in_time, listen_privately
+from octavo.core.listening import Greetings, in_time, listen_privately, own_address
+from octavo.errors import ConfigError
 
 SECRET = b"a secret of a test"
 
@@ -128,3 +129,9 @@ def test_a_unix_socket_is_for_its_user_alone_and_one_that_cannot_be_made_is_clos
     with pytest.raises(FileNotFoundError):
         listen_privately(str(tmp_path / "none" / "control"))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_rank_finds_its_own_address_towards_another_machine() -> None:
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(ConfigError, match="master_addr no.such.host.invalid cannot be reached"):
+        own_address("no.such.host.invalid")

@@ -21,7 +21,10 @@ from octavo.worker.transfer.pieces import bounds
 
 
 class FileTiers:
-    """A file for each block and cache group: the heads of this rank in its layers, one layer after the other."""
+    """A file for each block and cache group: the heads of this rank in its layers, one layer after the other.
+
+    One thread loads, another one saves. folders: where the files are.
+    """
 
     def __init__(self, config: TransferConfig, blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> None:
         """identity: what decides the bits of a block. Raises ConfigError for a folder that cannot be used and for a

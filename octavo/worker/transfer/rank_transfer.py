@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +10,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from secrets import token_hex
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from torch import nn
 
 from octavo.core import frames
-from octavo.errors import ConfigError
 from octavo.kv_transfer.messages import (
     FetchBlocks,
     Fetched,
@@ -27,7 +25,6 @@ from octavo.kv_transfer.messages import (
     RankNotes,
     SaveBlocks,
     SendBlocks,
-    TierFolder,
 )
 from octavo.pipes.pipe import Listener
 from octavo.worker.transfer.block_io import BlockIO
@@ -35,44 +32,10 @@ from octavo.worker.transfer.pieces import bounds
 from octavo.worker.transfer.receiving import Connect, Fetch, connect_with
 from octavo.worker.transfer.sending import Sender
 
+if TYPE_CHECKING:
+    from octavo.worker.transfer.file_tier import FileTiers
+
 _log = logging.getLogger(__name__)
-
-
-class Tiers(Protocol):
-    """Keep blocks of this rank outside the cache. One thread loads, another one saves.
-
-    folders: where they are.
-    """
-
-    folders: list[TierFolder]
-
-    def load(self, command: LoadBlocks) -> int:
-        """Write all of the blocks and return their bytes. Whatever is raised is the error of the load."""
-        ...
-
-    def save(self, command: SaveBlocks) -> None:
-        """Store the blocks. Whatever is raised is logged."""
-        ...
-
-    def drop(self, digests: list[bytes]) -> None:
-        """Remove blocks whose content has proved wrong. Whatever is raised is logged."""
-        ...
-
-    def close(self) -> None:
-        """Release files and memory; neither `load` nor `save` is running."""
-        ...
-
-
-def own_address(toward: str) -> str:
-    """Return the address from which this machine reaches another one, to which nothing is sent. Raises ConfigError."""
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(toward, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(place)
-            address: str = probe.getsockname()[0]
-            return address
-    except OSError as error:
-        raise ConfigError(f"master_addr {toward} cannot be reached: {error}") from error
 
 
 class RankTransfer:
@@ -86,7 +49,7 @@ class RankTransfer:
         blocks: BlockIO,
         layers: Iterable[nn.Module],
         notify: Callable[[bytes], None],
-        open_tiers: Callable[[], Tiers],
+        open_tiers: Callable[[], FileTiers],
     ) -> None:
         """layers: those of the model on this rank, in their order, whose blocks are sent when they return; none where
         steps are launched beside the host, and send at their end. notify: sends `RankNotes`, from any thread.
@@ -215,7 +178,7 @@ class RankTransfer:
             self._sender.end(transfer)
 
     @cached_property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> FileTiers:
         """Where blocks are kept outside the cache, opened when this is first read. Raises ConfigError."""
         return self._open_tiers()
 

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from octavo.core import frames
-from octavo.errors import ConfigError
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes, SaveBlocks, TierFolder
 from octavo.worker.transfer.block_io import BlockIO
-from octavo.worker.transfer.rank_transfer import RankTransfer, own_address
+from octavo.worker.transfer.rank_transfer import RankTransfer
 
 
 class FakeTiers:
@@ -84,12 +83,6 @@ def test_a_save_begins_after_its_step_and_its_error_ends_nothing(rank: Rank) -> 
     rank.transfer.close()
     assert rank.tiers.dropped == [DIGEST]
     assert rank.tiers.is_closed
-
-
-def test_a_rank_finds_its_own_address_towards_another_machine() -> None:
-    assert own_address("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(ConfigError, match="master_addr no.such.host.invalid cannot be reached"):
-        own_address("no.such.host.invalid")
 
 
 ALONE = """
