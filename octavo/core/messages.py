@@ -6,6 +6,7 @@ omit fields with default values: half the bytes, and a fifth less time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Final
 
@@ -72,6 +73,18 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     def cache_key(self) -> CacheKey:
         """Return what decides, besides the tokens, which requests share KV blocks."""
         return CacheKey(self.cache_salt, self.adapter, self.placeholders, self.cache_namespace)
+
+    def continued(
+        self, sequences: Iterable[ResumedSequence], metrics: RequestMetrics, num_cached_tokens: int, now: float
+    ) -> EngineCoreRequest:
+        """Return the request with what its sequences have produced, for another core."""
+        metrics = metrics.copy()
+        metrics.note(now, "resumed")
+        resumed = tuple(sequences)
+        has_tokens = any(each.token_ids for each in resumed)
+        return msgspec.structs.replace(
+            self, resumed=resumed if has_tokens else (), metrics=metrics, num_cached_tokens=num_cached_tokens
+        )
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add"):

@@ -106,15 +106,8 @@ class _OpenRequest:
 
     def to_resume(self) -> EngineCoreRequest:
         """Return the request with what was passed on, for another core."""
-        metrics = self._metrics.copy()
-        metrics.note(time.monotonic(), "resumed")
-        has_tokens = any(each.token_ids for each in self._sequences)
-        return msgspec.structs.replace(
-            self._request,
-            resumed=tuple(map(_copied, self._sequences)) if has_tokens else (),
-            metrics=metrics,
-            num_cached_tokens=self._num_cached_tokens,
-        )
+        sequences = map(_copied, self._sequences)
+        return self._request.continued(sequences, self._metrics, self._num_cached_tokens, time.monotonic())
 
 
 def _copied(sequence: ResumedSequence) -> ResumedSequence:

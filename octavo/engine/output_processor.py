@@ -229,15 +229,8 @@ class OpenRequest:
     def to_resume(self, now: float) -> EngineCoreRequest:
         """Return the request with what it has produced, for another core. A beam search starts again: nothing of it
         comes before its end."""
-        metrics = self.metrics.copy()
-        metrics.note(now, "resumed")
-        has_tokens = any(sequence.token_ids for sequence in self._sequences)
-        return msgspec.structs.replace(
-            self._request,
-            resumed=tuple(sequence.resumed() for sequence in self._sequences) if has_tokens else (),
-            metrics=metrics,
-            num_cached_tokens=self._num_cached_tokens,
-        )
+        sequences = (sequence.resumed() for sequence in self._sequences)
+        return self._request.continued(sequences, self.metrics, self._num_cached_tokens, now)
 
     def note_tokens(self, now: float) -> float | None:
         """Note when tokens came; return when those before them did. The core's own times replace these at the end."""
