@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.section import Section
@@ -20,23 +21,28 @@ READ_IMAGES: Final = frozenset(
 
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
+_MOST_PIXELS: Final = 1 << 25
+"""To which small images are scaled up."""
+_LONGEST_EDGE: Final = 1 << 13
+_MOST_TILES: Final = 1 << 8
+"""Processors try every grid of as many."""
 
 
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """Return the settings of the image processor of a checkpoint that has images read; None for one without.
 
-    Raises CheckpointError for a damaged file.
+    Raises CheckpointError for a damaged file, and for settings with which images become NaN or take all memory.
     """
     if checkpoint.architecture not in READ_IMAGES:
         return None
     if checkpoint.image_processor is not None:
-        return checkpoint.image_processor
+        return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
     for name in _FILES:
         file = checkpoint.path / name
         values = read_json_object(file) if file.is_file() else {}
         found = values.get("image_processor", values)
         if isinstance(found, dict) and isinstance(found.get("image_processor_type"), str):
-            return {**found, **_merged_patch(checkpoint)}
+            return _checked({**found, **_merged_patch(checkpoint)}, str(file))
     return None
 
 
@@ -50,3 +56,39 @@ def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
     section = Section(values, str(file))
     size = section.positive("patch_size", 16) * section.positive("spatial_merge_size", 1)
     return {"patch_size": {"height": size, "width": size}}
+
+
+def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the settings of an image processor. Raises CheckpointError, which names one that no image survives."""
+    sizes = _flat(settings)
+    section = Section({**settings, **sizes}, where)
+    for name, least in (("image_mean", -math.inf), ("image_std", 0.0)):
+        value = settings.get(name)
+        numbers = value if isinstance(value, list) else [value]
+        if value is not None and not all(_is_number(each) and least < each < math.inf for each in numbers):
+            raise section.error(name, "numbers above 0" if least == 0.0 else "finite numbers")
+    counts_pixels = str(settings["image_processor_type"]).startswith("Qwen")
+    no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
+    for name, value in sizes.items():
+        most = _MOST_TILES if name.endswith("_patches") else _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
+        if _is_number(value) and not (0 < value <= most or (value > most and name in no_aims)):
+            raise section.error(name, f"1 to {most:,}")
+    pairs = (("size.shortest_edge", "size.longest_edge"), ("min_pixels", "max_pixels"), ("min_patches", "max_patches"))
+    for lower, upper in pairs:
+        first, second = sizes.get(lower), sizes.get(upper)
+        if _is_number(first) and _is_number(second) and first > second:
+            raise section.error(lower, f"at most {upper}, which is {second:,}")
+    return settings
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes among settings, those in objects by both names with a dot between them."""
+    found: dict[str, Any] = {}
+    for name in ("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"):
+        value = settings.get(name)
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

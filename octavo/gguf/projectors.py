@@ -65,13 +65,16 @@ def _qwen_settings(meta: Vision, least: int, most: int) -> dict[str, Any]:
         "shortest_edge": meta.positive("vision.image_min_pixels", least),
         "longest_edge": meta.positive("vision.image_max_pixels", most),
     }
-    merged = {"merge_size": meta.positive("vision.spatial_merge_size", 2), "temporal_patch_size": 2}
+    merged = {"merge_size": meta.merged("mm.0.weight"), "temporal_patch_size": 2}
     return meta.settings("Qwen2VL", size=pixels, patch_size=meta.patch, **merged)
 
 
 def _qwen(meta: Vision, **more: Any) -> dict[str, Any]:
-    merged = meta.positive("vision.spatial_merge_size", 2)
-    own = {"spatial_merge_size": merged, "out_hidden_size": meta.positive("vision.projection_dim"), **more}
+    own = {
+        "spatial_merge_size": meta.merged("mm.0.weight"),
+        "out_hidden_size": meta.positive("vision.projection_dim"),
+        **more,
+    }
     return {**meta.sizes(layers="depth", heads="num_heads"), **own}
 
 
@@ -167,7 +170,7 @@ def _pixtral(meta: Vision) -> Made:
     }
     merged = 1
     if "mm.patch_merger.weight" in meta.types:
-        merged = meta.positive("vision.spatial_merge_size", 2)
+        merged = meta.merged("mm.patch_merger.weight")
         own |= {"model_type": "mistral3", "spatial_merge_size": merged}
     else:
         own["vision_feature_select_strategy"] = "full"

@@ -84,6 +84,10 @@ class Array:
             raise _damaged(self._path, f"element {len(found)} of {self._key} is not UTF-8") from error
         return found
 
+    def __repr__(self) -> str:
+        """Return a few elements as they are, of more their number: what errors have found in the file."""
+        return repr(self.values()) if self._count <= 8 else f"an array of {self._count:,}"
+
     def place(self, text: str) -> int | None:
         """Return the place of the first element that is a text, without decoding the others; None for no such text."""
         if text not in self._places:

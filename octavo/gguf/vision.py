@@ -79,6 +79,17 @@ class Vision(Metadata):
             raise self.error("vision.patch_size", f"the last of {shape}, the shape of v.patch_embd.weight")
         return size
 
+    def merged(self, tensor: str) -> int:
+        """Return patches in each direction of one vector, of which the columns of a tensor hold the elements.
+
+        Raises CheckpointError.
+        """
+        size, shape = self.positive("vision.spatial_merge_size", 2), self.shape(tensor)
+        if shape[-1] != size**2 * self.width:
+            columns = f"the columns of {tensor} {list(shape)} by vision.embedding_length, which is {self.width}"
+            raise self.error("vision.spatial_merge_size", f"the root of {columns}")
+        return size
+
     def side(self, scale: int) -> int:
         """Return rows and columns of the vectors that an image becomes. scale: patches in each direction of one.
 

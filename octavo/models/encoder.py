@@ -61,6 +61,14 @@ def library_config(checkpoint: Checkpoint, name: str) -> Any:
 
 
 def library_module(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the module that `make` makes, without memory for its weights, as it computes results."""
-    with torch.device("meta"):
-        return make().eval().requires_grad_(False)
+    """Return the module that `make` makes, without memory for its weights, as it computes results.
+
+    Raises CheckpointError for sizes that no tensor can have.
+    """
+    try:
+        with torch.device("meta"):
+            return make().eval().requires_grad_(False)
+    except (RuntimeError, ArithmeticError, ValueError) as error:
+        raise CheckpointError(
+            f"transformers {library_version()} cannot make the encoder that the config describes: {first_line(error)}"
+        ) from error

@@ -64,8 +64,8 @@ class MediaReader:
         checkpoint = Checkpoint.of(self._model)
         if (section := sound_section(checkpoint)) is not None:
             return SoundPrompts(checkpoint, section, limits) if limits["audio"] else None
-        settings = image_settings(checkpoint)
-        if settings is None or not limits["image"]:
+        settings = image_settings(checkpoint) if limits["image"] else None
+        if settings is None:
             return None
         return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits)
 

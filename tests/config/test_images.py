@@ -11,7 +11,9 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
+from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.fakes.vision import image, make_vision_checkpoint
 
@@ -45,3 +47,46 @@ def test_a_processor_without_patches_is_refused(tmp_path: Path) -> None:
         CheckpointError, match="processor_config.json: patch_size is 0, expected an integer of at least"
     ):
         image_settings(released(tmp_path, patch_size=0))
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("llava", {"image_std": [0.0, 1.0, 1.0]}, r"image_std is \[0.0, 1.0, 1.0\], expected numbers above 0"),
+    ("llava", {"image_mean": [float("nan")] * 3}, r"image_mean is \[NaN, NaN, NaN\], expected finite numbers"),
+    ("llava", {"size": {"shortest_edge": 1 << 20}}, "size.shortest_edge is 1048576, expected 1 to 8,192"),
+    ("llava", {"crop_size": 0}, "crop_size is 0, expected 1 to 8,192"),
+    ("qwen2_vl", {"size": {"shortest_edge": 1 << 26, "longest_edge": 1 << 27}}, "67108864, expected 1 to 33,554,432"),
+    ("qwen2_vl", {"size": {"shortest_edge": 9, "longest_edge": 8}}, "is 9, expected at most size.longest_edge, which"),
+    ("qwen2_vl", {"min_pixels": 9, "max_pixels": 8}, "min_pixels is 9, expected at most max_pixels, which is 8"),
+    ("internvl", {"max_patches": 1 << 30}, "max_patches is 1073741824, expected 1 to 256"),
+    ("internvl", {"min_patches": 5}, "min_patches is 5, expected at most max_patches, which is 4"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "said"), BAD)
+def test_settings_that_no_image_survives_are_refused(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = make_vision_checkpoint(family, tmp_path) / "preprocessor_config.json"
+    checkpoint = Checkpoint.open(tmp_path)
+    assert image_settings(checkpoint)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=f"preprocessor_config.json: .*{said}"):
+        image_settings(checkpoint)
+
+
+def test_an_upper_limit_without_end_scales_nothing_up(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("qwen2_vl", tmp_path) / "preprocessor_config.json"
+    sizes = {"size": {"shortest_edge": 56 * 56, "longest_edge": 10**9}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
+    settings = image_settings(Checkpoint.open(tmp_path))
+    assert settings is not None
+    assert settings["size"] == sizes["size"]
+
+
+def test_an_encoder_that_no_memory_can_describe_is_refused(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("qwen2_5_vl", tmp_path) / "config.json"
+    config = json.loads(file.read_text())
+    config["vision_config"]["spatial_merge_size"] = 1 << 20
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="cannot make the encoder that the config describes: RuntimeError: Storage"):
+        LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single())

@@ -110,6 +110,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layers without end": ({"clip.vision.block_count": 2**31 - 1}, "block_count is 2147483647, expected at most the"),
     "odd heads": ({"clip.vision.attention.head_count": 3}, "head_count is 3, expected a divisor of embedding_length"),
     "no means": ({"clip.vision.image_mean": [0.5]}, "clip.vision.image_mean is .*, expected three numbers"),
+    "whole numbers": (
+        {"clip.vision.image_std": [1, 1, 1]},
+        r"clip.vision.image_std is \[1, 1, 1\], expected three numbers",
+    ),
     "too few patches": ({"clip.vision.projector.scale_factor": 9}, "scale_factor is 9, expected at most the 4 patches"),
 }
 
@@ -119,6 +123,19 @@ def test_what_does_not_fit_is_refused_with_file_and_key(what: str, files: Files)
     changes, said = REFUSED[what]
     with pytest.raises((CheckpointError, UnsupportedModel), match=f"mmproj-model.gguf: .*{said}"):
         files(changes=changes)
+
+
+@pytest.mark.parametrize(("family", "tensor"), [("qwen2_5_vl", "mm.0.weight"), ("mistral3", "mm.patch_merger.weight")])
+def test_merges_are_those_of_the_tensors(family: str, tensor: str, files: Files) -> None:
+    said = rf"spatial_merge_size is 1048576, expected the root of the columns of {tensor} \[\d+, 128\] by .* is 32"
+    with pytest.raises(CheckpointError, match=f"mmproj-model.gguf: .*{said}"):
+        files(family, changes={"clip.vision.spatial_merge_size": 1 << 20})
+
+
+def test_settings_of_images_that_none_survives_are_refused_with_the_file(files: Files) -> None:
+    checkpoint = files("qwen3_vl", changes={"clip.vision.image_min_pixels": 2**31 - 1})
+    with pytest.raises(CheckpointError, match="mmproj-model.gguf: size.shortest_edge is 2147483647, expected 1 to 33"):
+        LoadedModel.open(checkpoint, Mesh.single())
 
 
 @pytest.mark.parametrize("other", ["mm.other", "\n", "v.blk.0.x.attn_q", "v.blk.9999999999.attn_q"])
