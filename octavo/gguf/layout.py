@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from octavo.errors import CheckpointError
-from octavo.gguf.architectures import LAYER, Architecture, Metadata, architecture_of
+from octavo.gguf.architectures import ARCHITECTURES, LAYER, Architecture, Metadata, architecture_of
 from octavo.gguf.reader import GGUFFile, GGUFTensor
 
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
 """What the config is made from, and what text is generated without."""
-_ADAPTER_TENSOR: Final = re.compile(r"blk\.(\d+)\.([\w.]+)\.weight\.lora_([ab])")
+_ADAPTER_TENSOR: Final = re.compile(r"blk\.([0-9]{1,9})\.([\w.]+)\.weight\.lora_([ab])")
 _MODULE: Final = re.compile(r"[\w.]+\w")
 _TOP: Final = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 
@@ -116,10 +116,20 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
         yield from _of_layer(kept, meta, tensor, int(found[1]), found[2], found[3] or "", names[found[2]])
 
 
-def adapter_tensors(file: GGUFFile) -> Iterator[tuple[str, str, GGUFTensor, str]]:
+def adapter_tensors(file: GGUFFile, family: str) -> Iterator[tuple[str, str, GGUFTensor, str]]:
     """Yield the tensors of an adapter: the name of the module in a checkpoint, A or B, and q or k where rows of B are
-    those of queries or keys in pairs that turn together. Raises CheckpointError for one that is not known."""
-    kept = architecture_of(Metadata(file))
+    those of queries or keys in pairs that turn together. family: the class of the model.
+
+    Raises CheckpointError for a tensor that is not known, and for an adapter of another architecture.
+    """
+    meta = Metadata(file)
+    kept = architecture_of(meta)
+    expected = dict.fromkeys(name.partition(" ")[0] for name, each in ARCHITECTURES.items() if each.family == family)
+    if expected and meta.architecture not in expected:
+        raise CheckpointError(
+            f"{file.path}: general.architecture is {meta.architecture!r}, expected {' or '.join(expected)}, as "
+            f"{family} has; give an adapter of this model"
+        )
     names = {**LAYER, **kept.names}
     for tensor in file.tensors:
         found = _ADAPTER_TENSOR.fullmatch(tensor.name)

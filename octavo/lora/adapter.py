@@ -96,8 +96,9 @@ def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterat
             yield Target.of(path, layer, num_slots, held)
 
 
-def read_files(folder: Path, digest: str, heads: Heads) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
-    """Return the config and the tensors of an adapter whose files have this digest. heads: of the model.
+def read_files(folder: Path, digest: str, heads: Heads, family: str) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
+    """Return the config and the tensors of an adapter whose files have this digest. heads, family: of the
+    model, and its class.
 
     It is the SHA-256, in hexadecimal digits, of `file_heading` and content of each. Each file is read once, so what is
     used is what was digested. Raises CheckpointError.
@@ -118,7 +119,7 @@ def read_files(folder: Path, digest: str, heads: Heads) -> tuple[AdapterConfig, 
     if found.hexdigest() != digest:
         raise CheckpointError(f"{folder}: the files have changed since the request named them; send it again")
     if is_gguf_adapter(folder):
-        return read_gguf_adapter(folder, contents[0], heads)
+        return read_gguf_adapter(folder, contents[0], heads, family)
     config = AdapterConfig.parse(folder / CONFIG_FILE, contents[0])
     try:
         tensors: dict[str, Tensor] = load(contents[1])
@@ -145,7 +146,7 @@ class AdapterReader:
 
     def read(self, folder: Path, digest: str, slots: Mapping[str, SlotLinear]) -> dict[str, PackedFactors]:
         """Return what an adapter adds, by paths of layers. slots: by paths of layers. Raises CheckpointError."""
-        config, tensors = read_files(folder, digest, self._model.config.heads)
+        config, tensors = read_files(folder, digest, self._model.config.heads, type(self._model).__name__)
         file = folder if is_gguf_adapter(folder) else folder / WEIGHTS_FILE
         if config.parameters and not self._experts.is_enabled:
             raise CheckpointError(

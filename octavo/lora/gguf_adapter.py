@@ -16,10 +16,13 @@ from octavo.lora.adapter_config import AdapterConfig
 from octavo.models.weight_files import FLOAT_TYPES
 
 
-def read_gguf_adapter(path: Path, content: bytes, heads: Heads) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
+def read_gguf_adapter(
+    path: Path, content: bytes, heads: Heads, family: str
+) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
     """Return the config and the tensors of an adapter, under the names that PEFT has for them.
 
-    content: of the file at `path`, which is not read again. heads: of the model. Raises CheckpointError.
+    content: of the file at `path`, which is not read again. heads, family: of the model, and its class.
+    Raises CheckpointError.
     """
     file = read_gguf_content(path, content)
     _expect(file, "general.type", "adapter")
@@ -27,7 +30,7 @@ def read_gguf_adapter(path: Path, content: bytes, heads: Heads) -> tuple[Adapter
     if "adapter.alora.invocation_tokens" in file.metadata:
         raise CheckpointError(f"{path}: adapter.alora.invocation_tokens is there, expected an adapter for all tokens")
     tensors, ranks = {}, {}
-    for module, which, tensor, turned in adapter_tensors(file):
+    for module, which, tensor, turned in adapter_tensors(file, family):
         values = _values(tensor, content)
         if turned:
             num_heads = heads.query if turned == "q" else heads.kv

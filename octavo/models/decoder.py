@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
@@ -25,6 +26,8 @@ from octavo.ops.registry import Ops
 
 PROOF_BLOCK_SIZE: Final = 16
 """Tokens per block of the caches of a proof."""
+LAYER_NUMBER: Final = re.compile("[0-9]{1,9}")
+"""Of which Python makes an integer: of more digits it refuses some, and of others that are called digits."""
 
 
 class DecoderStack(nn.Module):
@@ -221,7 +224,8 @@ class DecoderStack(nn.Module):
         part, _, rest = name.partition(".")
         if part == self.RENAMED.get("layers", "layers"):
             index = rest.partition(".")[0]
-            return not index.isdigit() or int(index) in self.layer_range or int(index) >= self.config.num_layers
+            is_number = LAYER_NUMBER.fullmatch(index) is not None
+            return not is_number or int(index) in self.layer_range or int(index) >= self.config.num_layers
         elsewhere = (() if self.is_first else self.FIRST_STAGE) + (() if self.is_last else self.LAST_STAGE)
         if not self.config.has_head:
             elsewhere += ("lm_head",)

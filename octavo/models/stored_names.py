@@ -12,7 +12,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
 from octavo.errors import CheckpointError
 from octavo.layers.layer import TensorSlot
-from octavo.models.decoder import DecoderStack
+from octavo.models.decoder import LAYER_NUMBER, DecoderStack
 from octavo.models.weight_files import FLOATS, StoredTensor
 from octavo.quantization.stored import CODED
 
@@ -118,7 +118,7 @@ def _other_part(checkpoint: Checkpoint, model: DecoderStack, name: str) -> str |
     num_drafts = min(checkpoint.optional_int("num_nextn_predict_layers") or 0, _MOST_DRAFT_LAYERS)
     part, _, rest = name.partition(".")
     index = rest.partition(".")[0]
-    if part == "layers" and index.isdigit() and 0 <= int(index) - model.config.num_layers < num_drafts:
+    if part == "layers" and LAYER_NUMBER.fullmatch(index) and 0 <= int(index) - model.config.num_layers < num_drafts:
         return f"layers.{index}"
     return None
 

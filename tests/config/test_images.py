@@ -88,5 +88,7 @@ def test_an_encoder_that_no_memory_can_describe_is_refused(tmp_path: Path) -> No
     config = json.loads(file.read_text())
     config["vision_config"]["spatial_merge_size"] = 1 << 20
     file.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="cannot make the encoder that the config describes: RuntimeError: Storage"):
+    with pytest.raises(
+        CheckpointError, match="cannot make the encoder that the config describes: RuntimeError: Storage"
+    ):
         LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single())

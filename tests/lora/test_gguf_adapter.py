@@ -70,6 +70,12 @@ def test_adapter_without_alpha_is_added_as_it_is(tmp_path: Path) -> None:
         ({"adapter.type": "other"}, {}, "adapter.type is 'other', expected lora"),
         ({"adapter.alora.invocation_tokens": [1]}, {}, "expected an adapter for all tokens"),
         ({"general.architecture": "unknown"}, {}, "general.architecture is 'unknown', expected one of"),
+        (
+            {"general.architecture": "qwen3"},
+            {},
+            "is 'qwen3', expected llama, as LlamaForCausalLM has; give an adapter of this model",
+        ),
+        ({}, {f"blk.{'9' * 5000}.attn_q.weight.lora_a": plain(torch.zeros(1, 8))}, "attn_q.weight.lora_a is no A or B"),
         ({"adapter.lora.alpha": "x"}, {}, "adapter.lora.alpha is 'x', expected a number"),
         ({}, {"blk.0.attn_q.weight.lora_a": ("Q8_0", (1, 32), bytes(34))}, "stored as Q8_0, .*; convert the adapter"),
         ({}, {"blk.0.attn_q.weight.lora_b": plain(torch.zeros(7, 1))}, "has 7 rows, expected 4 heads"),

@@ -203,7 +203,7 @@ def test_files_that_change_while_they_are_read_are_used_as_they_were_digested(
         return open_file(path)
 
     monkeypatch.setattr(adapter, "open_file", change_then_open)
-    config, tensors = read_files(folder, named, HEADS)
+    config, tensors = read_files(folder, named, HEADS, "LlamaForCausalLM")
     assert (config.rank, config.alpha) == (4, 6.0)
     assert tensors
 
@@ -212,7 +212,7 @@ def test_a_file_takes_no_more_memory_than_it_has_bytes(base: Path, tmp_path: Pat
     folder = make_adapter(base, tmp_path / "adapter")
     tracemalloc.start()
     try:
-        read_files(folder, digest(folder), HEADS)
+        read_files(folder, digest(folder), HEADS, "LlamaForCausalLM")
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -224,4 +224,4 @@ def test_a_pipe_that_has_taken_the_place_of_a_file_does_not_hold_the_reader(base
     (folder / "adapter_model.safetensors").unlink()
     os.mkfifo(folder / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="adapter_model.safetensors: is no regular file"):
-        read_files(folder, named, HEADS)
+        read_files(folder, named, HEADS, "LlamaForCausalLM")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
@@ -124,3 +125,11 @@ def test_a_long_value_is_cut_in_the_message() -> None:
     with pytest.raises(CheckpointError, match="hidden_act") as raised:
         LoadedModel.open(Checkpoint(Path(__file__).parent, {**config, "hidden_act": ["silu"] * 9999}), Mesh.single())
     assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("layer", ["9" * 5000, "²", "١"])
+def test_a_tensor_of_a_layer_without_a_number_is_named(layer: str, tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    edit_tensors(path, **{f"model.layers.{layer}.mlp.up_proj.weight": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=f"layers.{layer}.mlp.up_proj.weight"):
+        load(path)
