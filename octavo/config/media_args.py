@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from octavo.config.fields import Arg
 from octavo.errors import ConfigError
@@ -13,6 +13,12 @@ MOST_IMAGES: Final = 16
 MOST_SOUNDS: Final = 4
 MOST_VIDEOS: Final = 2
 """Of one prompt, by default."""
+_IMAGE_SETTINGS: Final[dict[str, type]] = {
+    **dict.fromkeys(("min_pixels", "max_pixels", "min_patches", "max_patches", "max_soft_tokens"), int),
+    "do_image_splitting": bool,
+}
+"""Settings of image processors that decide how many tokens an image has, and what they are."""
+_KNOWN_SETTINGS: Final = ", ".join(sorted(_IMAGE_SETTINGS))
 _DEFAULTS: Final = {"image": MOST_IMAGES, "video": MOST_VIDEOS, "audio": MOST_SOUNDS}
 
 
@@ -28,6 +34,13 @@ class MediaArgs:
             f'Most images, videos and sounds in one prompt, as image=4 or {{"image": 4, "video": 1}}; {MOST_IMAGES}, '
             f"{MOST_VIDEOS} and {MOST_SOUNDS} by default. With image=0 a model that reads images, and with audio=0 one "
             "that hears sounds, reads text alone, without its encoder."
+        ),
+    ] = dataclasses.field(default_factory=dict)
+    mm_processor_kwargs: Annotated[
+        dict[str, Any],
+        Arg(
+            "Settings of the image processor in place of the checkpoint's, as JSON, such as "
+            f'{{"max_pixels": 602112}}; known are {_KNOWN_SETTINGS}.'
         ),
     ] = dataclasses.field(default_factory=dict)
     mmproj: Annotated[
@@ -50,7 +63,14 @@ class MediaArgs:
 
 
 def media_limits(args: MediaArgs) -> dict[str, int]:
-    """Return how many images, videos and sounds a prompt may have. Raises ConfigError."""
+    """Return how many images, videos and sounds a prompt may have. Raises ConfigError, for other settings too."""
+    for name, value in args.mm_processor_kwargs.items():
+        if name not in _IMAGE_SETTINGS:
+            raise ConfigError(f"mm_processor_kwargs has {name}; known are {_KNOWN_SETTINGS}")
+        is_fitting = 0 < value < 1 << 31 if type(value) is int else type(value) is bool
+        if type(value) is not _IMAGE_SETTINGS[name] or not is_fitting:
+            expected = "true or false" if _IMAGE_SETTINGS[name] is bool else "a positive number"
+            raise ConfigError(f"mm_processor_kwargs has {name}={str(value)[:100]}, expected {expected}")
     limits = args.limit_mm_per_prompt
     for kind, limit in limits.items():
         if kind not in _DEFAULTS or not 0 <= limit <= 1024:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +22,8 @@ from octavo.multimodal.videos import decoded_video
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_EDGES: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+"""Where image processors that do not have these settings keep the same numbers, in their size."""
 _MOST_LINES: Final = 31
 """Line breaks that tokens of several are looked for with."""
 
@@ -35,13 +37,17 @@ class ImagePrompts:
         settings: Mapping[str, Any],
         encode: Callable[[str], list[int]],
         limits: Mapping[str, int],
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         """settings: of the image processor. encode: returns the ids of a text. limits: images and videos of one prompt.
+        changes: in place of the settings.
 
         Raises CheckpointError for settings that do not fit.
         """
         self.family = FAMILIES[checkpoint.architecture]
         self._limits = limits
+        self._changes = changes or {}
+        settings = {**settings, **self._changes}
         config = Section(checkpoint.stored, checkpoint.where)
         self._context = Context(config, settings, encode)
         marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
@@ -153,7 +159,7 @@ class ImagePrompts:
     def open(self) -> Any:
         """Return transformers' image processor, made at the first call. Raises CheckpointError or ConfigError."""
         if self._processor is None:
-            self._processor = _image_processor(self._path, self._settings)
+            self._processor = _image_processor(self._path, self._settings, self._changes)
         return self._processor
 
     def arrays(self, *images: Any, **options: Any) -> dict[str, NDArray[Any]]:
@@ -175,8 +181,11 @@ def _typed(array: NDArray[Any]) -> TypedArray:
     return TypedArray(dtype, tuple(array.shape), array.astype(dtype, copy=False).tobytes())
 
 
-def _image_processor(path: Path, settings: Mapping[str, Any]) -> Any:
-    """Return transformers' image processor of a checkpoint, which computes with Pillow and numpy."""
+def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[str]) -> Any:
+    """Return transformers' image processor of a checkpoint, which computes with Pillow and numpy.
+
+    changes: names of the settings that a person has made. Raises CheckpointError or ConfigError.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -185,6 +194,13 @@ def _image_processor(path: Path, settings: Mapping[str, Any]) -> Any:
     made = getattr(transformers, name, None)
     if made is None:
         raise CheckpointError(f"{path}: transformers {transformers.__version__} has no image processor {name}")
+    for change in changes:
+        if change in made.valid_kwargs.__annotations__:
+            continue
+        size = settings.get("size") or {}
+        if change not in _EDGES or size.keys() != set(_EDGES.values()):
+            raise ConfigError(f"mm_processor_kwargs has {change}, which {name} does not have; leave it out")
+        settings = {**settings, "size": {**size, _EDGES[change]: settings[change]}}
     try:
         return made(**{key: value for key, value in settings.items() if key != "image_processor_type"})
     except Exception as error:  # whatever it raises is about the settings

@@ -67,7 +67,8 @@ class MediaReader:
         settings = image_settings(checkpoint) if limits["image"] else None
         if settings is None:
             return None
-        return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits)
+        changes = self._model.mm_processor_kwargs
+        return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits, changes)
 
     @property
     def reads_images(self) -> bool:

@@ -30,3 +30,18 @@ def test_images_of_a_prompt_are_counted_in_whole_numbers(given: Any, most: int) 
 def test_other_limits_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         media_limits(EngineArgs(limit_mm_per_prompt=given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"do_rescale": False}, "has do_rescale; known are do_image_splitting, max_"),
+        ({"max_pixels": -1}, "has max_pixels=-1, expected a positive number"),
+        ({"max_pixels": "many"}, "has max_pixels=many, expected a positive number"),
+        ({"do_image_splitting": 1}, "has do_image_splitting=1, expected true or false"),
+    ],
+)
+def test_other_settings_of_images_are_refused(given: Any, message: str) -> None:
+    media_limits(EngineArgs(mm_processor_kwargs={"max_pixels": 12_544, "do_image_splitting": False}))
+    with pytest.raises(ConfigError, match=f"mm_processor_kwargs {message}"):
+        media_limits(EngineArgs(mm_processor_kwargs=given))

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
+from octavo.errors import ConfigError
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.fakes.vision import END, IMAGE, START, image, make_vision_checkpoint
 
@@ -49,3 +50,19 @@ def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, t
     _, (media,) = prompts.expand([50, IMAGE], {"image": image(0)})
     assert [length for _, length in media.spans] == [16, 16, 16]
     assert media.num_embeddings == 48
+
+
+@pytest.mark.parametrize("family", ["glm4v", "qwen2_vl"])
+def test_a_person_may_set_how_large_images_are(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint(family, tmp_path))
+    settings = image_settings(checkpoint)
+    assert settings is not None
+
+    def num_vectors(**changes: Any) -> int:
+        made = ImagePrompts(checkpoint, settings, encode, {"image": 16, "video": 1}, changes)
+        _, (media,) = made.expand([50, IMAGE], {"image": image(0, 112, 112)})
+        return media.num_embeddings
+
+    assert num_vectors() > num_vectors(max_pixels=56 * 56) >= 1
+    with pytest.raises(ConfigError, match="mm_processor_kwargs has max_patches, which .* does not have; leave it out"):
+        num_vectors(max_patches=2)
