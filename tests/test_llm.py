@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -317,6 +318,16 @@ def test_a_prefix_is_pinned_before_it_is_computed_in_all_forms_of_a_prompt(tmp_p
         assert not llm.unpin_prefix(prefix)  # type: ignore[arg-type]
         llm.generate("y" * 47, GREEDY)
         assert llm.generate(prompt, GREEDY)[0].num_cached_tokens < 8  # type: ignore[arg-type]
+
+
+def test_only_prefixes_of_text_are_pinned(tmp_path: Path) -> None:
+    llm = real_llm(tmp_path)
+    for prefix, field in (
+        ({"prompt": "0123456789", "multi_modal_data": {"image": 1}}, "multi_modal_data"),
+        ({"prompt_embeds": np.zeros((9, 4))}, "prompt_embeds"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"^{field} is not pinned: give a prefix of text or token ids$"):
+            llm.pin_prefix(prefix, 1.0)
 
 
 def test_an_output_says_why_it_found_no_more_in_the_cache(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from octavo.core.cache_key import namespace_digest
 from octavo.core.media import MediaInput
 from octavo.core.prompt_embeds import FIELD, read_embeds
 from octavo.core.request_limits import check_field
@@ -36,6 +37,11 @@ class Prompt(msgspec.Struct, frozen=True):
     second_start: int = 0
     multi_modal_data: dict[str, Any] | None = None
     media: tuple[MediaInput, ...] = ()
+
+    @property
+    def namespace(self) -> str | None:
+        """What stands for the namespace in requests; None for none."""
+        return None if self.cache_namespace is None else namespace_digest(self.cache_namespace)
 
     @classmethod
     def read(cls, value: PromptLike) -> Prompt:

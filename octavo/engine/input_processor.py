@@ -14,7 +14,6 @@ import msgspec
 
 from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.core.adapter import LoRARequest
-from octavo.core.cache_key import namespace_digest
 from octavo.core.media import num_positions_of
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.pooling import PoolingParams
@@ -145,7 +144,7 @@ class InputProcessor:
         options = msgspec.structs.replace(
             options, cache_salt=one_salt(prompt, options.cache_salt), lora_request=adapter
         )
-        pooled, namespace = None, _namespace(prompt)
+        pooled, namespace = None, prompt.namespace
         if isinstance(params, PoolingParams):
             token_ids, pooled = self.vectors.read(prompt, params)
             params = FOR_VECTORS
@@ -211,9 +210,12 @@ class InputProcessor:
                 "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
                 code="unsupported_parameter",
             )
+        if prompt.media or prompt.multi_modal_data:
+            field = "prompt_embeds" if prompt.media else "multi_modal_data"
+            raise InvalidRequest(f"{field} is not pinned: give a prefix of text or token ids", field=field)
         adapter = self.resolved(adapter)
         key = None if adapter is None else adapter.key
-        return self.tokenised(prompt), one_salt(prompt, cache_salt), _namespace(prompt), key
+        return self.tokenised(prompt), one_salt(prompt, cache_salt), prompt.namespace, key
 
     def predicted(self, prompt: Prompt) -> list[int]:
         """Return the tokens that a prompt says will follow, at most as many as the context has; none where no engine
@@ -387,10 +389,6 @@ def open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
     if template is None and model.path != model.tokenizer_path:
         template = ChatTemplate.find(model.path, tokenizer)
     return tokenizer, template
-
-
-def _namespace(prompt: Prompt) -> str | None:
-    return None if prompt.cache_namespace is None else namespace_digest(prompt.cache_namespace)
 
 
 def request_seed(engine_seed: int, number: int) -> int:
