@@ -43,7 +43,7 @@ class Sampler(Protocol):
 
 
 class LaunchedDraws(NamedTuple):
-    """Tokens that are drawn on a device beside the host. token_ids: int64 [rows] there. wait: returns the results."""
+    """Tokens that are drawn on a device beside the host. token_ids: int64 [draws] there. wait: returns the results."""
 
     token_ids: Tensor
     wait: Callable[[], list[RowSamples]]
@@ -74,7 +74,7 @@ class RepeatableSampler(Protocol):
         ...
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
-        """Draw one token for each of `rows` as `Sampler.sample` does. The device needs nothing more of the host."""
+        """Draw for each of `rows` as `Sampler.sample` does. The device needs nothing more of the host."""
         ...
 
     def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:

@@ -67,7 +67,9 @@ class _Part(NamedTuple):
 
     def longest(self, metadata: AttentionMetadata) -> int:
         """Return the length of the longest of these sequences, or the bound that a captured step has instead."""
-        return longest(metadata) if self.rows is None else max(metadata.lengths[row] for row in self.rows)
+        if self.rows is None:
+            return metadata.once(LONGEST, lambda: max(metadata.lengths))
+        return max(metadata.lengths[row] for row in self.rows)
 
 
 class CudaBackend:
@@ -166,7 +168,12 @@ class CudaBackend:
         prefill_rows = PREFILL_ROWS // (2 if self._codes and self._runtime.shared_bytes < _HOPPER_SHARED else 1)
         programs = heads // group
         most_queries = _VERIFIED if self._runtime.is_invariant else 1
-        is_divided = part.most_queries <= most_queries and _is_divided(metadata, part, programs, division)
+        # too few programs for the GPU, and sequences that are long enough to divide
+        is_divided = (
+            part.most_queries <= most_queries
+            and part.num_tokens * programs < division.programs
+            and part.longest(metadata) > division.chunk
+        )
         rows = power_of_2(max(ROWS if is_decode or is_divided else min(prefill_rows, most), group))
         tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))
         per_program = 1 if is_divided else rows // group
@@ -218,14 +225,6 @@ def _shared(group: int, most: int) -> int:
     return next(group // parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
 
 
-def _is_divided(metadata: AttentionMetadata, part: _Part, programs: int, division: Division) -> bool:
-    """Return whether there are too few programs for the GPU, and sequences that are long enough to divide.
-
-    programs: number of programs for each token.
-    """
-    return part.num_tokens * programs < division.programs and part.longest(metadata) > division.chunk
-
-
 def _parts(metadata: AttentionMetadata) -> list[_Part]:
     """Return the rows of single tokens and those of several tokens, which have different tiles."""
     queries = metadata.query_lengths
@@ -238,11 +237,6 @@ def _parts(metadata: AttentionMetadata) -> list[_Part]:
         _Part("single", 1, num_single, singles),
         _Part("several", max(queries), sum(queries) - num_single, others),
     ]
-
-
-def longest(metadata: AttentionMetadata) -> int:
-    """Return the length of the longest sequence, or the bound that a captured step has instead."""
-    return metadata.once(LONGEST, lambda: max(metadata.lengths))
 
 
 def _work(metadata: AttentionMetadata, part: _Part, per_program: int, device: torch.device) -> Tensor:
