@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -33,40 +33,33 @@ class BatchRow(NamedTuple):
         return self.scheduled.start + self.scheduled.num_tokens
 
 
-class _Buffers(NamedTuple):
-    token_ids: Tensor
-    positions: Tensor
-    query_starts: Tensor
-    sequence_lengths: Tensor
+Seen = TypeVar("Seen", Tensor, NDArray[Any])
+"""Buffers are seen by torch, and by numpy."""
 
 
-class _Arrays(NamedTuple):
-    """`_Buffers` as numpy sees them."""
+class _Buffers(NamedTuple, Generic[Seen]):
+    """The first two int64, the others int32."""
 
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    query_starts: NDArray[np.int32]
-    sequence_lengths: NDArray[np.int32]
-
-
-class _GroupBuffers(NamedTuple):
-    """What differs between cache groups."""
-
-    slots: Tensor
-    block_tables: Tensor
+    token_ids: Seen
+    positions: Seen
+    query_starts: Seen
+    sequence_lengths: Seen
 
 
-class _GroupArrays(NamedTuple):
-    """`_GroupBuffers` as numpy sees them."""
+class _GroupBuffers(NamedTuple, Generic[Seen]):
+    """What differs between cache groups: int64, and int32."""
 
-    slots: NDArray[np.int64]
-    block_tables: NDArray[np.int32]
+    slots: Seen
+    block_tables: Seen
+
+
+_Groups: TypeAlias = list[tuple[_GroupBuffers[NDArray[Any]], _GroupBuffers[Tensor]]]
 
 
 class _Views(NamedTuple):
-    arrays: _Arrays
-    tensors: _Buffers
-    groups: list[tuple[_GroupArrays, _GroupBuffers]]
+    arrays: _Buffers[NDArray[Any]]
+    tensors: _Buffers[Tensor]
+    groups: _Groups
 
 
 class InputBatchBuilder:
@@ -202,9 +195,9 @@ class InputBatchBuilder:
         self,
         lines: NDArray[np.int64],
         positions: NDArray[np.int64],
-        views: _Arrays,
-        groups: Sequence[tuple[_GroupArrays, _GroupBuffers]],
-    ) -> tuple[Tensor, _Buffers, list[tuple[_GroupArrays, _GroupBuffers]]]:
+        views: _Buffers[NDArray[Any]],
+        groups: _Groups,
+    ) -> tuple[Tensor, _Buffers[Tensor], _Groups]:
         """Return what `build` has gathered, on the device, and before it its one memory.
 
         lines, positions: of the tokens in their store there.
@@ -246,9 +239,9 @@ class InputBatchBuilder:
         tensors = _Buffers(*(buffer[:size] for buffer, size in zip(self._buffers, sizes, strict=True)))
         groups = [_GroupBuffers(each.slots[:num_tokens], each.block_tables[:num_rows]) for each in self._group_buffers]
         views = _Views(
-            _Arrays(*(tensor.numpy() for tensor in tensors)),
+            _Buffers(*(tensor.numpy() for tensor in tensors)),
             tensors,
-            [(_GroupArrays(each.slots.numpy(), each.block_tables.numpy()), each) for each in groups],
+            [(_GroupBuffers(each.slots.numpy(), each.block_tables.numpy()), each) for each in groups],
         )
         if num_rows == num_tokens:
             self._decode_views[num_rows] = views
