@@ -68,11 +68,10 @@ def _embedding(ids: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]))
 
 
-def _layer_norm(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-_INSTEAD: Final[dict[Any, Callable[..., Tensor]]] = {F.embedding: _embedding, F.layer_norm: _layer_norm}
+_INSTEAD: Final[dict[Any, Callable[..., Tensor]]] = {
+    F.embedding: _embedding,
+    F.layer_norm: lambda x, *_, **__: torch.empty_like(x),
+}
 """Functions of torch that have no implementation on the meta device in what an engine imports of torch."""
 
 

@@ -223,7 +223,7 @@ class Registry:
 
     def _run(self, group: SequenceGroup) -> None:
         group.status = SequenceStatus.RUNNING
-        insort(self.running, group, key=_arrival)
+        insort(self.running, group, key=lambda other: other.arrival)
         self.num_running_sequences += group.max_running_sequences
 
     def _leave_device(self, group: SequenceGroup) -> None:
@@ -352,7 +352,3 @@ def _timeline(group: SequenceGroup) -> RequestTimeline:
         num_preemptions=group.metrics.num_preemptions,
         events=group.metrics.timeline,
     )
-
-
-def _arrival(group: SequenceGroup) -> int:
-    return group.arrival

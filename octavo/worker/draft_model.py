@@ -23,7 +23,7 @@ from octavo.models.registry import ModelClass
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
-from octavo.worker.drafter import Choose, Drafter, drawn_with, greedy, renamed
+from octavo.worker.drafter import Drafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes
@@ -142,20 +142,21 @@ class DraftModel:
             groups=slice(len(self._target.cache_groups), None),
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
-        chooses = greedy(min(self.shape.vocab_size, self._target.vocab_size))
+        choose = greedy(min(self.shape.vocab_size, self._target.vocab_size))
+        if self._config.sample_method != "greedy":
+            choose = drawn_with(sampler)
+        elif self._ids is not None:
+            choose = renamed(choose, self._ids)
         return Drafter(
             loaded if is_head else device.recorded(loaded, num_tokens),
             builder,
             runner.sequences,
-            drawn_with(sampler) if self._config.sample_method != "greedy" else self._renamed(chooses),
+            choose,
             max_num_tokens=num_tokens,
             max_positions=self.shape.max_position_embeddings,
             vocab_size=self.shape.vocab_size,
             is_head=is_head,
         )
-
-    def _renamed(self, choose: Choose) -> Choose:
-        return choose if self._ids is None else renamed(choose, self._ids)
 
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:

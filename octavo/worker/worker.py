@@ -18,7 +18,6 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.launched import LaunchedStep
-from octavo.core.listening import own_address
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -352,6 +351,8 @@ class Worker:
         what both ends must know, and what names this start of the engine. Returns where the blocks are given away; a
         rank on another machine chooses its address towards the first one. Raises ConfigError.
         """
+        from octavo.core.listening import own_address
+
         device = self._config.device
         if host and self._mesh.rank >= self._mesh.size // device.nnodes:
             host = own_address(device.master_addr)
