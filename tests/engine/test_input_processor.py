@@ -190,7 +190,7 @@ def test_a_model_for_text_refuses_images_and_sounds_by_their_place_whatever_its_
         ([1, 260], {}, InvalidRequest, "prompt_token_ids", "contains 260; .* from 0 to 259"),
         ([-1], {}, InvalidRequest, "prompt_token_ids", "contains -1"),
         ([1.5], {}, InvalidRequest, "prompt_token_ids", "not a list of integers"),
-        ({"text": "hi"}, {}, InvalidRequest, "prompt", "one of the keys prompt and prompt_token_ids"),
+        ({"text": "hi"}, {}, InvalidRequest, "prompt", "one of the keys prompt, prompt_token_ids and prompt_embeds"),
         ("x" * 256, {}, ContextTooLong, "prompt", "256 tokens, .* maximum context length is 256 .* the prompt to 255"),
         ("x" * 100_000, {}, ContextTooLong, "prompt", "100000 characters"),
         (
