@@ -37,6 +37,8 @@ _PLAIN: Final = frozenset(
     {"token_ids", "positions", "attention", "kv_caches", "received", "packed", "adapter_of_token"}
 )
 """The fields of `ModelInput` that a captured step has. Products read adapters elsewhere (`lora.step_slots`)."""
+_IN_METADATA: Final = ("query_starts", "sequence_lengths", "block_tables", "slot_mapping")
+"""The tensors of `AttentionMetadata`."""
 
 
 class Graph:
@@ -241,9 +243,7 @@ def _is_plain_decode(batch: ModelInput) -> bool:
 def _tensors(batch: ModelInput) -> list[Tensor]:
     """Return the tensors that differ from step to step; groups share some of them."""
     found = [batch.token_ids, batch.positions, *(() if batch.received is None else batch.received.parts)]
-    for each in batch.attention:
-        found += each.query_starts, each.sequence_lengths, each.block_tables, each.slot_mapping
-    return found
+    return found + [getattr(each, name) for each in batch.attention for name in _IN_METADATA]
 
 
 def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
@@ -254,14 +254,7 @@ def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
         if id(each) not in own:
             own[id(each)] = rooms.copy(1 + len(own), each) if packed is None else _place_in(packed, each)
     attention = [
-        replace(
-            each,
-            query_starts=own[id(each.query_starts)],
-            sequence_lengths=own[id(each.sequence_lengths)],
-            block_tables=own[id(each.block_tables)],
-            slot_mapping=own[id(each.slot_mapping)],
-        )
-        for each in batch.attention
+        replace(each, **{name: own[id(getattr(each, name))] for name in _IN_METADATA}) for each in batch.attention
     ]
     token_ids, positions = own[id(batch.token_ids)], own[id(batch.positions)]
     received = batch.received
