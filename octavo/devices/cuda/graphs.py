@@ -249,7 +249,7 @@ def _tensors(batch: ModelInput) -> list[Tensor]:
 def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
     """Return the batch copied into this memory."""
     packed = None if batch.packed is None else rooms.copy(0, batch.packed)
-    own = {id(each): rooms.copy(place, each) for place, each in enumerate(_apart(batch), 1)}
+    own: dict[int, Any] = {id(each): rooms.copy(place, each) for place, each in enumerate(_apart(batch), 1)}
     for each in _tensors(batch):
         if id(each) not in own:
             own[id(each)] = rooms.copy(1 + len(own), each) if packed is None else _place_in(packed, each)
