@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.conftest import pytest_configure
 
 needs_compiler = pytest.mark.skipif("config.getoption('--without-compiler')", reason="--without-compiler is given")
 
@@ -38,15 +42,11 @@ def test_octavo_works_without_the_compiled_module() -> None:
     assert done.stdout.startswith("absent: every operator runs in plain torch")
 
 
-_WITHOUT_KERNELS = (
-    "import sys; sys.modules['octavo._native'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-)
-
-
-@pytest.mark.parametrize(("options", "code"), [([], 4), (["--without-compiler"], 0)])
-def test_the_suite_fails_without_the_compiled_module_unless_that_is_said(options: list[str], code: int) -> None:
+def test_the_suite_fails_without_the_compiled_module_unless_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of kernels skip themselves where there are none: nobody would see that the build failed."""
-    line = [sys.executable, "-c", _WITHOUT_KERNELS, "-q", "-p", "no:cacheprovider", "--collect-only", __file__]
-    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("the compiled kernels are absent" in done.stderr) == (code != 0)
+    monkeypatch.setattr("octavo.platform._native", lambda: (None, ()))
+    said: Any = SimpleNamespace(getoption={"--without-compiler": True}.get)
+    pytest_configure(said)
+    unsaid: Any = SimpleNamespace(getoption={"--without-compiler": False}.get)
+    with pytest.raises(pytest.UsageError, match="the compiled kernels are absent"):
+        pytest_configure(unsaid)
