@@ -64,31 +64,21 @@ def test_engines_do_the_same_work_and_are_shown_side_by_side(
     assert "over fake" in table
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "complaint"),
-    [
-        ("refuses", "ValueError: too many tokens"),
-        ("one-token-short", "requests got [127] tokens, each was to get 128"),
-    ],
-)
-def test_an_engine_that_cannot_do_a_workload_leaves_the_others_their_figures(
-    behaviour: str, complaint: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    against = "fake=" + " ".join(fake(tmp_path, behaviour))
-    result, table = compare(capsys, "--model", model, "--workloads", "A", "--repetitions", "1", "--against", against)
-    assert result["engines"]["fake"]["workloads"]["A"]["error"] == complaint
-    assert result["engines"]["octavo"]["workloads"]["A"]["reps"] == 1
-    assert "failed" in table
-
-
-def test_an_engine_that_dies_leaves_the_others_their_figures(
+def test_engines_that_cannot_do_a_workload_or_die_leave_the_others_their_figures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    against = "fake=" + " ".join(fake(tmp_path, "dies"))
-    result, _ = compare(capsys, "--model", model, "--workloads", "C1,C8", "--repetitions", "1", "--against", against)
-    theirs, ours = (result["engines"][name]["workloads"] for name in ("fake", "octavo"))
-    assert all(workload["error"].startswith("fake ended: no more memory") for workload in theirs.values())
-    assert [workload["reps"] for workload in ours.values()] == [1, 1]
+    complaints = {
+        "refuses": "ValueError: too many tokens",
+        "one-token-short": "requests got [127] tokens, each was to get 128",
+        "dies": "fake ended: no more memory",
+    }
+    against = [word for each in complaints for word in ("--against", f"{each}=" + " ".join(fake(tmp_path, each)))]
+    result, table = compare(capsys, "--model", model, "--workloads", "A,C1", "--repetitions", "1", *against)
+    assert [result["engines"]["octavo"]["workloads"][name]["reps"] for name in ("A", "C1")] == [1, 1]
+    for name, complaint in complaints.items():
+        assert result["engines"][name]["workloads"]["A"]["error"].startswith(complaint.replace("fake", name))
+    assert result["engines"]["dies"]["workloads"]["C1"]["error"].startswith("dies ended: no more memory")
+    assert "failed" in table
 
 
 def test_an_engine_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
