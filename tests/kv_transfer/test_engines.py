@@ -221,6 +221,7 @@ before = threading.active_count()
 llm.generate("abc", SamplingParams(max_tokens=2))
 rooms = "octavo.kv_transfer.", "octavo.worker.transfer", "octavo.pipes"
 names = [name for name in sys.modules if name.startswith(rooms)]
+names += [thread.name for thread in threading.enumerate() if "kv-" in thread.name and "pages" not in thread.name]
 print(sorted(names), threading.active_count() - before, llm.engine.core.scheduler.connector)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from queue import SimpleQueue
 
@@ -83,19 +81,3 @@ def test_a_save_begins_after_its_step_and_its_error_ends_nothing(rank: Rank) -> 
     rank.transfer.close()
     assert rank.tiers.dropped == [DIGEST]
     assert rank.tiers.is_closed
-
-
-ALONE = """
-import sys, threading
-from octavo import LLM, SamplingParams
-with LLM(threads=1) as llm:
-    llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    made = [name for name in sys.modules if name.startswith(("octavo.worker.transfer", "octavo.pipes"))]
-    made += [thread.name for thread in threading.enumerate() if "kv-" in thread.name and "pages" not in thread.name]
-print(made)
-"""
-
-
-def test_an_engine_without_a_connector_has_nothing_of_it() -> None:
-    ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
