@@ -12,7 +12,9 @@ from torch import Tensor
 from octavo.ops.coded import CodedFormat, CodeSpec, example_specs, example_weight
 from octavo.ops.experts import RouterRule, route
 from octavo.ops.prepare_linear import PreparedLinear, TensorSpec
-from tests.conformance.runtimes import LEVELS, ops
+from tests.conformance.runtimes import levels_of, ops
+
+UNITS = levels_of("quantized")
 
 SPECS = (
     *example_specs(),
@@ -35,7 +37,7 @@ def prepared(level: str, spec: CodeSpec, weight: dict[str, Tensor], bias: Tensor
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.layout}-{spec.activation_bits}")
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_values_and_products_are_those_of_the_reference(level: str, spec: CodeSpec) -> None:
     for inputs, outputs in ((80, 18), (512, 70)):
         x, weight, bias = inputs_of(spec, inputs, outputs, 35)
@@ -51,7 +53,7 @@ def test_values_and_products_are_those_of_the_reference(level: str, spec: CodeSp
         assert torch.equal(prepared(level, spec, weight, bias, 2)(x), whole)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_long_groups_and_many_rows_are_taken_in_parts(level: str) -> None:
     """Groups longer than what tiles widen at once, numbers of groups that fill no turn, activations beyond a cache."""
     for spec, inputs, outputs, rows in (
@@ -66,7 +68,7 @@ def test_long_groups_and_many_rows_are_taken_in_parts(level: str) -> None:
         assert torch.equal(layer(x[-3:]), whole[-3:])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_the_largest_sums_do_not_overflow(level: str) -> None:
     x = torch.ones((7, 512))
     for spec in (replace(each, activation_bits=8) for each in SPECS):
@@ -78,7 +80,7 @@ def test_the_largest_sums_do_not_overflow(level: str) -> None:
             assert torch.equal(prepared(level, spec, filled, torch.zeros(70))(x), expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_gates_addends_and_other_types_are_those_of_the_reference(level: str) -> None:
     for spec in (SPECS[2], SPECS[4], SPECS[12]):
         x, weight, bias = inputs_of(spec, 256, 72, 9)
@@ -89,7 +91,7 @@ def test_gates_addends_and_other_types_are_those_of_the_reference(level: str) ->
             torch.testing.assert_close(found, expected, rtol=8e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_experts_multiply_like_layers_of_their_own(level: str) -> None:
     for spec in (SPECS[2], SPECS[5], SPECS[12]):
         make = ops(level).prepare_coded(spec)
@@ -108,7 +110,7 @@ def test_experts_multiply_like_layers_of_their_own(level: str) -> None:
             assert torch.equal(found[row], layers[expert](x[pair // 2 : pair // 2 + 1])[0])
 
 
-@pytest.mark.parametrize("level", LEVELS[:1])
+@pytest.mark.parametrize("level", UNITS[:1])
 def test_a_state_is_what_was_promised_and_as_large_as_the_stored_weight(level: str) -> None:
     bits = {}
     for spec in example_specs():

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from octavo.ops.registry import operators
-from tests.conformance.runtimes import LEVELS, TYPES, ops
+from tests.conformance.runtimes import TYPES, levels_of, ops
+
+UNITS = levels_of("elementwise")
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 REFERENCES = {name: operator.reference for name, operator in operators().items()}
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_bfloat16_is_within_a_unit_of_the_exact_value(name: str, level: str) -> None:
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16).view(256, 256)
@@ -25,7 +27,7 @@ def test_every_bfloat16_is_within_a_unit_of_the_exact_value(name: str, level: st
     assert torch.equal(found[exact.isinf()].double(), exact[exact.isinf()])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_float32_is_close_over_the_whole_range(name: str, level: str) -> None:
     x = torch.cat((torch.linspace(-12, 12, 40_001), torch.logspace(-30, 30, 2001), -torch.logspace(-30, 30, 2001)))
@@ -35,7 +37,7 @@ def test_float32_is_close_over_the_whole_range(name: str, level: str) -> None:
     assert (difference <= 4e-7 * exact.abs() + 8e-7).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_the_gate_saturates_and_keeps_nan(level: str) -> None:
     gate = torch.tensor([[-200.0, -90.0, -1.0, 0.0, 1.0, 90.0, 200.0, float("nan")]])
     x = torch.cat((gate, torch.full_like(gate, 3.0)), dim=1)
@@ -44,7 +46,7 @@ def test_the_gate_saturates_and_keeps_nan(level: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "silu_and_mul", "add"])
 def test_an_element_has_the_same_bits_wherever_it_lies(name: str, level: str, dtype: torch.dtype) -> None:
     for width in (2, 14, 86, 1030):
@@ -60,13 +62,13 @@ def test_an_element_has_the_same_bits_wherever_it_lies(name: str, level: str, dt
             assert torch.equal(alone, whole[piece])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_operands_of_different_shapes_are_not_added(level: str) -> None:
     with pytest.raises(AssertionError, match=r"\(1, 8\) does not go with \(2, 8\)"):
         ops(level).add(torch.zeros(2, 8), torch.zeros(1, 8))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_the_exponential_of_the_gate_is_exact_to_units_in_the_last_place(level: str) -> None:
     gate = torch.cat((torch.linspace(-87, 87, 100_003), torch.zeros(1)))[None]
     exact = gate.double() / (1 + torch.exp(-gate.double()))

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from octavo.ops import norm as reference
-from tests.conformance.runtimes import LEVELS, TYPES, ops
+from tests.conformance.runtimes import TYPES, levels_of, ops
+
+UNITS = levels_of("norm")
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_rms_norm_of_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
     level: str, dtype: torch.dtype
 ) -> None:
@@ -27,7 +29,7 @@ def test_rms_norm_of_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threa
             assert torch.equal(piece[1], whole[1][start:stop])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_rms_norm_reads_rows_that_lie_apart(level: str) -> None:
     wide = torch.randn(5, 100)
     weight = torch.rand(64)
@@ -36,7 +38,7 @@ def test_rms_norm_reads_rows_that_lie_apart(level: str) -> None:
     assert torch.equal(found, ops(level).rms_norm(wide[:, :64].contiguous(), weight, 1e-6))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_heads_that_lie_apart_are_normalised_too(level: str) -> None:
     qkv, weight = torch.randn(3, 6, 16), torch.rand(16)
     found = ops(level).rms_norm(qkv[:, 2:4], weight, 1e-6)
@@ -44,7 +46,7 @@ def test_heads_that_lie_apart_are_normalised_too(level: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_layer_norm_of_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
     level: str, dtype: torch.dtype
 ) -> None:
@@ -66,7 +68,7 @@ def test_layer_norm_of_a_row_has_the_same_bits_in_any_batch_on_any_number_of_thr
         assert torch.equal(ops(level).layer_norm(whole[1], weight, bias, 1e-5), whole[0])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_a_mean_far_from_zero_costs_no_digits(level: str) -> None:
     x = torch.randn(3, 301, dtype=torch.float64) + 1000
     expected = (x - x.mean(-1, keepdim=True)) / x.var(-1, unbiased=False, keepdim=True).sqrt()
@@ -75,7 +77,7 @@ def test_a_mean_far_from_zero_costs_no_digits(level: str) -> None:
     torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_row_with_nan_or_infinity_spoils_no_other(level: str, dtype: torch.dtype, wrong: float) -> None:

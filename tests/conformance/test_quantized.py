@@ -10,7 +10,9 @@ from torch import Tensor
 
 from octavo.ops.prepare_quantized import QuantizedFormat
 from octavo.quantization.registry import QUANTIZED
-from tests.conformance.runtimes import LEVELS, ops
+from tests.conformance.runtimes import LEVELS, levels_of, ops
+
+UNITS = levels_of("quantized")
 
 FORMATS = tuple(QUANTIZED)
 SHAPES = ((64, 32), (704, 256), (200, 100), (48, 7), (1032, 33), (2112, 130))
@@ -32,7 +34,7 @@ def prepared(level: str, name: str, threads: int, *arguments: Any, **keywords: A
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_codes_scales_and_products_are_those_of_the_reference(level: str, name: str, dtype: torch.dtype) -> None:
     for inputs, outputs in SHAPES:
         x, weight, bias = inputs_of(inputs, outputs, 19, dtype)
@@ -47,7 +49,7 @@ def test_codes_scales_and_products_are_those_of_the_reference(level: str, name: 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_gate_and_up_are_multiplied_before_the_only_rounding(level: str, name: str) -> None:
     for inputs, outputs in ((64, 64), (200, 88), (704, 1408)):
         x, weight, bias = inputs_of(inputs, outputs, 5, torch.float32)
@@ -59,7 +61,7 @@ def test_gate_and_up_are_multiplied_before_the_only_rounding(level: str, name: s
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_an_addend_enters_before_the_activation_each_row_by_itself(level: str, name: str) -> None:
     for inputs, outputs, rows in ((64, 64, 1), (200, 88, 5), (704, 300, 40)):
         for dtype in (torch.bfloat16, torch.float32):
@@ -86,7 +88,7 @@ def test_all_levels_give_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch_on_any_number_of_threads(level: str, name: str) -> None:
     x, weight, _ = inputs_of(704, 300, 67, torch.bfloat16)
     x[3] = 0.0
@@ -100,7 +102,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch_on_any_number_of_threads
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_large_results_have_the_bits_of_small_ones(level: str, name: str, gated: bool) -> None:
     rows, results = 520, 1024
     x, weight, _ = inputs_of(64, results * (2 if gated else 1), rows, torch.bfloat16)
@@ -110,7 +112,7 @@ def test_large_results_have_the_bits_of_small_ones(level: str, name: str, gated:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_a_row_that_is_not_finite_spoils_itself_alone(level: str, name: str) -> None:
     for gated in (False, True):
         x, weight, bias = inputs_of(200, 64, 20, torch.float32)
@@ -125,7 +127,7 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(level: str, name: str) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_rows_that_lie_apart_are_read_where_they_are(level: str, name: str) -> None:
     x, weight, _ = inputs_of(200, 64, 9, torch.bfloat16)
     wide = torch.zeros(9, 300, dtype=torch.bfloat16)
@@ -135,7 +137,7 @@ def test_rows_that_lie_apart_are_read_where_they_are(level: str, name: str) -> N
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_the_state_is_what_was_promised_and_restores_the_layer(level: str, name: str) -> None:
     make = ops(level).prepare_quantized(QUANTIZED[name])
     x, weight, bias = inputs_of(200, 72, 3, torch.float32)
@@ -148,7 +150,7 @@ def test_the_state_is_what_was_promised_and_restores_the_layer(level: str, name:
         assert torch.equal(make.restore(layer.shape, layer.state())(x), layer(x).clone())
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_sizes_are_what_the_formats_promise(level: str) -> None:
     _, weight, _ = inputs_of(1024, 1024, 1, torch.bfloat16)
     bits = {name: prepared(level, name, 1, weight).nbytes * 8 / weight.numel() for name in FORMATS}

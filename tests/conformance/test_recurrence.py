@@ -12,7 +12,9 @@ from torch import Tensor
 from octavo.attention.metadata import AttentionMetadata
 from octavo.ops.recurrent import convolution_examples, delta_examples, mamba2_examples
 from octavo.ops.registry import Ops, bind
-from tests.conformance.runtimes import LEVELS, ops
+from tests.conformance.runtimes import levels_of, ops
+
+UNITS = levels_of("recurrent")
 
 EXAMPLES = {
     "short_convolution": convolution_examples,
@@ -52,7 +54,7 @@ def run(operator: Any, arguments: Sequence[Any], cuts: Sequence[int], beside: in
 
 
 def sources() -> list[Any]:
-    return [pytest.param(bind(), id="reference"), *(pytest.param(ops(level, 2), id=level) for level in LEVELS)]
+    return [pytest.param(bind(), id="reference"), *(pytest.param(ops(level, 2), id=level) for level in UNITS)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -73,7 +75,7 @@ def test_a_cut_changes_no_bit(name: str, source: Ops, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_threads_change_no_bit(name: str, level: str) -> None:
     for arguments in EXAMPLES[name](torch.float32):
         place = next(i for i, each in enumerate(arguments) if hasattr(each, "block_tables")) - 1

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from octavo.ops.rotary import rotary as reference
 from octavo.ops.rotary import rotary_table
-from tests.conformance.runtimes import LEVELS, TYPES, ops
+from tests.conformance.runtimes import TYPES, levels_of, ops
+
+UNITS = levels_of("rotary")
 
 TABLES = {dim: rotary_table(10_000.0 ** -(torch.arange(0, dim, 2) / dim), 50) for dim in (2, 8, 20, 64, 80, 128)}
 
@@ -21,7 +23,7 @@ def make(dtype: torch.dtype, dim: int, tokens: int = 40) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotated", TABLES)
 def test_a_token_has_the_same_bits_in_any_batch_on_any_number_of_threads(
@@ -45,7 +47,7 @@ def test_a_token_has_the_same_bits_in_any_batch_on_any_number_of_threads(
             assert torch.equal(alone[1], whole[1][piece])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_what_is_turned_stays_as_it_was(level: str) -> None:
     q, k, positions = make(torch.float32, 64)
     before = q.clone(), k.clone()
@@ -54,7 +56,7 @@ def test_what_is_turned_stays_as_it_was(level: str) -> None:
     assert torch.equal(k, before[1])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_nan_stays_with_its_head(level: str) -> None:
     q, k, positions = make(torch.float32, 64, tokens=6)
     expected = [each.clone() for each in ops(level).rotary(q, k, positions, TABLES[64])]
@@ -67,7 +69,7 @@ def test_nan_stays_with_its_head(level: str) -> None:
     assert torch.equal(found[1][1], expected[1][1])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("position", [50, -1])
 def test_a_position_outside_the_table_is_refused(level: str, position: int) -> None:
     q, k, positions = make(torch.float32, 64, tokens=6)
@@ -76,7 +78,7 @@ def test_a_position_outside_the_table_is_refused(level: str, position: int) -> N
         ops(level).rotary(q, k, positions, TABLES[64])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_a_row_of_the_table_has_the_same_bits_in_tables_of_any_size(level: str) -> None:
     frequencies = 10_000.0 ** -(torch.arange(13) / 13)
     whole = ops(level).rotary_table(frequencies, 5000, 1.5)
@@ -87,7 +89,7 @@ def test_a_row_of_the_table_has_the_same_bits_in_tables_of_any_size(level: str) 
         assert torch.equal(alone, whole[:, [pair, 13 + pair]])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", UNITS)
 def test_the_table_is_exact_at_a_million_positions(level: str) -> None:
     frequencies = torch.tensor([1.0, 0.7, 1e-3, 1e-7])
     angle = torch.outer(torch.arange(1_000_000, dtype=torch.float32), frequencies).double()

@@ -17,13 +17,12 @@ from octavo.core.step import TokenLogprobs
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from tests.conformance.runtimes import LEVELS, runtime
+from tests.conformance.runtimes import LEVELS, levels_of, runtime
 from tests.sampling.sequences import sampling_row
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
-# a level without a unit of its own takes one of these
-UNITS = [level for level in LEVELS if level in ("avx2", "avx512")]
+UNITS = levels_of("sampling")
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
