@@ -54,14 +54,17 @@ def test_positions_of_text_are_the_same_in_all_sections() -> None:
         assert c.rope().float("rope_theta") == 7.0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rotations_that_a_config_leaves_out_are_those_of_the_release(family: str) -> None:
+def test_rotations_that_a_config_leaves_out_are_those_of_the_release() -> None:
     """gpt-oss and Ministral 3 state theirs with the context that they stretch."""
-    config = type(family_config(family))()
-    thetas = config.to_dict().get("rope_parameters") or {}
-    if "rope_theta" in thetas and thetas["rope_type"] == "default":
-        c = Checkpoint(Path("model"), {"architectures": ["Model"], "model_type": config.model_type})
-        assert c.rope().float("rope_theta") == thetas["rope_theta"]
+    num_compared = 0
+    for family in FAMILIES:
+        config = type(family_config(family))()
+        thetas = config.to_dict().get("rope_parameters") or {}
+        if "rope_theta" in thetas and thetas["rope_type"] == "default":
+            c = Checkpoint(Path("model"), {"architectures": ["Model"], "model_type": config.model_type})
+            assert c.rope().float("rope_theta") == thetas["rope_theta"], family
+            num_compared += 1
+    assert num_compared > len(FAMILIES) / 2
 
 
 def test_values_that_published_configs_of_gemma_3_leave_out() -> None:
