@@ -34,24 +34,18 @@ from tools.kernel_models import MODELS
 
 KNOWN = """
 import json, pickle, sys
+from tools.cubins import calls_of
 from tools.kernel_launches import launches, unspecialized
+from tools.kernel_models import MODELS
 found = [launches([json.load(open(path))], has_codes=False) for path in sys.argv[1:]]
 found.append(launches([]))
 names = {call.kernel for each in found for call in each}
-sys.stdout.buffer.write(pickle.dumps((found, {name: unspecialized(name) for name in names})))
+gemma = [MODELS["Gemma-2-2B"]], ("bfloat16",)
+tiles = [launches(*gemma, has_codes=False, shared_bytes=each << 10) for each in (164, 100)]
+archives = [calls_of(gemma[0], each, gemma[1], has_codes=False) for each in (80, 89)]
+sys.stdout.buffer.write(pickle.dumps((found, {name: unspecialized(name) for name in names}, tiles + archives)))
 """
 """Runs where kernels are compiled: here they are interpreted, and forget which arguments make other code."""
-SMALLER = """
-from tools.cubins import calls_of
-from tools.kernel_launches import launches
-from tools.kernel_models import MODELS
-models, dtypes = [MODELS["Gemma-2-2B"]], ("bfloat16",)
-own, smaller = ({*launches(models, dtypes, has_codes=False, shared_bytes=each << 10)} for each in (164, 100))
-assert {call.kernel for call in smaller - own} == {"attention.attend"}
-assert {*calls_of(models, 80, dtypes, has_codes=False)} == own | smaller
-assert {*calls_of(models, 89, dtypes, has_codes=False)} == smaller
-"""
-"""Runs there too. A capability of 8.0 has 164 KiB of shared memory, and one of 8.6 has 100."""
 FAMILIES = ("qwen3", "qwen2", "gemma2", "gpt_oss", "deepseek_v2", "qwen3_next")
 PARAMS = (
     SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True),
@@ -79,15 +73,6 @@ def zeros(*args: Any, **kwargs: Any) -> Tensor:
     """Return what torch.empty returns, of zeros: no logit is NaN."""
     tensor = EMPTY(*args, **kwargs)
     return tensor if tensor.is_meta else tensor.zero_()
-
-
-def written_by(script: str, *arguments: str) -> bytes:
-    """Return what a script writes in a process whose kernels are not interpreted."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout
 
 
 class RecordedCuda(InterpretedCuda):
@@ -120,11 +105,16 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def known(paths: dict[str, Path]) -> tuple[dict[str, set[Call]], dict[str, frozenset[int]]]:
-    """The launches of each family, and for each kernel the arguments whose values make no other code."""
-    found, unspecialized = pickle.loads(written_by(KNOWN, *(str(path / "config.json") for path in paths.values())))
-    *of_families, of_codes = found
-    return {family: {*calls, *of_codes} for family, calls in zip(paths, of_families, strict=True)}, unspecialized
+def known(paths: dict[str, Path]) -> tuple[dict[str, set[Call]], dict[str, frozenset[int]], list[set[Call]]]:
+    """The launches of each family, for each kernel the arguments whose values make no other code, and the launches of a
+    model with 164 and 100 KiB of shared memory and in the archives of 8.0 and 8.9."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", KNOWN, *(str(path / "config.json") for path in paths.values())]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    (*of_families, of_codes), unspecialized, of_gemma = pickle.loads(done.stdout)
+    of_each = {family: {*calls, *of_codes} for family, calls in zip(paths, of_families, strict=True)}
+    return of_each, unspecialized, [{*calls} for calls in of_gemma]
 
 
 @pytest.fixture
@@ -166,12 +156,18 @@ def test_there_is_a_binary_for_all_that_an_engine_launches(
 ) -> None:
     for is_invariant in (False, True):
         with LLM(str(paths[family]), device="cuda", batch_invariant=is_invariant, **{**SIZES, **args}) as llm:
-            for lengths in ((5,), (3, 2), (3, 16, 2), (520,)):
+            # draws are alike but for their number
+            for lengths, every_params in (
+                ((5,), PARAMS),
+                ((3, 2), PARAMS[:1]),
+                ((3, 16, 2), PARAMS),
+                ((520,), PARAMS[:1]),
+            ):
                 prompts: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(each)]} for each in lengths]
-                for params in PARAMS:
+                for params in every_params:
                     outputs = llm.generate(prompts, params, use_tqdm=False)
                     assert all(each.outputs[0].finish_reason == "length" for each in outputs)
-    every, unspecialized = known
+    every, unspecialized, _ = known
     calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
     assert calls - every[family] == set()
     expected = {"filters.settle", "sampling.winners", "logprobs.survey", "processors.penalise"}
@@ -191,7 +187,7 @@ def test_there_is_a_binary_for_all_that_adapters_launch(
             prompt: Any = {"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]}
             outputs = llm.generate([prompt], PARAMS[0], use_tqdm=False, lora_request=adapter)
             assert all(each.outputs[0].finish_reason == "length" for each in outputs)
-    every, unspecialized = known
+    every, unspecialized, _ = known
     calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
     assert calls - every["deep"] == set()
     products = [dict(each.constants) for each in calls if each.kernel == "linear.linear"]
@@ -221,8 +217,11 @@ def test_prompts_of_large_heads_and_of_codes_have_tiles_that_fit_into_memory_and
     assert taken[-1] == rows
 
 
-def test_an_archive_has_the_tiles_of_all_gpus_that_run_it() -> None:
-    assert written_by(SMALLER) == b""
+def test_an_archive_has_the_tiles_of_all_gpus_that_run_it(known: Any) -> None:
+    """A capability of 8.0 has 164 KiB of shared memory, and one of 8.6 has 100."""
+    own, smaller, of_8_0, of_8_9 = known[2]
+    assert {call.kernel for call in smaller - own} == {"attention.attend"}
+    assert (of_8_0, of_8_9) == (own | smaller, smaller)
 
 
 def test_binaries_without_room_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
