@@ -95,7 +95,7 @@ def send_without_end(connection: socket.socket, start: bytes, piece: bytes, most
 def test_headers_without_end_are_refused_without_a_key(
     start_server: Start, start: bytes, piece: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_MOST_DISCARDED_BYTES", 4 << 20)  # bytes are read at a limited rate
+    monkeypatch.setattr(http_protocol, "_MOST_DISCARDED_BYTES", 1 << 20)  # bytes are read at a limited rate
     server = start_server(api_key=("k",))
     with opened(server.url) as connection:
         connection.sendall(start)
