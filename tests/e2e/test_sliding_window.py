@@ -86,8 +86,8 @@ def spoil_free_blocks(llm: LLM) -> None:
     executor.submit = submit_and_spoil
 
 
-SIZES = [(13, 4), (40, 8), (4, 16), (16, 16), (37, 16)]
-MORE_SIZES = [(4, 4), (7, 8), (64, 16)]
+SIZES = [(13, 4), (4, 16), (16, 16), (37, 16), (64, 16)]
+MORE_SIZES = [(4, 4), (7, 8), (40, 8)]
 
 
 @pytest.fixture(scope="module", params=[*SIZES, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_SIZES)])

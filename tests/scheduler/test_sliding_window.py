@@ -135,7 +135,7 @@ def test_requests_that_give_way_with_steps_in_flight_find_their_window_again(
 ) -> None:
     requests = [make_request(f"r{i}", range(i, 6 * i + 3), max_tokens=25, n=1 + i % 2, seed=i) for i in range(5)]
     num_preemptions = num_swaps = 0
-    for window in range(2, 16):
+    for window in (2, 3, 4, 7, 8, 12, 15):
         config = SchedulerConfig(max_model_len=512, max_num_batched_tokens=9, max_steps_in_flight=depth)
         core = make_core(
             # what the last one needs alone
