@@ -141,15 +141,15 @@ def test_two_ranks_give_the_bits_of_one(family: str, tmp_path: Path) -> None:
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads(whole: tuple[Path, list[Any]]) -> None:
-    one, two = (bits(generate(whole[0], PROMPTS, threads=threads)) for threads in (1, 2))
-    assert one == two == whole[1]
+    assert bits(generate(whole[0], PROMPTS, threads=2)) == whole[1]  # of one thread
 
 
 def test_several_outputs_of_one_image_are_those_of_it_alone(whole: tuple[Path, list[Any]]) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=9, logprobs=1, ignore_eos=True)
     few = 48 if "qwen3_5" in whole[0].name else 16  # whose states take blocks of their own
     together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=few)
-    alone = [generate(whole[0], [prompt], params)[0] for prompt in PROMPTS]
+    with LLM(str(whole[0]), dtype="float32", num_gpu_blocks_override=64, enable_prefix_caching=False) as llm:
+        alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]
     assert bits(together) == bits(alone)
 
 
