@@ -31,7 +31,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, prompt_logpr
 
 
 def load(path: Path, **options: Any) -> LLM:
-    common = {"dtype": "float32", "max_model_len": 128, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    """Start an engine, which finds the verdict on its class beside the model if another one has started there."""
+    common: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    common["packed_cache"] = str(path / "kept")
     return LLM(str(path), **{"num_gpu_blocks_override": 64, **common, **options})
 
 
@@ -62,11 +64,15 @@ def test_other_weights_give_what_an_engine_that_starts_with_them_gives(stranger:
         assert after == answers(llm, PROMPTS) != before
 
 
-def test_greedy_text_is_that_of_transformers_alone_and_in_a_batch_cut_in_pieces(stranger: Path) -> None:
+@pytest.fixture(scope="module")
+def alone(stranger: Path) -> list[CompletionOutput]:
     with load(stranger, enable_prefix_caching=False) as llm:
-        alone = [answers(llm, [prompt])[0] for prompt in PROMPTS]
-        together = answers(llm, PROMPTS)
-    assert together == alone
+        found = [answers(llm, [prompt])[0] for prompt in PROMPTS]
+        assert answers(llm, PROMPTS) == found, "in a batch, cut in pieces"
+    return found
+
+
+def test_greedy_text_is_that_of_transformers(stranger: Path, alone: list[CompletionOutput]) -> None:
     oracle = load_oracle(stranger)
     for prompt, found in zip(PROMPTS, alone, strict=True):
         known = prompt + list(found.token_ids)
@@ -79,12 +85,10 @@ def test_greedy_text_is_that_of_transformers_alone_and_in_a_batch_cut_in_pieces(
             assert row.max() - row[token] < 1e-4
 
 
-def test_prefix_hits_and_preemption_give_the_same_bits(stranger: Path) -> None:
-    with load(stranger, enable_prefix_caching=False) as llm:
-        expected = [answers(llm, [prompt])[0] for prompt in PROMPTS]
+def test_prefix_hits_and_preemption_give_the_same_bits(stranger: Path, alone: list[CompletionOutput]) -> None:
     with load(stranger, num_gpu_blocks_override=10, max_num_seqs=4) as llm:
-        assert answers(llm, PROMPTS) == expected
-        assert answers(llm, PROMPTS) == expected
+        assert answers(llm, PROMPTS) == alone
+        assert answers(llm, PROMPTS) == alone
 
 
 def test_explain_says_that_the_class_is_proved(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,4 +185,4 @@ def test_a_recurrent_model_is_refused_by_its_architecture(tmp_path: Path) -> Non
     config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 32, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "state_size": 8}))
     with pytest.raises(UnsupportedModel, match="MambaForCausalLM"):
-        load(tmp_path, load_format="dummy", tokenizer="octavo-tiny")
+        load(tmp_path, load_format="dummy", tokenizer="octavo-tiny", packed_cache="none")
