@@ -198,7 +198,7 @@ VARIANTS |= {
     "olmo2 with biases": ("olmo2", {"attention_bias": True, "rope_parameters": YARN}),
     "olmo3 with rotations by kind": ("olmo3", {"rope_parameters": BY_KIND}),
     "phi with norms": ("phi", {"qk_layernorm": True, "rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
-    "phi3 with longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 20}),
+    "phi3 with longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 10}),
     "phi3 with a window": ("phi3", {"sliding_window": 7, "tie_word_embeddings": True}),
     "seed_oss with all biases": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     "smollm3 with windows": ("smollm3", {**WINDOWS_IN_TWO, "use_sliding_window": True, "attention_bias": True}),
@@ -279,7 +279,7 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     path = make_checkpoint(family, tmp_path, **overrides)
     run, streams = PagedRun(load(path)), make_streams()
     run.step([(stream, len(stream.token_ids)) for stream in streams])
-    run.decode(streams, 24)
+    run.decode(streams, 12)  # beyond every window and every length that rotations are stretched from
     oracle = load_oracle(path)
     # its random states amplify roundings: transformers in float32 is 6e-5 off itself in float64
     # float32 sums of Gemma 4 are up to 1.2e-5 apart where MKL has AVX-512

@@ -21,7 +21,7 @@ SHARED_BYTES = 227 << 10
 
 FEW = (
     *("attend one token", "attend a prompt", "attend a prompt in chunks", "rotate_and_store"),
-    *("linear, 16 rows", "linear, 64 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
+    *("linear, 16 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
 )
 """What is compiled in any run: two seconds each."""
 MOST_INSTRUCTIONS = {"attend a prompt": 600, "coded int4, 1 rows": 290, "coded int8, 1 rows": 130}
@@ -49,7 +49,7 @@ def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
     found = compiled(*FEW)
     assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in ("", " in chunks"))
     assert all(found[name]["hmma"] > 0 for name in ("attend one token", "linear, 16 rows"))
-    assert all(found[name]["hgmma"] > 0 for name in ("linear, 64 rows", "linear, 2048 rows, gated"))
+    assert found["linear, 2048 rows, gated"]["hgmma"] > 0
     assert found["coded int8, 1 rows"]["imma"] > 0
     assert sum(each["bytes"] for each in found.values()) < 1 << 20
 

@@ -140,21 +140,21 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_captures_its_steps_with
 
     other = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "other", vocab_size=300, seed=1))
     args: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
-    params = msgspec.structs.replace(PARAMS, max_tokens=6)
+    params, prompts = msgspec.structs.replace(PARAMS, max_tokens=6), PROMPTS[:1]
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     gc.collect()
     with LLM(str(path), device="cuda", batch_invariant=True, enable_sleep_mode=True, **args) as llm:
-        before = [each.outputs for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+        before = [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
         llm.sleep()
         gc.collect()
         kept = [each for each in gc.get_objects() if issubclass(type(each), CacheEngine | DecoderStack)]
         assert [type(each) for each in kept if _takes_memory(each)] == []
         llm.update_weights_from_disk(other)
-        found = [each.outputs for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+        found = [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
         llm.update_weights_from_disk(path)
-        assert [each.outputs for each in llm.generate(PROMPTS, params, use_tqdm=False)] == before
+        assert [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)] == before
     with LLM(str(other), device="cuda", batch_invariant=True, **args) as llm:
-        assert [each.outputs for each in llm.generate(PROMPTS, params, use_tqdm=False)] == found != before
+        assert [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)] == found != before
 
 
 def _takes_memory(kept: Any) -> bool:
