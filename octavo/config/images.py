@@ -67,7 +67,7 @@ def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         numbers = value if isinstance(value, list) else [value]
         if value is not None and not all(_is_number(each) and least < each < math.inf for each in numbers):
             raise section.error(name, "numbers above 0" if least == 0.0 else "finite numbers")
-    counts_pixels = str(settings["image_processor_type"]).startswith("Qwen")
+    counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_TILES if name.endswith("_patches") else _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
