@@ -15,9 +15,9 @@ FRAMES = [image(seed, 40, 30) for seed in range(5)]
 
 
 def test_frames_have_the_times_of_their_places_in_the_original() -> None:
-    assert decoded_video(FRAMES).times(2) == pytest.approx([0.5 / 24, 2.5 / 24, 4 / 24])
+    assert decoded_video(FRAMES).times(2) == [(0.0, 1 / 24), (2 / 24, 3 / 24), (4 / 24, 4 / 24)]
     sampled = decoded_video((FRAMES, {"fps": 10, "frames_indices": [0, 10, 20, 30, 40]}))
-    assert sampled.times(2) == [0.5, 2.5, 4.0]
+    assert sampled.times(2) == [(0.0, 1.0), (2.0, 3.0), (4.0, 4.0)]
     assert sampled.sampled_fps == pytest.approx(5 / 41 * 10)
     pixels = np.stack([np.asarray(each) for each in FRAMES])
     for given in (pixels, {"frames": pixels, "fps": 24}, (pixels, {})):
