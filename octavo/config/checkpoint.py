@@ -197,7 +197,8 @@ class Checkpoint(Section):
                     kind, "the rotary parameters of such layers"
                 )
             values = {**values[kind]}
-        values["rope_type"] = values.get("rope_type") or values.get("type") or "default"
+        stated = values.get("rope_type") or values.get("type") or "default"
+        values["rope_type"] = "yarn" if stated == "deepseek_yarn" else stated
         if values.get("rope_theta") is None:
             theta = self.positive_float("rotary_emb_base", 10_000.0)
             values["rope_theta"] = self.positive_float("rope_theta", theta)

@@ -41,13 +41,18 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     **{each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "mixtral", "solar_open")},
     "cwm": {"rope_theta": 1_000_000.0},
+    "granite_swa": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    "mamba2": {"max_position_embeddings": 1 << 20},  # nothing in it depends on the position
     "hy_v3": {"rope_theta": 11_158_840.0},
+    **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
     "minimax_m2": {"rope_theta": 5_000_000.0},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "sarvam_moe": {"rope_theta": 8_000_000.0},
     "smollm3": {"rope_theta": 2_000_000.0},
 }
 """By `model_type`: values that published configs leave out."""
+_STRETCHED: Final = frozenset({"cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
+"""Those whose rotations are not plain by default, which every published config states."""
 
 
 def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -63,6 +68,9 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if config.get("tie_word_embeddings") is True:  # where one of the two states it, head and embedding are one
         values["tie_word_embeddings"] = True
     model_type = values.get("model_type")
+    stated = any(values.get(name) is not None for name in ("rope_parameters", "rope_scaling", "rope_theta"))
+    if not stated and isinstance(model_type, str) and model_type in _STRETCHED:
+        raise Section(values, where).error("rope_parameters", f"the rotary parameters, which {model_type} states")
     for name, value in _DEFAULTS.get(model_type, {}).items() if isinstance(model_type, str) else ():
         if values.get(name) is None:
             values[name] = value

@@ -9,7 +9,15 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
-from octavo.models.sparse import Mixture, corrected, dense_first, read_mixture, read_stored, sparse_by_kind
+from octavo.models.sparse import (
+    Mixture,
+    corrected,
+    dense_first,
+    read_mixture,
+    read_stored,
+    sparse_by_kind,
+    stated_counts,
+)
 from octavo.ops.experts import RouterRule
 
 
@@ -76,13 +84,7 @@ class BailingMoeV2ForCausalLM(GatedDecoder):
         c.expect("score_function", "sigmoid")
         c.expect("moe_router_enable_expert_bias", True)
         c.expect("use_bias", False)
-        kinds = ("num_experts", "num_shared_experts")
-        mixture = corrected(
-            c,
-            factor=2.5,
-            correction="gate.expert_bias",
-            counts=kinds if c.values.get("num_experts") is not None else ("n_routed_experts", "n_shared_experts"),
-        )
+        mixture = corrected(c, factor=2.5, correction="gate.expert_bias", counts=stated_counts(c))
         return DecoderConfig.common(
             c,
             rotary_share=1.0,
@@ -121,6 +123,7 @@ class Ernie4_5_MoeForCausalLM(GatedDecoder):  # noqa: N801
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         c.refuse("use_bias", because="experts with biases are not implemented")
+        c.expect("moe_norm_min", 1e-12)
         width, last = c.positive("moe_intermediate_size"), c.int("moe_layer_end_index", -1)
         layers = range(c.positive("num_hidden_layers"))
         placed = range(c.int("moe_layer_start_index", 1), (len(layers) if last == -1 else last + 1))
@@ -128,7 +131,7 @@ class Ernie4_5_MoeForCausalLM(GatedDecoder):  # noqa: N801
         mixture = Mixture(
             experts=c.positive("moe_num_experts"),
             width=width,
-            rule=RouterRule(c.positive("moe_k", 6), is_normalized=True),
+            rule=RouterRule(c.positive("moe_k", c.positive("num_experts_per_tok", 6)), is_normalized=True),
             stored=read_stored(c),
             correction="moe_statics.e_score_correction_bias",
             is_correction_row=True,

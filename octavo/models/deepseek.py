@@ -1,4 +1,4 @@
-"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, GLM-5, Mistral Small 4, Youtu-LLM."""
+"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, GLM-5, Mistral Small 4, Sarvam, Youtu-LLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.ropes import with_query_growth
-from octavo.models.sparse import corrected, dense_first, read_mixture, sparse_by_kind
+from octavo.models.sparse import corrected, dense_first, read_mixture, sparse_by_kind, stated_counts
 from octavo.ops.experts import RouterRule
 
 
@@ -50,6 +50,15 @@ class DeepseekV3ForCausalLM(LatentDecoder):
 
 
 KimiK2ForCausalLM = DeepseekV3ForCausalLM
+
+
+class SarvamMLAForCausalLM(LatentDecoder):
+    """Sarvam 105B: DeepSeek V3's blocks with one group of experts. Source: Sarvam's releases."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        mixture = corrected(c, factor=2.5, counts=stated_counts(c))
+        return LatentConfig.common_latent(c, mixture=mixture, sparse=dense_first(c, 1))
 
 
 class DeepseekV32ForCausalLM(LatentDecoder):
@@ -110,6 +119,8 @@ class Mistral4ForCausalLM(LatentDecoder):
             groups_kept=c.positive("topk_group", 1),
         )
         config = LatentConfig.common_latent(c, mixture=read_mixture(c, rule), sparse=dense_first(c, 0))
+        if config.latent_heads.plain % 2:
+            raise c.error("qk_nope_head_dim", "an even number, whose pairs grow with the position")
         return replace(config, rope=with_query_growth(c, config.rope))
 
 

@@ -21,6 +21,8 @@ class LlamaForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
+        if c.architecture == "IQuestCoderForCausalLM":
+            c.refuse("clip_qkv", "use_sliding_window", because="no release has it, and it is not implemented")
         bias, mlp_bias = c.bool("attention_bias", c.bool("qkv_bias", False)), c.bool("mlp_bias", c.bool("bias", False))
         return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias)
 
@@ -51,7 +53,9 @@ class CwmForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        windows = read_windows(c, is_windowed=c.values.get("sliding_window") is not None)
+        if c.values.get("layer_types") is None:
+            raise c.error("layer_types", "the kind of each layer")
+        windows = read_windows(c, is_windowed=True)
         eps = c.positive_float("rms_norm_eps", 1e-5)
         return DecoderConfig.common(c, norm_eps=eps, mlp_bias=c.bool("mlp_bias", False), windows=windows)
 

@@ -1,4 +1,4 @@
-"""Families with Mamba2: Bamba, Falcon-H1, Nemotron-H."""
+"""Families with Mamba2: Bamba, Falcon-H1, Nemotron-H, and Mamba2 alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.experts import StoredExperts
+from octavo.layers.heads import Heads
 from octavo.layers.layer import Layer
 from octavo.layers.linear import Pick, PickedLinear, joined_linear
 from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
@@ -137,6 +138,7 @@ class FalconH1ForCausalLM(DecoderStack):
         sizes = read_mamba_sizes(c)
         config = FalconH1Config.common(
             c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             embedding_multiplier=c.float("embedding_multiplier", 1.0),
@@ -246,6 +248,41 @@ class NemotronHForCausalLM(HybridDecoder):
             recurrence=partial(mamba2, options=options),
             mixture=_mixture(c) if "moe" in kinds else None,
             sparse=tuple(kind == "moe" for kind in kinds),
+        )
+
+
+class Mamba2ForCausalLM(NemotronHForCausalLM):
+    """Mamba2 in every layer, as in Codestral Mamba. Source: https://arxiv.org/abs/2405.21060."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HybridConfig:
+        c.expect("hidden_act", "silu")
+        heads, groups, dim = c.positive("num_heads"), c.positive("n_groups", 8), c.positive("head_dim", 64)
+        if heads % groups:
+            raise c.error("n_groups", f"a divisor of num_heads, which is {heads}")
+        hidden, layers = c.positive("hidden_size"), c.positive("num_hidden_layers")
+        if heads * dim != c.positive("expand", 2) * hidden:
+            raise c.error("num_heads", f"heads of head_dim {dim} that are expand times hidden_size elements in all")
+        bias = c.bool("use_bias", False)
+        options = MambaOptions(
+            bias=bias,
+            convolution_bias=c.bool("use_conv_bias", True),
+            out_bias=bias,
+            limits=read_limits(c),
+            norm_groups=groups,
+        )
+        return HybridConfig(
+            num_layers=layers,
+            hidden_size=hidden,
+            intermediate_size=heads * dim,
+            heads=Heads(heads, heads, dim),
+            vocab_size=c.positive("vocab_size"),
+            max_positions=c.max_model_len(),
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            tied=c.bool("tie_word_embeddings", False),
+            kinds=(RECURRENT,) * layers,
+            sizes=RecurrentSizes(heads, groups, c.positive("state_size", 128), dim, c.positive("conv_kernel", 4)),
+            recurrence=partial(mamba2, options=options),
         )
 
 

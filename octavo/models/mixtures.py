@@ -66,7 +66,7 @@ class HunYuanMoEV1ForCausalLM(GatedDecoder):
         mixture = Mixture(
             experts=c.positive("num_experts"),
             width=_of_all_layers(c, "moe_intermediate_size", width),
-            rule=RouterRule(_of_all_layers(c, "moe_topk", 1), is_normalized=True),
+            rule=RouterRule(_of_all_layers(c, "moe_topk", c.positive("num_experts_per_tok", 1)), is_normalized=True),
             stored=read_stored(c),
             shared_width=width * _of_all_layers(c, "num_shared_expert", 1),
         )

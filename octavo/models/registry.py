@@ -46,7 +46,10 @@ _FILES: Final = {
         "SolarOpen",
     ),
     "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
-    "deepseek": ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4", "Youtu"),
+    "deepseek": (
+        *("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4", "SarvamMLA"),
+        "Youtu",
+    ),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
     "gemma4": ("Gemma4",),
     "granite": (
@@ -60,7 +63,7 @@ _FILES: Final = {
         "SmolLM3",
     ),
     "llama4": ("Llama4",),
-    "mamba": ("Bamba", "FalconH1", "NemotronH"),
+    "mamba": ("Bamba", "FalconH1", "Mamba2", "NemotronH"),
     "mixtures": ("FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),

@@ -34,7 +34,7 @@ def read_rope(
     if rope.str("rope_type") == "proportional":
         turning = int(_turning_share(rope, 1.0) * head_dim // 2)
         scaling = ProportionalScaling(turning, rope.positive_float("factor", 1.0))
-        return Rope(head_dim, rope.positive_float("rope_theta"), scaling)
+        return Rope(head_dim, rope.positive_float("rope_theta"), scaling, interleaved)
     if share is None:
         _check_whole_heads_turn(c, rope, head_dim)
         turned = head_dim

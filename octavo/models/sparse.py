@@ -72,6 +72,13 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 
     return replace(like, is_stacked=True, is_transposed=is_transposed)
 
 
+def stated_counts(c: Checkpoint) -> tuple[str, str]:
+    """Return the config's names of the numbers of experts and of shared ones, where releases differ in them."""
+    if c.values.get("num_experts") is not None:
+        return "num_experts", "num_shared_experts"
+    return "n_routed_experts", "n_shared_experts"
+
+
 def sparse_layers(c: Checkpoint) -> tuple[bool, ...]:
     """Return which layers are mixtures, from `decoder_sparse_step` and `mlp_only_layers`. Raises CheckpointError."""
     step, dense = c.positive("decoder_sparse_step", 1), c.values.get("mlp_only_layers") or []

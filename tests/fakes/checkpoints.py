@@ -188,6 +188,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rotary_dim": 8,
         },
     ),
+    "sarvam_mla": ("SarvamMLAConfig", "DeepseekV3ForCausalLM", {**_LATENT_EXPERTS, "q_lora_rank": None}),
     "solar_open": ("SolarOpenConfig", "SolarOpenForCausalLM", {**_CORRECTED, "n_routed_experts": 8}),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
@@ -295,6 +296,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "llama_4_scaling_beta": 0.3,
             },
         },
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {"num_hidden_layers": 3, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2},
     ),
     "minicpm": (
         "GraniteConfig",
@@ -487,7 +493,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "youtu": ("YoutuConfig", "YoutuForCausalLM", {**_LATENT, "pad_token_id": None}),
 }
 """Family → transformers' config class, its model class, sizes of its own."""
-_OTHER_ARCHITECTURES = {"bailing_moe_v2": "BailingMoeV2ForCausalLM", "minicpm": "MiniCPMForCausalLM"}
+_OTHER_ARCHITECTURES = {
+    "bailing_moe_v2": "BailingMoeV2ForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
+    "sarvam_mla": "SarvamMLAForCausalLM",
+}
 """Architectures of the hub whose class in transformers has another name."""
 
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -60,6 +60,7 @@ FAMILIES |= {
     "ministral": ("ministral", {}),
     "ministral3": ("ministral3", {}),
     "mixtral": ("mixtral", {}),
+    "mamba2": ("mamba2", {"n_groups": 4}),
     "nemotron": ("nemotron", {}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
@@ -110,6 +111,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "hy_v3",
         "minimax_m2",
         "mistral4",
+        "sarvam_mla",
         "solar_open",
     )
 }

@@ -37,7 +37,7 @@ def record(library: Library, where: str) -> Recording:
     where: the config's file, for messages.
     """
     register()
-    _check_config(library.config, where)
+    _check_config(library, where)
     refuse = _refusal(library, where)
     try:
         causal = library.without_weights(NAME)
@@ -113,12 +113,13 @@ def without_data(causal: nn.Module) -> Iterator[None]:
             module._buffers.update(buffers)
 
 
-def _check_config(config: Any, where: str) -> None:
+def _check_config(library: Library, where: str) -> None:
+    config = library.config
     kinds = [kind for kind in getattr(config, "layer_types", None) or () if kind not in _KINDS]
     if kinds:
         raise UnsupportedModel(
-            f"{where}: layer_types has {kinds[0]}, expected {' or '.join(sorted(_KINDS))}: transformers' classes keep "
-            "states of other kinds outside of attention"
+            f"{where}: octavo has no family for {library.model.__name__}, and its layer_types has {kinds[0]}, expected "
+            f"{' or '.join(sorted(_KINDS))}: transformers' classes keep states of other kinds outside of attention"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):

@@ -160,7 +160,9 @@ def test_layers_with_states_are_refused_by_name(tmp_path: Path) -> None:
     path = make_stranger("helium", tmp_path)
     write_byte_tokenizer(path)
     edit_config(path, layer_types=["linear_attention"] * 3)
-    with pytest.raises(UnsupportedModel, match="layer_types has linear_attention, expected"):
+    with pytest.raises(
+        UnsupportedModel, match="no family for HeliumForCausalLM, and its layer_types has linear_attention, expected"
+    ):
         load(path)
 
 
