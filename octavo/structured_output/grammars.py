@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
+from octavo.structured_output.bounds import (
+    Excess,
+    excess_of_gbnf,
+    excess_of_lark,
+    excess_of_schemas,
+    excess_of_tags,
+    is_lark,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -31,6 +39,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     try:
         match params.form:
             case "json":
+                _refuse(params, excess_of_schemas([json.loads(params.json or "")]))
                 return LLMatcher.grammar_from_json_schema(params.json or "", overrides=options)
             case "json_object":
                 return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=options)
@@ -39,11 +48,13 @@ def grammar_of(params: StructuredOutputsParams) -> str:
             case "choice":
                 return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choice)))
             case "grammar":
-                from llguidance.gbnf_to_lark import any_to_lark
-
-                return LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+                lark = _lark_of(params)
+                _refuse(params, excess_of_lark(lark))
+                return LLMatcher.grammar_from_lark(lark)
             case _:
-                return StructTag.to_grammar([StructTag(**each) for each in _tags(params.structural_tag or "")])
+                tags = _tags(params.structural_tag or "")
+                _refuse(params, excess_of_tags(tags))
+                return StructTag.to_grammar([StructTag(**each) for each in tags])
     except InvalidRequest:
         raise
     except Exception as error:  # of converters that other people wrote
@@ -116,6 +127,23 @@ def _refuse_counts(params: StructuredOutputsParams) -> None:
                 raise _refused(params, f"minProperties of {least} needs as many required keys, or one less")
         if isinstance(value, dict | list):
             left += value.values() if isinstance(value, dict) else value
+
+
+def _lark_of(params: StructuredOutputsParams) -> str:
+    """Return a grammar in Lark's notation; that of llama.cpp is converted."""
+    grammar = params.grammar or ""
+    if is_lark(grammar):
+        return grammar
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    _refuse(params, excess_of_gbnf(grammar))
+    return gbnf_to_lark(grammar)
+
+
+def _refuse(params: StructuredOutputsParams, excess: Excess | None) -> None:
+    if excess is not None:
+        what, count, most = excess
+        raise _refused(params, f"it has {count:,} {what}, must have at most {most:,}; make it smaller")
 
 
 def _tags(text: str) -> list[dict[str, Any]]:

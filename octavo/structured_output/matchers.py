@@ -24,7 +24,7 @@ _NUM_THREADS: Final = 2
 """A grammar that takes seconds does not hold up the others."""
 
 _NICENESS: Final = 10
-_ESCAPE: Final = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_ESCAPE: Final = re.compile(r"(?<!\\)\\+u([0-9a-fA-F]{4})")
 
 
 class Matchers:

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
-from octavo.structured_output.grammars import check_grammar
+from octavo.structured_output.grammars import check_grammar, grammar_of
 
 
 def form(**fields: Any) -> StructuredOutputsParams:
@@ -83,3 +83,76 @@ def test_hostile_grammars_end_soon(hostile: StructuredOutputsParams) -> None:
         check_grammar(hostile)
     # not a measurement: without limits one of these takes minutes
     assert time.process_time() - began < 20
+
+
+def chain_of_rules(count: int) -> str:
+    return "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(count)) + f'\nr{count}: "x"'
+
+
+def chain_of_schemas(count: int) -> dict[str, Any]:
+    links = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(count)}
+    return {"$defs": {**links, f"d{count}": {}}, "$ref": "#/$defs/d0"}
+
+
+def patterns(count: int) -> list[dict[str, Any]]:
+    return [{"pattern": f"a{i}.*b{i}"} for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(50_000))}, "100,000 symbols, .* at most 20,000"),
+        ({"grammar": "root ::= " + " | ".join('"a"' for _ in range(10_001))}, "symbols"),
+        ({"grammar": 'root ::= "a"\n' + "#" * 100_000}, "100,013 characters, must have at most 65,536"),
+        ({"grammar": chain_of_rules(5_000)}, "rules and parentheses inside each other, .* at most 1,000"),
+        ({"grammar": chain_of_rules(2_000).replace("start", "root").replace(":", " ::=")}, "symbols times rules"),
+        ({"grammar": "start: T\nT: " + " & ".join(f"/.*a{i}.*/" for i in range(40))}, "39 operators &"),
+        ({"grammar": f"start: %json {json.dumps(chain_of_schemas(2_000))}"}, "schemas inside each other"),
+        ({"json": chain_of_schemas(2_000)}, "schemas inside each other, must have at most 1,000"),
+        ({"json": {"allOf": patterns(30)}}, "30 patterns and formats for one value, must have at most 8"),
+        ({"json": {"allOf": [{"properties": {"a": each}} for each in patterns(30)]}}, "30 patterns and formats"),
+        ({"json": {"allOf": [{"items": {"$defs": {}, **each}} for each in patterns(30)]}}, "30 patterns and formats"),
+        ({"json": {"$defs": {"a": {"$anchor": "b", "allOf": patterns(30)}}, "$ref": "#b"}}, "30 patterns and formats"),
+        ({"json": {"multipleOf": 1_000_003}}, "1,000,003 residues of all multipleOf, must have at most 100,000"),
+        (
+            {"json": {"allOf": [{"multipleOf": each} for each in (97, 89, 83)]}},
+            "716,539 residues of the multipleOf for",
+        ),
+        ({"json": {"properties": {f"p{i}": {} for i in range(5_000)}}}, "5,000 properties in one object, .* 2,048"),
+        ({"json": {"anyOf": [{"properties": {f"p{i}": {}}} for i in range(9_000)]}}, "9,000 properties, .* 8,192"),
+        ({"json": {"patternProperties": {f"^a{i}x": {} for i in range(500)}}}, "500 patternProperties in one object"),
+        (
+            {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": ""}] * 2_000, "triggers": ["<"]}},
+            "2,000 structures, must have at most 1,024",
+        ),
+    ],
+)
+def test_a_grammar_that_would_take_long_is_refused_before_it_is_read(fields: dict[str, Any], message: str) -> None:
+    given = form(**fields)
+    start = time.process_time()
+    with pytest.raises(InvalidRequest, match=f"cannot be used: it has .*{message}.*; make it smaller") as caught:
+        grammar_of(given)
+    assert time.process_time() - start < 1
+    assert (caught.value.field, caught.value.code) == ("structured_outputs", "invalid_grammar")
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        form(choice=[f"word {i}" for i in range(16_000)]),
+        form(json={"enum": [f"word {i}" for i in range(16_000)]}),
+        form(json={"properties": {f"p{i}": {"type": "string", "pattern": f"^{i}"} for i in range(500)}}),
+        form(json={"allOf": [{"properties": {"a": {"format": "date"}}}, {"properties": {"b": {"pattern": "x"}}}]}),
+        form(json={"properties": {f"p{i}": {"multipleOf": 0.25 * i} for i in range(1, 9)}}),
+        form(json=chain_of_schemas(300)),
+        form(grammar="start: " + " | ".join(f'"w{i}"' for i in range(9_000))),
+        form(grammar=chain_of_rules(900)),
+        form(grammar="\n" * 50_000 + 'root ::= "a"'),
+        form(regex="|".join(f"word{i}" for i in range(5_000))),
+    ],
+    ids=["choice", "enum", "patterns", "allOf", "multiples", "schemas", "alternatives", "rules", "lines", "regex"],
+)
+def test_large_grammars_within_the_bounds_are_accepted_soon(large: StructuredOutputsParams) -> None:
+    start = time.process_time()
+    check_grammar(large)
+    assert time.process_time() - start < 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -124,6 +125,12 @@ def test_equal_forms_are_compiled_once_and_old_ones_forgotten(matchers: Matchers
         assert other is not None
         matchers.compile(other).result()
     assert len(matchers._compiled) == MAX_COMPILED
+
+
+def test_a_form_full_of_backslashes_does_not_hold_up_other_threads(matchers: Matchers) -> None:
+    start = time.process_time()
+    matchers.compile(StructuredOutputsParams.of({"choice": ["\\" * 50_000, "b"]})).result()
+    assert time.process_time() - start < 10  # it took as long as the square of their number
 
 
 def rows_of(sequences: list[FakeSequence], num_samples: int = 1) -> list[SamplingRow]:
