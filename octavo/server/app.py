@@ -19,6 +19,7 @@ from octavo.errors import suggestion
 from octavo.logging import escaped
 from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, own_hosts
 from octavo.server.context import ServerContext
+from octavo.server.decode import query_of
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
 from octavo.server.formats.format import check_parsers
@@ -125,7 +126,10 @@ class App:
     async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         meter: Meter | None = scope["state"].get("meter")
         with nullcontext() if meter is None else meter.request():
-            response = await endpoint.handler(self.context, Request(scope, receive))
+            request = Request(scope, receive)
+            if endpoint.query is not None:
+                request.state.query = query_of(request, endpoint.query)
+            response = await endpoint.handler(self.context, request)
             await response(scope, receive, send)
 
     def _endpoint(self, scope: Scope, fields: Fields) -> Endpoint:

@@ -128,6 +128,27 @@ def converted(value: Any, kind: type[S], field: str = "", *, strict: bool = True
     return result
 
 
+def query_of(request: Request, kind: type[S]) -> S:
+    """Return the parameters in the URL of a request. Raises InvalidRequest for unknown, repeated and wrong ones."""
+    lists = {field.name for field in msgspec.structs.fields(kind) if "list" in str(field.type)}
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in kind.__struct_fields__:
+            known = (
+                f"known are {', '.join(kind.__struct_fields__)}" if kind.__struct_fields__ else "there are none here"
+            )
+            raise InvalidRequest(
+                f"{name:.60} is not a known parameter of the URL; {known}{suggestion(name, kind.__struct_fields__)}",
+                field=name[:_LONGEST_QUOTE],
+                code="unknown_parameter",
+            )
+        if name in lists:
+            given.setdefault(name, []).append(value)
+        elif given.setdefault(name, value) != value:
+            raise InvalidRequest(f"{name} is in the URL twice; give it once", field=name)
+    return converted(given, kind, strict=False)
+
+
 def refuse_unsupported(value: msgspec.Struct, prefix: str = "") -> None:
     """Raise InvalidRequest when a field that is not supported has a value that would matter."""
     for name, mark in refused_fields(type(value)).items():

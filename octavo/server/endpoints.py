@@ -68,6 +68,7 @@ from octavo.server.schema.health import DrainRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.queries import KvEventsQuery, NoQuery, RequestIdQuery, SleepQuery, WakeUpQuery
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, ResponsesRequest, TextConfig
 from octavo.server.schema.sleep import UpdateWeightsRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
@@ -88,7 +89,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     """A method and a path, their handler, and the structs of its request and its response (None: no JSON).
 
     is_form: the request is a form with files. is_open: no API key is needed, where there are keys. right: the right
-    that a key needs. values: all that the parameter of the path can be, where that is known.
+    that a key needs. values: all that the parameter of the path can be, where that is known. query: the struct of the
+    parameters in the URL, beside which no other is taken; None: they are not read.
     """
 
     method: str
@@ -100,6 +102,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     is_form: bool = False
     right: Right | None = None
     values: tuple[str, ...] = ()
+    query: type[msgspec.Struct] | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -167,18 +170,42 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/v1/models", models.list_models, None, ModelList),
     Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, Model),
-    Endpoint("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest, AdapterLoaded, right=Right.OPERATE),
     Endpoint(
-        "POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest, AdapterUnloaded, right=Right.OPERATE
+        "POST",
+        "/v1/load_lora_adapter",
+        adapters.load,
+        LoadAdapterRequest,
+        AdapterLoaded,
+        right=Right.OPERATE,
+        query=NoQuery,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/unload_lora_adapter",
+        adapters.unload,
+        UnloadAdapterRequest,
+        AdapterUnloaded,
+        right=Right.OPERATE,
+        query=NoQuery,
     ),
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
-    Endpoint("POST", "/pin_prefix", prefix_cache.pin, PinPrefixRequest, PinPrefixResponse, right=Right.CACHE),
-    Endpoint("POST", "/unpin_prefix", prefix_cache.unpin, PrefixRequest, UnpinPrefixResponse, right=Right.CACHE),
-    Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE),
-    Endpoint("GET", "/is_sleeping", sleep.is_sleeping, None, SleepState, right=Right.OBSERVE),
-    Endpoint("POST", "/sleep", sleep.sleep, None, SleepState, right=Right.OPERATE),
-    Endpoint("POST", "/wake_up", sleep.wake_up, None, SleepState, right=Right.OPERATE),
+    Endpoint(
+        "POST", "/pin_prefix", prefix_cache.pin, PinPrefixRequest, PinPrefixResponse, right=Right.CACHE, query=NoQuery
+    ),
+    Endpoint(
+        "POST",
+        "/unpin_prefix",
+        prefix_cache.unpin,
+        PrefixRequest,
+        UnpinPrefixResponse,
+        right=Right.CACHE,
+        query=NoQuery,
+    ),
+    Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE, query=NoQuery),
+    Endpoint("GET", "/is_sleeping", sleep.is_sleeping, None, SleepState, right=Right.OBSERVE, query=NoQuery),
+    Endpoint("POST", "/sleep", sleep.sleep, None, SleepState, right=Right.OPERATE, query=SleepQuery),
+    Endpoint("POST", "/wake_up", sleep.wake_up, None, SleepState, right=Right.OPERATE, query=WakeUpQuery),
     Endpoint(
         "POST",
         "/update_weights_from_disk",
@@ -186,8 +213,9 @@ ENDPOINTS = (
         UpdateWeightsRequest,
         WeightsUpdated,
         right=Right.OPERATE,
+        query=NoQuery,
     ),
-    Endpoint("POST", "/drain", health.drain, DrainRequest, Drained, right=Right.OPERATE),
+    Endpoint("POST", "/drain", health.drain, DrainRequest, Drained, right=Right.OPERATE, query=NoQuery),
     Endpoint("GET", "/health", health.health, None, Health, is_open=True),
     Endpoint("GET", "/ready", health.ready, None, Health, is_open=True),
     Endpoint("GET", "/ping", health.health, None, Health, is_open=True),
@@ -195,10 +223,10 @@ ENDPOINTS = (
     Endpoint("GET", "/load", health.load, None, Load, right=Right.OBSERVE),
     Endpoint("GET", "/tokenizer_info", health.tokenizer_info),
     Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
-    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList),
-    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList),
+    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList, query=RequestIdQuery),
+    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList, query=RequestIdQuery),
     Endpoint("GET", "/live", live.stream, None, LiveEvent, right=Right.OBSERVE),
-    Endpoint("GET", "/kv/events", kv_events.stream, None, KvEvent, right=Right.KV_EVENTS),
+    Endpoint("GET", "/kv/events", kv_events.stream, None, KvEvent, right=Right.KV_EVENTS, query=KvEventsQuery),
     Endpoint("GET", "/version", health.version, None, Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),
     Endpoint("GET", "/page/{name}", page.file, is_open=True, values=page.FILES),
@@ -250,6 +278,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     for name in endpoint.parameters(endpoint.path):
         schema = {"type": "string", **({"enum": endpoint.values} if endpoint.values else {})}
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema}]
+    if endpoint.query is not None and (query := msgspec.json.schema_components([endpoint.query])[1]):
+        properties = query[endpoint.query.__name__]["properties"]
+        operation["parameters"] = [{"name": name, "in": "query", "schema": each} for name, each in properties.items()]
     return operation
 
 

@@ -20,6 +20,7 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import reports
 from octavo.server.responses.kv_events import KvEvent
+from octavo.server.schema.queries import KvEventsQuery
 from octavo.server.sending import EventStream
 
 POLL_S: Final = 0.1
@@ -59,7 +60,8 @@ async def _events(context: ServerContext, reader: Reader) -> AsyncGenerator[byte
 def _position(request: Request) -> list[int]:
     """Return where a reader goes on: the id of the last event that it has, in a header or the URL. Raises
     InvalidRequest."""
-    asked = request.headers.get("last-event-id") or request.query_params.get("after") or ""
+    query: KvEventsQuery = request.state.query
+    asked = request.headers.get("last-event-id") or query.after
     parts = [part.split("-") for part in asked.split(",")] if asked else []
     numbers = [number for part in parts for number in part]
     is_id = all(len(part) == 2 for part in parts) and all(each.isdecimal() and len(each) < 19 for each in numbers)

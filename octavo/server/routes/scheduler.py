@@ -17,6 +17,7 @@ from octavo.server.context import ServerContext
 from octavo.server.generation import is_about, json_response, without_details_of_others
 from octavo.server.keys import Right, caller_of
 from octavo.server.responses.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
+from octavo.server.schema.queries import RequestIdQuery
 
 E = TypeVar("E", Decision, RequestTimeline)
 
@@ -37,7 +38,8 @@ async def timelines(context: ServerContext, request: Request) -> Response:
 
 async def _asked_for(context: ServerContext, request: Request, call: str, kind: type[E]) -> list[E]:
     """Return what the cores have of the requests that the caller asks about and may see."""
-    asked, caller = request.query_params.get("request_id"), caller_of(request)
+    query: RequestIdQuery = request.state.query
+    asked, caller = query.request_id, caller_of(request)
     with without_details_of_others(caller):
         entries: list[E] = msgspec.convert(await context.llm.call(call), list[kind])  # type: ignore[valid-type]
     seen = [each for each in entries if caller.may(Right.OBSERVE) or each.tenant == caller.tenant]

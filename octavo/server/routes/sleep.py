@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +14,7 @@ from octavo.server.decode import decode, read_body
 from octavo.server.errors import ApiError
 from octavo.server.generation import json_response
 from octavo.server.responses.sleep import SleepState, WeightsUpdated
+from octavo.server.schema.queries import SleepQuery, WakeUpQuery
 from octavo.server.schema.sleep import UpdateWeightsRequest
 
 
@@ -25,16 +25,17 @@ async def is_sleeping(context: ServerContext, request: Request) -> Response:
 
 async def sleep(context: ServerContext, request: Request) -> Response:
     """Give back the memory of weights and KV cache; requests wait. Raises ApiError or InvalidRequest."""
-    level: Any = request.query_params.get("level", "1")
+    asked: SleepQuery = request.state.query
     with _refusals(context):
-        await context.llm.sleep(int(level) if level in ("1", "2") else level)
+        await context.llm.sleep(asked.level)
     return json_response(SleepState(True))
 
 
 async def wake_up(context: ServerContext, request: Request) -> Response:
     """Load the weights again. Raises ApiError or InvalidRequest."""
+    asked: WakeUpQuery = request.state.query
     with _refusals(context):
-        await context.llm.wake_up(request.query_params.getlist("tags"))
+        await context.llm.wake_up(asked.tags)
     return json_response(SleepState(False))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import octavo
 from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError
-from octavo.server.endpoints import ENDPOINTS
+from octavo.server.endpoints import ENDPOINTS, Endpoint
 from tests.server.conftest import Served
 from tests.server.raw import ask
 
@@ -74,6 +74,32 @@ def test_openapi_document_refers_only_to_what_it_defines(server: Served) -> None
     references = {piece.split(b'"')[0].decode() for piece in answer.body.split(b"#/components/schemas/")[1:]}
     assert references <= set(schemas)
     assert set(answer.json["paths"]) == {endpoint.path for endpoint in ENDPOINTS}
+
+
+def test_openapi_document_has_the_parameters_of_urls_with_their_types(server: Served) -> None:
+    paths = ask(server.url, "/openapi.json").json["paths"]
+
+    def of(method: str, path: str) -> dict[str, dict[str, object]]:
+        return {
+            each["name"]: each["schema"] for each in paths[path][method].get("parameters", []) if each["in"] == "query"
+        }
+
+    level = of("post", "/sleep")["level"]
+    assert (level["type"], level["minimum"], level["maximum"], level["default"]) == ("integer", 1, 2, 1)
+    tags = of("post", "/wake_up")["tags"]
+    assert (tags["type"], tags["items"]) == ("array", {"enum": ["kv_cache", "weights"]})
+    assert set(of("get", "/kv/events")) == {"after"}
+    assert set(of("get", "/scheduler/decisions")) == set(of("get", "/scheduler/timelines")) == {"request_id"}
+    assert of("get", "/is_sleeping") == of("post", "/reset_prefix_cache") == {}
+
+
+@pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.query is not None], ids=lambda each: each.path)
+def test_unknown_parameters_of_urls_are_refused_by_name(server: Served, endpoint: Endpoint) -> None:
+    answer = ask(server.url, f"{endpoint.path}?reset_running_requests=true", {}, method=endpoint.method)
+    assert (answer.status, answer.error["code"]) == (400, "unknown_parameter")
+    assert answer.error["param"] == "reset_running_requests"
+    known = endpoint.query.__struct_fields__ if endpoint.query is not None else ()
+    assert all(name in answer.error["message"] for name in known)
 
 
 def test_the_limit_of_tokens_is_described_with_its_default(server: Served) -> None:
