@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
 _PROMPTS_OF_TURN: Final = 16
@@ -64,6 +65,8 @@ class AsyncLLM:
         self.input_setup: InputSetup | None = InputSetup.of(config, client.ready)
         self.input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
+        self._updating = asyncio.Lock()
+        self._weight_folder: WeightFolder | None = None
         interval = config.scheduler.stream_interval
         self._output = OutputProcessor(tokenizer, metrics=self.metrics, stream_interval=interval)
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
@@ -277,7 +280,22 @@ class AsyncLLM:
     async def update_weights_from_disk(self, model_path: str | Path) -> None:
         """Take other weights, as `LLM.update_weights_from_disk` does, in all replicas at once; running requests go on
         from their tokens. Raises RequestFailed."""
-        await self.call("update_weights", checkpoint_path(model_path))
+        await asyncio.shield(self._update_weights(model_path, None))
+
+    async def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
+        """Take all weights, by their names in the checkpoint, as `LLM.update_weights_from_tensor` does, in all replicas
+        at once. Raises ConfigError and RequestFailed."""
+        folder = await asyncio.to_thread(WeightFolder, Path(self.config.model.path), named_tensors)
+        await asyncio.shield(self._update_weights(folder.path, folder))
+
+    async def _update_weights(self, path: str | Path, folder: WeightFolder | None) -> None:
+        try:
+            async with self._updating:
+                await self.call("update_weights", checkpoint_path(path))
+                folder, self._weight_folder = self._weight_folder, folder
+        finally:
+            if folder is not None:  # the one before, or that of an update that failed
+                await asyncio.to_thread(folder.close)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""
@@ -300,6 +318,8 @@ class AsyncLLM:
         await asyncio.gather(self._receiver, return_exceptions=True)
         self._die(EngineDeadError("the engine has been shut down"))
         await self._client.shutdown()
+        if self._weight_folder is not None:
+            await asyncio.to_thread(self._weight_folder.close)
 
     async def _prefix(
         self, prompt: PrefixLike, cache_salt: str | None, adapter: LoRARequest | None

@@ -263,6 +263,10 @@ class LLM:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
         return self.engine.unpin_prefix(prompt, cache_salt, lora_request)
 
+    def is_sleeping(self) -> bool:
+        """Return whether the engine has neither weights nor KV cache."""
+        return self.engine.is_sleeping()
+
     def sleep(self, level: int = 1) -> None:
         """Give back the memory of weights and KV cache until `wake_up`. Needs `enable_sleep_mode`. Raises ConfigError.
 

@@ -4,8 +4,9 @@ which is started again gets."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -16,11 +17,24 @@ import msgspec
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.core.messages import Call, CallResult, SchedulerStats, Shutdown
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, RequestFailed
 
 NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
 _OF_WEIGHTS: Final = ("sleep", "wake_up", "update_weights")
+
+
+Replies = list[tuple[int, Any]]
+"""What replicas answered to a control call, with their numbers: values, and the exceptions of those that failed."""
+
+CallEach = Callable[[str, Sequence[Any]], Awaitable[Replies]]
+
+_log = logging.getLogger(__name__)
+
+
+def failure_of(replies: Replies) -> BaseException | None:
+    """Return the first exception among replies; None where there is none."""
+    return next((value for _, value in replies if isinstance(value, BaseException)), None)
 
 
 class OpenCalls:
@@ -138,6 +152,30 @@ class LastingCalls:
                 self._sleeps = method == "sleep"
                 if method == "update_weights":
                     self._weights = list(arguments)
+
+    async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...]) -> Replies:
+        """Make a call with `call`, which sends it to all replicas that are ready; return the replies. A core that is
+        started meanwhile gets it, too. Other weights are taken by all, or by none."""
+        with self.begun(method, arguments):
+            if method == "update_weights":
+                return await self._update_weights(call, arguments)
+            return await call(method, arguments)
+
+    async def _update_weights(self, call: CallEach, arguments: tuple[Any, ...]) -> Replies:
+        replies = await call("check_weights", arguments)
+        if failure_of(replies) is not None:
+            return replies
+        replies = await call("update_weights", arguments)
+        failure = failure_of(replies)
+        if failure is None or len(replies) == 1:  # an engine alone sleeps until it has weights that can be read
+            return replies
+        _log.warning("a replica could not take other weights: %s; all go back to those that they had", failure)
+        returned = await call("update_weights", self._weights or [None])
+        if self._sleeps:
+            await call("sleep", [])
+        went_back = failure_of(returned) is None
+        what = "all replicas go on with the weights that they had" if went_back else f"and back: {failure_of(returned)}"
+        return [(number, RequestFailed(f"{failure}; {what}")) for number, _ in replies]
 
     def started(self, number: int, config: EngineConfig) -> EngineConfig:
         """Return the configuration, with the weights that calls have set, with which a replica is started again."""

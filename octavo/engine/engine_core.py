@@ -315,6 +315,7 @@ class EngineCore:
             "is_sleeping": lambda: self.sleep.is_on,
             "sleep": self.sleep.begin,
             "wake_up": self.sleep.end,
+            "check_weights": self.sleep.check_weights,
             "update_weights": self.sleep.update_weights,
         }
         if method not in calls:

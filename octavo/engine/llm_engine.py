@@ -204,9 +204,8 @@ class LLMEngine:
         prefix = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return bool(self.call("unpin_prefix", *prefix))
 
-    @property
     def is_sleeping(self) -> bool:
-        """Whether the engine has neither weights nor KV cache."""
+        """Return whether the engine has neither weights nor KV cache."""
         return self.core.sleep.is_on
 
     def sleep(self, level: int = 1) -> None:

@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
@@ -28,7 +28,7 @@ from octavo.core.messages import (
     StepOutputs,
     StopSequence,
 )
-from octavo.engine.control_calls import LastingCalls, merged
+from octavo.engine.control_calls import LastingCalls, Replies, failure_of, merged
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.dispatch import Dispatch, ToResume
@@ -343,21 +343,14 @@ class Replicas:
     # ---- control calls ----
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a control call to all cores that are ready, as built-in types.
-
-        Of several it is one: sums, the smallest pin, the entries of all with the number of their replica. Raises
-        RequestFailed, and EngineDeadError or EngineRestartingError when no core is ready."""
-        # what a call sets is noted also when its caller has gone
-        return await asyncio.shield(self._call(method, arguments))
+        """Return the result of a control call to all cores that are ready, as built-in types; of several sums, the
+        smallest pin, the entries of all with the number of their replica. Raises RequestFailed, and EngineDeadError or
+        EngineRestartingError when no core is ready."""
+        return await asyncio.shield(self._call(method, arguments))  # noted also when its caller has gone
 
     async def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        ready = self._ready_ones(self._replicas)
-        with self._lasting.begun(method, arguments):
-            found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
-        # a core that dies meanwhile is as one that is not ready
-        replies = ((each.number, value) for each, value in zip(ready, found, strict=True))
-        values = [(number, value) for number, value in replies if not isinstance(value, EngineDeadError)]
-        if (failure := next((value for _, value in values if isinstance(value, BaseException)), None)) is not None:
+        values = await self._lasting.make(self._call_each, method, arguments)
+        if (failure := failure_of(values)) is not None:
             raise failure
         if not values:
             self._ready_ones(self._replicas)
@@ -367,6 +360,13 @@ class Replicas:
         if self._split is not None and method == "reset_prefix_cache":
             self._split.forget()
         return value
+
+    async def _call_each(self, method: str, arguments: Iterable[Any]) -> Replies:
+        ready = self._ready_ones(self._replicas)
+        found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
+        replies = zip((each.number for each in ready), found, strict=True)
+        # a core that dies meanwhile is as one that is not ready
+        return [each for each in replies if not isinstance(each[1], EngineDeadError)]
 
     async def drain(self, number: int, *, stops: bool = False) -> int:
         """Move the requests of a replica to others, or to the core that is started in its place; return their number.

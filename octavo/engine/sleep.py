@@ -54,8 +54,13 @@ class Sleep:
         self.is_on = False
         _log.info("the engine computes with the weights %s", f"of {self._path}" if self._path else "that it began with")
 
-    def update_weights(self, path: str) -> None:
-        """Compute with the weights of another checkpoint of the same model from now on; a sleep ends.
+    def check_weights(self, path: str | None) -> None:
+        """Raise ConfigError where `update_weights` would for weights that do not fit; nothing changes."""
+        self._open(path)
+
+    def update_weights(self, path: str | None) -> None:
+        """Compute with the weights of another checkpoint of the same model from now on; a sleep ends. path: None for
+        those of the start.
 
         Requests go on from their tokens, which are computed again. Raises ConfigError where the weights do not fit, and
         nothing changes.

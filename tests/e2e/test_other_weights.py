@@ -156,7 +156,7 @@ def test_a_sleep_gives_memory_back_and_changes_nothing(old: Path) -> None:
         llm.sleep(level=2)
         gc.collect()
         assert [each() for each in kept] == [None] * 3
-        assert llm.engine.is_sleeping
+        assert llm.is_sleeping()
         with pytest.raises(ConfigError, match="a request needs the weights, and the engine sleeps"):
             llm.generate(PROMPTS)
         with pytest.raises(ConfigError, match="time_steps needs the weights"):
@@ -294,7 +294,7 @@ def test_weights_that_do_not_fit_change_nothing(
         before = generated(llm)
         with pytest.raises(ConfigError, match=said):
             llm.update_weights_from_disk(other(tmp_path))
-        assert not llm.engine.is_sleeping
+        assert not llm.is_sleeping()
         assert generated(llm) == before
 
 
@@ -308,7 +308,7 @@ def test_weights_that_cannot_be_read_leave_the_engine_asleep(tmp_path: Path, old
         file.write_bytes(content[:-100])
         with pytest.raises(ConfigError, match=r"model\.safetensors"):
             llm.update_weights_from_disk(new)
-        assert llm.engine.is_sleeping
+        assert llm.is_sleeping()
         llm.wake_up()
         assert generated(llm) == before
 
@@ -339,7 +339,7 @@ def test_ranks_keep_the_same_weights_when_one_cannot_open_or_read_others(
         monkeypatch.setattr(executor, "call", lose)
         with pytest.raises(ConfigError, match=r"model\.safetensors.*the engine sleeps until it has loaded weights"):
             llm.update_weights_from_disk(new)
-        assert llm.engine.is_sleeping
+        assert llm.is_sleeping()
         llm.update_weights_from_disk(old)
         assert generated(llm) == before
 
@@ -397,6 +397,37 @@ async def test_streams_go_on_with_other_weights_and_a_core_that_is_started_again
     with opened(new) as again:
         params = SamplingParams(seed=5, max_tokens=30, ignore_eos=True)
         assert list(again.generate(PROMPTS[0], params)[0].outputs[0].token_ids) == expected
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_replicas_take_weights_from_memory_which_is_given_back(old: Path, new: Path) -> None:
+    tensors = load_oracle(new).state_dict()
+    llm = await AsyncLLM.start(EngineArgs(**arguments(old, data_parallel_size=2)))
+    try:
+        before = await stream(llm, 5, 30)
+        await llm.update_weights_from_tensor(tensors.items())
+        folder = llm._weight_folder
+        assert folder is not None
+        after = [await stream(llm, 5, 30) for _ in range(2)]
+        assert after[0] == after[1] != before
+        with pytest.raises(RequestFailed, match="norm.weight is missing"):
+            await llm.update_weights_from_tensor(
+                {name: each for name, each in tensors.items() if "model.norm" not in name}
+            )
+        assert llm._weight_folder is folder
+        await llm.sleep()
+        await llm.wake_up()
+        assert await stream(llm, 5, 30) == after[0]
+        await llm.update_weights_from_disk(old)
+        assert not folder.path.exists()
+        assert await stream(llm, 5, 30) == before
+        await llm.update_weights_from_tensor(tensors)
+        folder = llm._weight_folder
+        assert folder is not None
+    finally:
+        await llm.shutdown()
+    assert not folder.path.exists()
 
 
 async def stream(llm: AsyncLLM, seed: int, count: int) -> list[int]:

@@ -144,7 +144,7 @@ def test_other_weights_without_the_layer_change_nothing(path: Path, tmp_path: Pa
     with load(path, enable_sleep_mode=True) as llm:
         with pytest.raises(ConfigError, match=r"eh_proj\.weight is missing"):
             llm.update_weights_from_disk(other)
-        assert not llm.engine.is_sleeping
+        assert not llm.is_sleeping()
 
 
 class _Layer:

@@ -17,7 +17,7 @@ from octavo.core.outputs import PinnedPrefix
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine import replica as replica_module
 from octavo.engine.router import LeastLoaded, RoundRobin
-from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError, InvalidRequest
+from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError, InvalidRequest, RequestFailed
 from tests.fakes.core import ScriptedCore, core_ready, endless
 from tests.fakes.engine import make_core
 from tests.fakes.fleet import Deadly, Slow, fleet, kill
@@ -404,6 +404,61 @@ async def test_a_core_is_started_again_as_calls_have_left_it_whose_callers_have_
         kill(llm)
         await eventually(lambda: llm.stats.num_restarts == 1)
         assert await llm._client._replicas[0].client.call("is_sleeping")
+
+
+def failing(core: Any, failing_call: str, path: str) -> list[tuple[str, Any]]:
+    """Let a call of a core's ranks fail where they have opened this path; return what they have opened, as it grows."""
+    call, opened = core.sleep._executor.call, []
+
+    def failing_once(method: str, *arguments: Any) -> Any:
+        if method == "open_weights":
+            opened.append(arguments[0])
+        if method == failing_call and opened[-1] == path:
+            return ["the disk is broken"]
+        return call(method, *arguments)
+
+    core.sleep._executor.call = failing_once
+    return opened
+
+
+@pytest.mark.parametrize("failing_call", ["open_weights", "load_again"])
+@pytest.mark.parametrize("sleeps", [False, True])
+async def test_all_replicas_take_other_weights_or_none(tmp_path: Path, failing_call: str, sleeps: bool) -> None:
+    async with fleet(tmp_path, real_core(), 2) as (llm, cores):
+        opened = [failing(cores.cores[number][0], failing_call, "/bad" if number else "") for number in range(2)]
+        await llm.update_weights_from_disk("/first")
+        if sleeps:
+            await llm.sleep()
+        with pytest.raises(RequestFailed, match="the disk is broken") as caught:
+            await llm.update_weights_from_disk("/bad")
+        assert ("all replicas go on with the weights that they had" in str(caught.value)) == (
+            failing_call == "load_again"
+        )
+        assert await llm.is_sleeping() == sleeps
+        if sleeps:
+            await llm.wake_up()
+        for each, its in zip(cores.cores.values(), opened, strict=True):
+            assert (each[0].sleep._path, each[0].sleep.is_on, its[-1]) == (
+                "/first",
+                False,
+                "/bad" if failing_call == "open_weights" and not sleeps else "/first",
+            )
+        await llm.update_weights_from_disk("/second")
+        assert [each[0].sleep._path for each in cores.cores.values()] == ["/second"] * 2
+        await whole(llm, 1)
+
+
+async def test_replicas_whose_first_update_fails_go_back_to_the_weights_of_the_start(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core(), 2) as (llm, cores):
+        opened = failing(cores.cores[1][0], "load_again", "/bad")
+        with pytest.raises(RequestFailed, match="the disk is broken"):
+            await llm.update_weights_from_disk("/bad")
+        assert opened[-1] is None
+        assert [each[0].sleep._path for each in cores.cores.values()] == [None] * 2
+        assert not await llm.is_sleeping()
+        kill(llm)
+        await eventually(lambda: llm.stats.num_restarts == 1)
+        assert cores.cores[0][-1].sleep._path is None
 
 
 async def test_calls_name_the_replica_and_add_up(tmp_path: Path) -> None:
