@@ -24,6 +24,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.gpu import persistent_kernel
+from benchmarks.gpu.persistent import config_of, constants_of
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, TILE, Division
 from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
@@ -65,6 +67,8 @@ _STRIDES = (
     "slot_stride",
 )
 UNFUSED = {"enable_fp_fusion": False}
+_WAITS = re.compile(r"\bREDG(.*?)\bLDG\.E\.STRONG", re.DOTALL)
+"""What is between a program's arrival at a barrier of the grid and its first look at the counter."""
 _FLOATS = frozenset({"scale", "eps", "offset", "first", "second", "least", "most"})
 _INTEGERS = frozenset(
     {
@@ -159,6 +163,11 @@ def kernels() -> Iterator[Kernel]:
     turned = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
     yield Kernel("rotary", rows.rotary, turned)
     yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16})
+    types = {"layers": "*i64", "counters": "*i32", "angles": "*fp32", "first_layer": "i32", "last_layer": "i32"}
+    for num_rows in (1, 16):
+        constants = constants_of(config_of("qwen3-0.6b"), num_rows, programs=132)
+        constants |= {"BLOCK": 16, "PHASE": persistent_kernel.ALL.value, "TYPE": tl.bfloat16}
+        yield Kernel(f"persistent, {num_rows} rows", persistent_kernel.decode, constants, 8, types)
     yield from drawing_kernels()
 
 
@@ -285,6 +294,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         "hgmma": len(re.findall(r"\bHGMMA", code)),
         "bytes": len(made.asm["cubin"]),
         "loops": [len(each) for each in loops],
+        "requested_before_waits": [len(re.findall(r"LDG\.E\.128", part)) for part in _WAITS.findall(code)],
         "spilled_in_loops": sum(bool(re.search(r"\b(LDL|STL)\b", line)) for each in loops for line in each),
     }
 

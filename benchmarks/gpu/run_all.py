@@ -26,6 +26,7 @@ from torch import Tensor
 from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
 from benchmarks.gpu.figures import figures
 from benchmarks.gpu.logprobs import logprobs
+from benchmarks.gpu.persistent import persistent
 from benchmarks.gpu.ranks import ranks
 from benchmarks.gpu.small import small
 from benchmarks.gpu.swaps import swaps
@@ -316,13 +317,14 @@ def main() -> int:
         "tile-times": tiles,
         "sampler-times": partial(time_sampler, limits),
         "figures": partial(figures, limits),
+        "persistent": partial(persistent, limits),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(parts), choices=parts)
     chosen = parser.parse_args().parts
     print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
     num_failed = 0
-    is_timed = any(name.endswith(("-times", "figures")) for name in chosen)
+    is_timed = any(name.endswith(("-times", "figures", "persistent")) for name in chosen)
     for name, part in [*([("limits", measured)] if is_timed else []), *((name, parts[name]) for name in chosen)]:
         begun = time.monotonic()
         try:

@@ -4,7 +4,7 @@ run one at a time and in order, threads of a program do too, and memory around t
 `sanitized` runs each launch twice: in ascending order, and again over the same memory in another order of programs. It
 reports
 
-- accesses outside of the tensors that the launch was given;
+- accesses outside of the tensors that the launch was given, and of those that one of them `points_to`;
 - memory that a program writes and another one writes or reads, without an atomic with release by the first and one with
   acquire by the other in between;
 - memory that a program writes and reads, or writes twice, by different threads without `tl.debug_barrier` in between;
@@ -292,6 +292,9 @@ def _launched_twice(source: random.Random) -> Callable[..., None]:
     def launch(self: Any, *arguments: Any, **constants: Any) -> None:
         given = {name: interpreter._unwrap_tensor(each) for name, each in zip(self.arg_names, arguments, strict=False)}
         tensors = {name: each for name, each in given.items() if isinstance(each, torch.Tensor)}
+        for name in list(tensors):  # a table of pointers says to which tensors
+            pointed = getattr(tensors[name], "points_to", ())
+            tensors |= {f"{name}[{number}]": each for number, each in enumerate(pointed)}
 
         def run(order: Callable[[int], list[int]], written: set[int]) -> _Run:
             global _run

@@ -62,6 +62,8 @@ def test_the_same_is_so_of_every_kernel() -> None:
     single = [f"attend {what}{kind}" for what in ("one token", "a chunk") for kind in KINDS]
     assert all(found[name]["hmma"] > 0 for name in (*single, "linear, 16 rows", "linear, 32 rows, gated"))
     assert all(found[name]["hgmma"] > 0 for name in ("linear, 64 rows", "linear, 2048 rows, gated"))
+    for name in ("persistent, 1 rows", "persistent, 16 rows"):  # a program attends without weights that it could await
+        assert [min(each, 8) for each in found[name]["requested_before_waits"]] == [8, 0, 8, 8, 8]
     products = [name for name in found if name.startswith("coded")]
     assert len(products) == 14
     assert all(found[name]["imma"] > 0 for name in products)
