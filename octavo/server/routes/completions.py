@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import text_offsets
+from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation
 from octavo.server.logprobs import Position, completion_logprobs, token_text
@@ -36,7 +38,10 @@ class _Completion(Generation):
         self.field_names = {"prompt_token_ids": "prompt"}
         self._num_prompt_chars: dict[int, int] = {}
         """By choices of which something was sent: characters of the prompt that it began with."""
-        others: dict[str, int | None] = {"logprobs": asked.logprobs}
+        others: dict[str, Any] = {"logprobs": asked.logprobs}
+        if asked.suffix:
+            ends = ends_of_filling_in(self.context.llm.tokenizer)
+            others["stop_token_ids"] = [*(asked.given_sampling().get("stop_token_ids") or ()), *ends]
         if asked.max_tokens is not None:
             # the engine always draws a token; an echo alone leaves it out of the response
             others["max_tokens"] = 1 if self.echoes_only else asked.max_tokens

@@ -56,6 +56,15 @@ def test_text_between_prefix_and_suffix_is_told_in_the_words_of_llama_cpp(fillin
     assert (prompt.token_ids, params.max_tokens, params.stop_token_ids) == (IDS, 6, (REPOSITORY, FILE))
 
 
+def test_completion_with_a_suffix_ends_where_infill_does(filling: Served) -> None:
+    for given in ({}, {"stop_token_ids": [7]}):
+        answer = ask(filling.url, "/v1/completions", {"prompt": "a", "suffix": "b", "max_tokens": 6, **given})
+        assert answer.status == 200, answer.body
+    assert [each[2].stop_token_ids for each in filling.llm.requests] == [(REPOSITORY, FILE), (7, REPOSITORY, FILE)]
+    ask(filling.url, "/v1/completions", {"prompt": "a", "suffix": "", "max_tokens": 6})
+    assert filling.llm.requests[-1][2].stop_token_ids == ()
+
+
 def test_other_files_stand_first_and_those_without_room_are_left_out(filling: Served) -> None:
     files = [{"filename": "x", "text": "long" * 100}, {"text": "y", "time": [1, 2]}]
     infill(filling, input_extra=files, n_predict=1)
