@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.config.overrides import overridden
+from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.text_config import TEXT_CONFIG, flattened
@@ -62,9 +62,13 @@ class Checkpoint(Section):
     image_processor: Mapping[builtins.str, Any] | None = None
     """What that says of the image processor; other models have a file of it."""
 
-    def __init__(self, path: Path, config: Mapping[builtins.str, Any]) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[builtins.str, Any], overrides: Mapping[builtins.str, Any] | None = None
+    ) -> None:
+        """config: without the overrides."""
         where = str(path if path.is_file() else path / CONFIG)
-        super().__init__(flattened(config, where), where)
+        written, config = config, overridden(config, overrides or {})
+        super().__init__(flattened(config, where), where, overrides=flat_overrides(written, overrides or {}))
         self.path = path
         self.stored = config
         """All of `config.json` as it is written."""
@@ -97,7 +101,7 @@ class Checkpoint(Section):
         for name in _QUANTIZATION_CONFIGS:
             if config.get(QUANTIZATION) is None and (path / name).is_file():
                 config[QUANTIZATION] = {"quant_method": "gptq", **read_json_object(path / name)}
-        return cls(path, overridden(config, overrides or {}))
+        return cls(path, config, overrides)
 
     @classmethod
     def of(cls, model: ModelConfig) -> Checkpoint:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint, WeightFile
-from octavo.config.overrides import overridden
 from octavo.config.safetensors_header import TensorInfo
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.layout import Placed, placed_tensors, read_config
@@ -61,7 +60,7 @@ class GGUFCheckpoint(Checkpoint):
         if self._encoder is not None:
             self.mmproj, self.image_processor = mmproj, self._encoder.settings
             config = self._encoder.config(config)
-        super().__init__(self.gguf.path, overridden(config, overrides or {}))
+        super().__init__(self.gguf.path, config, overrides)
 
     @cached_property
     def generation_config(self) -> Mapping[builtins.str, Any]:

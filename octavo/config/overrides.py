@@ -32,6 +32,13 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     return _merged(config, overrides)
 
 
+def flat_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides by the names that their values have in the config of the text model."""
+    inner, text = overrides.get(TEXT_CONFIG), config.get(TEXT_CONFIG)
+    own = _with_ropes_in_place(text, inner) if isinstance(inner, Mapping) and isinstance(text, Mapping) else {}
+    return {**_with_ropes_in_place(config, overrides), **own}
+
+
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(config)
     for name, value in _with_ropes_in_place(config, overrides).items():

@@ -6,6 +6,7 @@ import builtins
 import json
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from octavo.errors import CheckpointError, UnsupportedModel
@@ -34,13 +35,21 @@ _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
 class Section:
     """Typed reading of one JSON object; every complaint names the file, the key, what was found and what is expected.
 
-    A key that is `null` counts as absent.
+    A key that is `null` counts as absent. overrides: the values that a person has put over those of the file, which
+    complaints name instead of it.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        prefix: str = "",
+        overrides: Mapping[builtins.str, Any] = MappingProxyType({}),
+    ) -> None:
         self.values = values
         self.where = where
         self._prefix = prefix
+        self._overrides = overrides
 
     def int(self, name: str, default: builtins.int = REQUIRED) -> builtins.int:
         """Return the integer `name`; required when no default is given."""
@@ -93,7 +102,9 @@ class Section:
         """Return the object `name`, or None when it is absent or null."""
         if self.values.get(name) is None:
             return None
-        return Section(self._read(name, dict, {}), self.where, f"{self._path(name)}.")
+        own = self._overrides.get(name)
+        overrides = own if isinstance(own, Mapping) else {}
+        return Section(self._read(name, dict, {}), self.where, f"{self._path(name)}.", overrides)
 
     def expect(self, name: builtins.str, *allowed: object, default: object = REQUIRED) -> Any:
         """Return the value of `name` when it is one of `allowed`; any other is a model that is not implemented.
@@ -106,7 +117,7 @@ class Section:
         if value not in allowed:
             wanted = " or ".join(json.dumps(each) for each in allowed)
             raise UnsupportedModel(
-                f"{self.where}: {self._path(name)} is {shown(value)}, expected {wanted}; "
+                f"{self._origin(name)}: {self._path(name)} is {shown(value)}, expected {wanted}; "
                 "this variant of the model is not implemented"
             )
         return value
@@ -115,12 +126,18 @@ class Section:
         """Raise when one of `names` is set to anything but null, false or empty."""
         for name in names:
             if self.values.get(name):
-                raise UnsupportedModel(f"{self.where}: {self._path(name)} is {shown(self.values[name])}; {because}")
+                raise UnsupportedModel(
+                    f"{self._origin(name)}: {self._path(name)} is {shown(self.values[name])}; {because}"
+                )
 
     def error(self, name: builtins.str, expected: builtins.str) -> CheckpointError:
         """Return the complaint that `name` is not as `expected`."""
         found = f"is {shown(self.values[name])}" if name in self.values else "is missing"
-        return CheckpointError(f"{self.where}: {self._path(name)} {found}, expected {expected}")
+        return CheckpointError(f"{self._origin(name)}: {self._path(name)} {found}, expected {expected}")
+
+    def _origin(self, name: builtins.str) -> builtins.str:
+        """Return where the value of the key comes from."""
+        return f"--hf-overrides (over {self.where})" if name in self._overrides else self.where
 
     def _path(self, name: builtins.str) -> builtins.str:
         """Return where the key is in the file."""

@@ -13,7 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import model_facts
 from octavo.config.overrides import overridden
 from octavo.config.resolve import resolve
-from octavo.errors import ConfigError
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.platform import Platform
 from octavo.worker.identity import model_digest
 from tests.fakes.checkpoints import make_checkpoint
@@ -60,6 +60,35 @@ def test_values_replace_what_they_name(
 def test_values_without_effect_are_refused(config: dict[str, Any], overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         overridden(config, overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "name"),
+    [
+        ({}, {"a": "x"}, "a"),
+        ({}, {"text_config": {"a": "x"}}, "a"),
+        ({"b": {"a": 1}}, {"b": {"a": "x"}}, "b.a"),
+        ({"rope_parameters": {}}, {"rope_theta": "x"}, "rope_parameters.rope_theta"),
+        ({}, {"b": {"a": 1}}, "c"),
+        ({"b": {"a": "x"}}, {"b": {"d": 1}}, "b.a"),
+    ],
+)
+def test_errors_name_the_overrides_where_the_wrong_value_is_theirs(
+    text: dict[str, Any], overrides: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    within = {"text_config": text} if "text_config" in overrides else text
+    checkpoint = Checkpoint(tmp_path, {**within, "c": "x"}, overrides)
+    *outer, last = name.split(".")
+    section = checkpoint.section(outer[0]) if outer else checkpoint
+    assert section is not None
+    is_theirs = name != "c" and overrides != {"b": {"d": 1}}
+    source = rf"--hf-overrides \(over {tmp_path}/config.json\)" if is_theirs else f"{tmp_path}/config.json"
+    with pytest.raises(CheckpointError, match=rf'^{source}: (text_config\.)?{name} is "x", expected an integer'):
+        section.int(last)
+    with pytest.raises(UnsupportedModel, match=f"^{source}: "):
+        section.expect(last, 1)
+    with pytest.raises(UnsupportedModel, match=f"^{source}: "):
+        section.refuse(last, because="it is not supported")
 
 
 def test_a_longer_context_and_another_digest_follow(tmp_path: Path) -> None:
