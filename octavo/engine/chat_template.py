@@ -94,12 +94,16 @@ class ChatTemplate:
         return None if source is None else cls(source, tokenizer.special_tokens, name)
 
     def render(
-        self, messages: Sequence[Message], options: ChatOptions | None = None, limits: RenderLimits | None = None
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions | None = None,
+        limits: RenderLimits | None = None,
+        image: str = "",
     ) -> str:
         """Return the text of a conversation.
 
-        limits: what the rendering may cost. Raises InvalidRequest, which names the message or has what the template
-        complains about, and TemplateTooExpensive.
+        limits: what the rendering may cost. image: what stands for an image where the template knows none. Raises
+        InvalidRequest, which names the message or has what the template complains about, and TemplateTooExpensive.
         """
         import jinja2
 
@@ -115,6 +119,8 @@ class ChatTemplate:
         if isinstance(self._compiled, str):
             raise InvalidRequest(self._compiled, field="chat_template")
         template, wants_parts = self._compiled
+        if image and "image" not in self.source:
+            messages = [_with_text(message, image) for message in _some(messages)]
         normal = [_normal_message(index, message, wants_parts) for index, message in enumerate(_some(messages))]
         values = {**self._special_tokens, **(options.chat_template_kwargs or {})}
         values |= {"messages": normal, "add_generation_prompt": options.add_generation_prompt}
@@ -239,6 +245,15 @@ def _normal_message(index: int, message: Any, wants_parts: bool) -> dict[str, An
         else:
             normal["content"] = "\n".join(part["text"] for part in parts)
     return normal
+
+
+def _with_text(message: Any, image: str) -> Any:
+    """Return a message in which text stands for images."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    text = {"type": "text", "text": image}
+    return {**message, "content": [text if part == {"type": "image"} else part for part in content]}
 
 
 def _parts(content: Any, field: str) -> list[dict[str, str]]:

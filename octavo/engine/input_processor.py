@@ -122,7 +122,8 @@ class InputProcessor:
         spellings = self.tokenizer.special_spellings
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
-        text = template.render(hidden[0], options, limits)
+        marker = self.media.image_marker if "image" in media else None
+        text = template.render(hidden[0], options, limits, "" if marker is None else self.tokenizer.token_text(marker))
         text, cuts = (text, ()) if hidden is given else spellings.show(text)
         return Prompt(checked_text(text, "messages"), None, False, cuts=cuts, multi_modal_data=media or None)
 

@@ -51,6 +51,8 @@ class ImagePrompts:
         config = Section(checkpoint.stored, checkpoint.where)
         self._context = Context(config, settings, encode)
         marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
+        self.marker = marker
+        """The token that stands for an image before it is written out."""
         self._markers = {marker: "image"}
         self._videos = VIDEO_FAMILIES.get(checkpoint.architecture)
         if self._videos is not None and any(key in config.values for key in self._videos.marker):

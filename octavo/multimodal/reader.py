@@ -75,6 +75,11 @@ class MediaReader:
         """Whether prompts may have images."""
         return self._written is not None and "image" in self._written.kinds
 
+    @property
+    def image_marker(self) -> int | None:
+        """The token that stands for an image in a prompt; None for a model that reads none."""
+        return getattr(self._written, "marker", None)
+
     def check(self, kind: str, field: str) -> None:
         """Raise InvalidRequest where the model takes no input of the kind that stands at `field` of a request."""
         if kind not in self._kinds:

@@ -89,3 +89,22 @@ def test_a_chat_needs_nothing_but_the_two_files(tmp_path: Path) -> None:
     a, b, c, lines = map(tokens.index, ("a", "b", "c", "\n\n"))
     assert output.prompt_token_ids == [2, a, b, lines, begin, *[vector] * 16, end, lines, c]
     assert len(output.outputs[0].token_ids) == 6
+
+
+def test_a_template_for_text_alone_has_images_where_they_are_in_the_content(tmp_path: Path) -> None:
+    """As templates of InternVL's files are: they join the content to other text, and know nothing of images."""
+    path = make_released("internvl", tmp_path / "m")
+    text, _ = convert_both(path, "internvl")
+    template = "{% for m in messages %}{{ 'w5 ' + m.content + ' w6 ' }}{% endfor %}"
+    parts = [{"type": "text", "text": "w1"}, {"type": "image", "image": image(0)}, {"type": "text", "text": "<image>"}]
+    llm = LLM(str(text), tokenizer=str(path), num_gpu_blocks_override=64, chat_template=template)
+    try:
+        [found] = llm.chat([{"role": "user", "content": parts}], PARAMS)
+        prompt = {"prompt": "w5 w1 <image> w7 w6", "multi_modal_data": {"image": image(0)}}
+        [expected] = llm.generate([prompt], PARAMS)
+    finally:
+        llm.close()
+    assert found.error is None
+    begin = expected.prompt_token_ids.index(11) + 1  # </img>
+    assert found.prompt_token_ids[:begin] == expected.prompt_token_ids[:begin]
+    assert 4 not in found.prompt_token_ids[begin:]  # what a message spells is no image
