@@ -128,6 +128,8 @@ class DecoderConfig:
         kinds = c.values.get("layer_types") or []
         if "windows" not in own and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
             raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
+        if "windows" not in own and c.has_ropes_by_kind():
+            raise UnsupportedModel(f"{c.where}: rope_parameters differ by kind of layer, expected those of all layers")
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         num_kv_heads = c.positive("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:

@@ -68,6 +68,7 @@ def test_the_number_of_chosen_experts_has_two_names(family: str, key: str) -> No
         ("llama", {"use_sliding_window": True, "architectures": ["IQuestCoderForCausalLM"]}),
         ("mamba2", {"num_heads": 6}),
         ("mamba2", {"n_groups": 3}),
+        ("minimax_m2", {"rope_parameters": {"full_attention": {"rope_theta": 3e3}, "rope_theta": 5e6}}),
         ("mistral4", {"qk_nope_head_dim": 13}),
     ],
 )
