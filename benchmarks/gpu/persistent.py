@@ -58,8 +58,9 @@ CHUNK: Final = 64
 """Keys of an item of attention."""
 WARPS: Final = 8
 """A program has all registers of a multiprocessor: 255 of each thread."""
-ALLOWED: Final = 0.03
-"""Of the norm of what is compared: both ways round to bfloat16, in different places."""
+ALLOWED: Final = 0.02
+"""Of the norm of what is compared, times √(n + 1) behind n layers: both ways round to bfloat16, in different places. A
+CPU in bfloat16 is 0.0025 from one in float32 in the 0.6B's first keys and values, and 0.0075·√n in those behind n."""
 WEIGHTS: Final = (
     *("input_layernorm", "self_attn.qkv_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.o_proj"),
     *("post_attention_layernorm", "mlp.gate_up_proj", "mlp.down_proj"),
@@ -177,23 +178,24 @@ def batch_of(model: DecoderStack, lengths: Sequence[int], dtype: torch.dtype, de
 
 
 def compared(model: DecoderStack, batch: ModelInput, programs: int) -> dict[str, Any]:
-    """Return how far the kernel is from the launches of the engine, in hidden states and in the new keys and values of
-    any layer, and whether it has the same bits again and with each phase as a launch."""
+    """Return how far the kernel is from the launches of the engine, in the new keys and values of any layer and in
+    hidden states (see `ALLOWED`), and whether it has the same bits again and with each phase as a launch."""
     slots = batch.attention[0].slot_mapping
     own = replace(batch, kv_caches=[cache.clone() for cache in batch.kv_caches])
     step = PersistentStep(model, own.kv_caches, programs)
 
     def results(run: Callable[[ModelInput], Tensor], on: ModelInput) -> list[Tensor]:
         hidden = run(on).clone()
-        found = [hidden, *(cache[:, slots // _BLOCK, :, slots % _BLOCK] for cache in on.kv_caches)]
+        found = [*(cache[:, slots // _BLOCK, :, slots % _BLOCK] for cache in on.kv_caches), hidden]
         for cache in on.kv_caches:
             cache[:, slots // _BLOCK, :, slots % _BLOCK] = 0.0
         return found
 
     expected, found, again = (results(run, on) for run, on in ((model, batch), (step, own), (step, own)))
     apart = results(partial(step, has_barriers=False), own)
-    pairs = list(zip(expected, found, strict=True))
-    difference = max(float((one.float() - other.float()).norm() / one.float().norm()) for one, other in pairs)
+    pairs = [(one.float(), other.float()) for one, other in zip(expected, found, strict=True)]
+    norms = [float((one - other).norm() / one.norm()) for one, other in pairs]
+    difference = max(each / (behind + 1) ** 0.5 for behind, each in enumerate(norms))
     return {
         "difference": difference,
         "is_allowed": difference <= ALLOWED,
