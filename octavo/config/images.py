@@ -12,7 +12,8 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "Idefics3", "InternVL", "Llava", "LlavaNext"),
+        *("Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3", "InternVL"),
+        *("LightOnOcr", "Llava", "LlavaNext"),
         *("LlavaOnevision", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
         "SmolVLM",
     )

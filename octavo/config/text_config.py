@@ -34,6 +34,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma4_text": _GEMMA4,
     "glm4v_moe_text": {"attention_bias": True},
     "glm4v_text": {"rms_norm_eps": 1e-5},
+    "glm_ocr_text": {"attention_bias": False, "rms_norm_eps": 1e-5},
     "gpt_oss": {"rope_theta": 150_000.0, "sliding_window": 128, "sliding_window_pattern": 2},
     **{
         each: {"rope_theta": 500_000.0}

@@ -115,10 +115,11 @@ class GlmForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
+        reads_images = c.text_model_type in ("glm4v", "glm_ocr")  # whose configs have other defaults
         return DecoderConfig.common(
             c,
-            head_dim=c.optional_positive("head_dim") or (None if c.text_model_type == "glm4v" else 128),
-            rotary_share=0.5,
+            head_dim=c.optional_positive("head_dim") or (None if reads_images else 128),
+            rotary_share=1.0 if reads_images else 0.5,
             interleaved=True,
             norm_eps=c.positive_float("rms_norm_eps", 1.5625e-07),
             qkv_bias=c.bool("attention_bias", True),

@@ -21,8 +21,9 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Cohere2Vision", "Exaone4_5_", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "Idefics3", "InternVL"),
-        *("KimiK25", "KimiVL", "Lfm2Vl", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3", "Qwen2Audio"),
+        *("Cohere2Vision", "Exaone4_5_", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3"),
+        *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
+        *("Mistral3", "Qwen2Audio"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
 )
@@ -31,6 +32,7 @@ _FAMILY_OF_TYPE: Final = {
     "exaone4_5": "exaone4",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
+    "glm_ocr": "glm4",
     "hunyuan_v1_dense": "hunyuandensev1",
     "hunyuan_v1_moe": "hunyuanmoev1",
     "new": "gte",

@@ -61,7 +61,7 @@ def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
 def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
     """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
     model_type = c.str("model_type", "")
-    sections = rope.values.get("mrope_section", [8, 12, 12] if model_type.startswith("glm4v") else None)
+    sections = rope.values.get("mrope_section", [8, 12, 12] if model_type.startswith(("glm4v", "glm_ocr")) else None)
     if sections is None:
         return ()
     if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:

@@ -66,6 +66,12 @@ def _pixtral(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*([*[token] * width, line_end] * height)[:-1], end]
 
 
+def _lighton(context: Context, token: int, arrays: Arrays) -> list[int]:
+    patch = _vision(context).positive("patch_size") * context.config.positive("spatial_merge_size", 2)
+    height, width = (int(each) // patch for each in arrays["image_sizes"][0])
+    return [token] * (height * width)
+
+
 def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
     merged = _vision(context).positive("spatial_merge_size", 2)
     _, height, width = (int(each) for each in arrays["image_grid_thw"][0])
@@ -174,8 +180,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm46VForConditionalGeneration": _QWEN,
     "Glm4vForConditionalGeneration": _QWEN,
     "Glm4vMoeForConditionalGeneration": _QWEN,
+    "GlmOcrForConditionalGeneration": _QWEN,
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
+    "LightOnOcrForConditionalGeneration": Family(_IMAGE, _IMAGE, _lighton, _SIZED),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
     "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),

@@ -158,6 +158,7 @@ VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
     "Glm46VForConditionalGeneration": _GLM,
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,
+    "GlmOcrForConditionalGeneration": _GLM,
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": _QWEN3,

@@ -223,12 +223,27 @@ def _glm46v() -> tuple[Any, Any]:
     return _glm4v("Glm46V", model_type="glm4v_text")
 
 
+def _glm_ocr() -> tuple[Any, Any]:
+    return _glm4v("GlmOcr", head_dim=8, rope_parameters={"rope_type": "default", "mrope_section": [2, 1, 1]})
+
+
+def _lighton_ocr() -> tuple[Any, Any]:
+    import transformers as tf
+
+    config = tf.LightOnOcrConfig(
+        text_config=tf.Qwen3Config(**TEXT).to_dict(), vision_config=_pixtral_tower().to_dict(), image_token_id=IMAGE
+    )
+    return config, tf.PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14})
+
+
 def _glm4v_moe() -> tuple[Any, Any]:
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
     return _glm4v("Glm4vMoe", **experts, num_hidden_layers=3, routed_scaling_factor=1.5)
 
 
 FAMILIES = {
+    "glm_ocr": (_glm_ocr, "GlmOcrForConditionalGeneration"),
+    "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
     "glm4v": (_glm4v, "Glm4vForConditionalGeneration"),
     "glm4v_moe": (_glm4v_moe, "Glm4vMoeForConditionalGeneration"),
