@@ -126,8 +126,8 @@ def excess_of_schemas(schemas: Iterable[Any]) -> Excess | None:
         ("properties in one object", max(most.num_properties, *sizes), MAX_PROPERTIES),
         ("properties", sum(sizes), MAX_TOTAL_PROPERTIES),
         ("patternProperties in one object", max(pattern_sizes), MAX_PATTERN_PROPERTIES),
-        ("patterns and formats for one value", max(most.num_patterns), MAX_INTERSECTED),
-        ("residues of the multipleOf for one value", max(most.multiples), MAX_MULTIPLE),
+        ("patterns and formats for one value", max(most.burden.num_patterns), MAX_INTERSECTED),
+        ("residues of the multipleOf for one value", max(most.burden.multiples), MAX_MULTIPLE),
         ("residues of all multipleOf", sum({multiple_of(each) for each in parts}), MAX_MULTIPLE),
     )
 

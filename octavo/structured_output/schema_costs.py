@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -16,31 +16,43 @@ _MOST: Final = 1 << 60
 _BELOW: Final = frozenset(
     {"properties", "patternProperties", "additionalProperties", "items", "prefixItems", "$defs", "definitions"}
 )
+_MOST_NAMES: Final = 32
+"""Properties that are told apart where parts are satisfied at once; their number times that of parts is time."""
 _AT_ONCE: Final = frozenset({"allOf", "$ref"})
+
+
+class Burden(NamedTuple):
+    """What one value has to satisfy at once, by how deep it lies below a part; the last is that of all deeper ones.
+
+    num_patterns: with formats. multiples: products of `multipleOf`.
+    """
+
+    num_patterns: tuple[int, ...] = (0,) * _DEPTHS
+    multiples: tuple[int, ...] = (1,) * _DEPTHS
+
+    def below(self) -> Burden:
+        """Return what values have one level deeper."""
+        *upper, before, last = self.num_patterns
+        *upper_multiples, before_multiple, last_multiple = self.multiples
+        return Burden((0, *upper, max(before, last)), (1, *upper_multiples, max(before_multiple, last_multiple)))
 
 
 class Cost(NamedTuple):
     """Of a part of a schema with all that it refers to, too high rather than too low.
 
-    depth: objects inside each other. The others are what one value has to satisfy at once: `num_patterns`, with
-    formats, and `multiples`, the products of its `multipleOf`, both by how deep the value lies below this part, the
-    last entry for all that lie deeper; and the properties of one object.
+    depth: objects inside each other. of_named: what the part asks of the values of its properties by name, and
+    burden: of all others, and of the value itself. num_properties: of one object.
     """
 
     depth: int = 0
-    num_patterns: tuple[int, ...] = (0,) * _DEPTHS
-    multiples: tuple[int, ...] = (1,) * _DEPTHS
+    burden: Burden = Burden()
+    of_named: Mapping[str, Burden] = {}
     num_properties: int = 0
 
-    def below(self) -> Cost:
-        """Return the cost that values one level deeper have."""
-        *upper, before, last = self.num_patterns
-        *upper_multiples, before_multiple, last_multiple = self.multiples
-        return self._replace(
-            num_patterns=(0, *upper, max(before, last)),
-            multiples=(1, *upper_multiples, max(before_multiple, last_multiple)),
-            num_properties=0,
-        )
+    @property
+    def highest(self) -> Burden:
+        """The highest burdens of any value."""
+        return _highest([self.burden, *self.of_named.values()])
 
 
 def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
@@ -68,24 +80,30 @@ def cost_of(schema: Any, named: list[dict[str, Any]]) -> Cost:
         if not isinstance(part, dict):
             return highest(map(known, nodes)) if nodes else Cost()
         every, names = part.get("allOf"), part.get("properties")
-        own = Cost(
-            num_patterns=_at_top(sum(isinstance(part.get(key), str) for key in ("pattern", "format")), 0),
-            multiples=_at_top(multiple_of(part), 1),
-            num_properties=len(names) if isinstance(names, dict) else 0,
+        own = Burden(
+            _at_top(sum(isinstance(part.get(key), str) for key in ("pattern", "format")), 0),
+            _at_top(multiple_of(part), 1),
         )
         if not nodes:
-            return own._replace(depth=1)
-        at_once = [own, *map(known, every if isinstance(every, list) else ())]
-        at_once += map(known, _referred(part.get("$ref"), bases))
-        at_once.append(highest(known(each).below() for key, each in part.items() if key in _BELOW))
-        at_once.append(highest(known(each) for key, each in part.items() if key not in _BELOW | _AT_ONCE))
-        return Cost(
-            depth=1 + max(known(each).depth for each in nodes),
-            num_patterns=tuple(map(sum, zip(*(each.num_patterns for each in at_once), strict=True))),
-            multiples=tuple(
-                min(_MOST, math.prod(each)) for each in zip(*(one.multiples for one in at_once), strict=True)
+            return Cost(1, own, num_properties=len(names) if isinstance(names, dict) else 0)
+        by_name = names if isinstance(names, dict) else {}
+        of_named = {
+            name: known(each).highest.below() for name, each in by_name.items() if isinstance(each, dict | list)
+        }
+        below = [known(each).highest.below() for key, each in part.items() if key in _BELOW and key != "properties"]
+        others = [known(each) for key, each in part.items() if key not in _BELOW | _AT_ONCE]
+        at_once = [
+            Cost(
+                0, _together([own, _highest(below)]), {name: _together([own, each]) for name, each in of_named.items()}
             ),
-            num_properties=sum(each.num_properties for each in at_once),
+            *map(known, every if isinstance(every, list) else ()),
+            *map(known, _referred(part.get("$ref"), bases)),
+            Cost(0, *_joined(others, _highest)),
+        ]
+        return Cost(
+            1 + max(known(each).depth for each in nodes),
+            *_joined(at_once, _together),
+            len(by_name) + sum(each.num_properties for each in at_once[1:-1]) + highest(others).num_properties,
         )
 
     return highest(folded(schema, inner, combine, Cost())) if isinstance(schema, dict | list) else Cost()
@@ -93,13 +111,30 @@ def cost_of(schema: Any, named: list[dict[str, Any]]) -> Cost:
 
 def highest(costs: Iterable[Cost]) -> Cost:
     """Return the highest of each cost."""
-    depths, patterns, multiples, properties = zip(Cost(), *costs, strict=True)
-    return Cost(
-        max(depths),
-        tuple(map(max, zip(*patterns, strict=True))),
-        tuple(map(max, zip(*multiples, strict=True))),
-        max(properties),
-    )
+    found = [Cost(), *costs]
+    burden = _highest([each.highest for each in found])
+    return Cost(max(each.depth for each in found), burden, {}, max(each.num_properties for each in found))
+
+
+def _joined(costs: Sequence[Cost], join: Callable[[Sequence[Burden]], Burden]) -> tuple[Burden, Mapping[str, Burden]]:
+    """Return the joined burdens of values with no name of their own, and of those of properties by name."""
+    names = {name for each in costs for name in each.of_named}
+    if len(names) > _MOST_NAMES:
+        return join([each.highest for each in costs]), {}
+    of_named = {name: join([each.of_named.get(name, each.burden) for each in costs]) for name in names}
+    return join([each.burden for each in costs]), of_named
+
+
+def _together(burdens: Sequence[Burden]) -> Burden:
+    """Return the burden of what has to satisfy all."""
+    patterns, multiples = zip(Burden(), *burdens, strict=True)
+    products = (min(_MOST, math.prod(each)) for each in zip(*multiples, strict=True))
+    return Burden(tuple(map(sum, zip(*patterns, strict=True))), tuple(products))
+
+
+def _highest(burdens: Sequence[Burden]) -> Burden:
+    patterns, multiples = zip(Burden(), *burdens, strict=True)
+    return Burden(tuple(map(max, zip(*patterns, strict=True))), tuple(map(max, zip(*multiples, strict=True))))
 
 
 def _at_top(value: int, elsewhere: int) -> tuple[int, ...]:
