@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
     from rich.console import Console, ConsoleOptions
 
-_LEFT = 34
+_LEFT, _LEFT_OF_COMMANDS = 34, 16
 """Columns for names; longer ones get a line of their own."""
+_NARROW = 72
+"""A terminal with fewer columns has the meaning of an option below its name, indented by `_INDENT`."""
+_INDENT = 8
 
 
 class AlignedHelp:
@@ -20,31 +23,35 @@ class AlignedHelp:
         if not panel.entries:
             return
         _write(console, f"{_text(panel.title)}:")
+        left = _LEFT if console.width >= _NARROW else _INDENT
+        if _text(panel.title) == "Commands":
+            left = _LEFT_OF_COMMANDS
         for entry in panel.entries:
-            _write(console, _entry_text(entry, console.width))
+            _write(console, _entry_text(entry, left, console.width))
         _write(console, "")
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
         if usage:
-            _write(console, f"Usage: {_text(usage).removeprefix('Usage: ')}\n")
+            _write(console, f"Usage: {_text(usage).removeprefix('Usage: ').strip()}\n")
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
         if description:
-            _write(console, f"{_text(description)}\n")
+            lines = _text(description).splitlines()
+            _write(console, "\n".join(textwrap.fill(line, console.width) for line in lines) + "\n")
 
 
-def _entry_text(entry: HelpEntry, width: int) -> str:
+def _entry_text(entry: HelpEntry, left: int, width: int) -> str:
     names = _names(entry)
     meaning = _text(entry.description)
     if entry.default is not None:
         meaning = f"{meaning} [default: {entry.default}]"
     if entry.choices:
         meaning = f"{meaning} [one of: {', '.join(entry.choices)}]"
-    lines = textwrap.wrap(meaning, max(20, width - _LEFT - 1)) or [""]
-    left = f"  {names}".ljust(_LEFT)
-    if len(left) > _LEFT:
-        return "\n".join([left, *(" " * _LEFT + line for line in lines)])
-    return "\n".join([(left + lines[0]).rstrip(), *(" " * _LEFT + line for line in lines[1:])])
+    lines = textwrap.wrap(meaning, max(20, width - left - 1)) or [""]
+    shown = f"  {names}".ljust(left)
+    if len(shown) > left:
+        return "\n".join([shown, *(" " * left + line for line in lines)])
+    return "\n".join([(shown + lines[0]).rstrip(), *(" " * left + line for line in lines[1:])])
 
 
 def _names(entry: HelpEntry) -> str:

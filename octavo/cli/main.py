@@ -14,7 +14,7 @@ from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import OctavoError, ServerUnreachable
 
 if TYPE_CHECKING:  # the parser is imported while the core of a server is
-    from cyclopts import App, CycloptsError, UnknownOptionError
+    from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -93,16 +93,21 @@ def build_app(core: SpawnedCore | None = None) -> App:
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    words = sys.argv[1:] if tokens is None else tokens
-    if words[:1] == ["serve"] and not any(_NO_CORE.fullmatch(word) for word in words):
-        with SpawnedCore() as core:  # it imports while the command line is read
-            return invoke(build_app(core), words)
-    return invoke(build_app(), words)
+    words = list(sys.argv[1:] if tokens is None else tokens)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    try:
+        if words[:1] == ["serve"] and not any(_NO_CORE.fullmatch(word) for word in words):
+            with SpawnedCore() as core:  # it imports while the command line is read
+                return invoke(build_app(core), words)
+        return invoke(build_app(), words)
+    except KeyboardInterrupt:  # while the command line is read
+        return _interrupted()
 
 
 def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     """Run a tree of commands and return the exit code; what goes wrong becomes one line on stderr."""
-    from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
+    from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
     from octavo.cli.terminal import exchange_any_text
 
@@ -121,6 +126,8 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
         return _fail(f"{surplus!r} is more than this command takes; {remedy}", EXIT_USAGE)
     except UnknownOptionError as error:
         return _fail(_unknown_option(error), EXIT_USAGE)
+    except MissingArgumentError as error:
+        return _fail(_missing_argument(error), EXIT_USAGE)
     except CycloptsError as error:
         return _fail(_value_of_others(error) or " ".join(str(error).split()), EXIT_USAGE)
     except ServerUnreachable as error:
@@ -128,8 +135,7 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     except OctavoError as error:
         return _fail(str(error), EXIT_ERROR)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         # the reader went away (`octavo run ... | head`)
         _leave_output()
@@ -141,6 +147,11 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
         where = error.filename or "standard output"
         return _fail(f"{where} cannot be written: {error.strerror}; free some space, and try again", EXIT_ERROR)
     return result if isinstance(result, int) else 0
+
+
+def _interrupted() -> int:
+    print(file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -175,6 +186,13 @@ def _unknown_option(error: UnknownOptionError) -> str:
     if len(begun) == 1:
         return f"Unknown option: {flag}. Did you mean {begun[0]}?"
     return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or " ".join(str(error).split())
+
+
+def _missing_argument(error: MissingArgumentError) -> str:
+    command = " ".join(("octavo", *(error.command_chain or ())))
+    assert error.argument is not None
+    said = f"{error.keyword} needs a value" if error.keyword else f"{error.argument.name} is missing"
+    return f"{said}; `{command} --help` says which"
 
 
 def _value_of_others(error: CycloptsError) -> str | None:

@@ -63,7 +63,7 @@ def run(
     except CheckpointError as error:
         if model is None or _is_surely_a_model(model):
             raise
-        raise CheckpointError(f"{error}. If {model} is a part of the prompt, put all of that into quotes") from error
+        raise CheckpointError(f"{error} (if {model} is a part of the prompt, put all of that into quotes)") from error
     room = max(1, engine.ready.max_model_len - len(engine.tokenizer.encode(prompt)))
     # an impossible min_tokens is refused because of the context, not because of this default
     most = min(_MAX_TOKENS, room) if given.values.get("min_tokens", 0) <= room else None

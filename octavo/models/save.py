@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -58,8 +59,8 @@ class _Written(NamedTuple):
 def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) -> Saved:
     """Write the checkpoint to `folder` as int4, in which `group` inputs share a scale, or as int8.
 
-    Raises ConfigError for a folder that is not empty or cannot be made, and CheckpointError for weights that cannot be
-    quantised.
+    Raises ConfigError for a folder that is not empty or cannot be written, and CheckpointError for weights that cannot
+    be quantised.
     """
     if checkpoint.section(QUANTIZATION) is not None:
         why = "is quantised already" if checkpoint.gguf is None else "is a GGUF file"
@@ -72,22 +73,37 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}; name another directory") from error
-    places: dict[str, str] = {}
-    for number, tensors in enumerate(files.values(), 1):
-        name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
-        places.update(dict.fromkeys(_write(folder / name, tensors, wanted, kind, group), name))
-    after = sum((folder / name).stat().st_size for name in set(places.values()))
-    if len(files) > 1:
-        index = {"metadata": {"total_size": after}, "weight_map": places}
-        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    matrices = [each for own in files.values() for each in own if len(each.shape) > 1]
-    kept = [each.name.removesuffix(".weight") for each in matrices if each.name not in wanted]
-    for path in sorted(checkpoint.path.iterdir()):
-        if path.is_file() and path.name != CONFIG and not path.name.endswith(_WEIGHTS):
-            shutil.copyfile(path, folder / path.name)
-    config = {**read_json_object(checkpoint.path / CONFIG), QUANTIZATION: _config(kind, group, kept)}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with _whole_or_nothing(folder):
+        places: dict[str, str] = {}
+        for number, tensors in enumerate(files.values(), 1):
+            name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
+            places.update(dict.fromkeys(_write(folder / name, tensors, wanted, kind, group), name))
+        after = sum((folder / name).stat().st_size for name in set(places.values()))
+        if len(files) > 1:
+            index = {"metadata": {"total_size": after}, "weight_map": places}
+            (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        matrices = [each for own in files.values() for each in own if len(each.shape) > 1]
+        kept = [each.name.removesuffix(".weight") for each in matrices if each.name not in wanted]
+        for path in sorted(checkpoint.path.iterdir()):
+            if path.is_file() and path.name != CONFIG and not path.name.endswith(_WEIGHTS):
+                shutil.copyfile(path, folder / path.name)
+        config = {**read_json_object(checkpoint.path / CONFIG), QUANTIZATION: _config(kind, group, kept)}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return Saved(len(wanted), kept, sum(each.nbytes for own in files.values() for each in own), after)
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Remove what was written to the folder when the rest cannot be. Raises ConfigError instead of OSError."""
+    try:
+        yield
+    except BaseException as error:
+        for path in folder.iterdir():
+            path.unlink()
+        if isinstance(error, OSError):
+            place = error.filename or folder
+            raise ConfigError(f"{place}: {error.strerror}; what was written to {folder} is removed") from error
+        raise
 
 
 def _weights(checkpoint: Checkpoint, group: int, stored: list[StoredTensor]) -> set[str]:

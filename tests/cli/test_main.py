@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octavo import __version__
-from octavo.cli.main import _COMMANDS, EXIT_ERROR, EXIT_USAGE, main
+from octavo.cli.main import _COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
 
 
 def run_octavo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -97,6 +97,36 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "explain",
         "bench",
     ]
+
+
+def test_help_of_a_command_may_be_asked_for_in_front(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "pull"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["pull", "--help"]) == 0
+    assert shown == capsys.readouterr().out
+    assert shown.startswith("Usage: octavo pull MODEL [OPTIONS]\n\nDownload")
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["top"], ["explain"], ["serve"]])
+def test_help_fits_a_narrow_terminal(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main([*arguments, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 50 and " " in line.strip()] == []
+    assert sum(len(line) for line in lines) > 15 * len(lines), "the column of names leaves no room for their meaning"
+
+
+def test_ctrl_c_while_the_command_line_is_read_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.cli.main.build_app", interrupt)
+    assert main(["explain"]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "\n"
 
 
 def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
 
     monkeypatch.setattr("octavo.cli.run.load", load)
     assert main(["run", "Once", "upon"]) == EXIT_ERROR
-    said = "Once: there is no such model. If Once is a part of the prompt, put all of that into quotes"
+    said = "Once: there is no such model (if Once is a part of the prompt, put all of that into quotes)"
     assert said in capsys.readouterr().err
 
 

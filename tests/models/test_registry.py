@@ -34,7 +34,8 @@ def test_a_known_architecture_leads_to_the_class_of_its_name(tmp_path: Path) -> 
 def test_without_an_architecture_the_type_of_model_leads_there(absent: dict[str, Any], tmp_path: Path) -> None:
     for family in FAMILIES:
         config = family_config(family)
-        (tmp_path / "config.json").write_text(json.dumps({**absent, "model_type": config.model_type, "rope_theta": 1e4}))
+        stated = {"model_type": config.model_type, "rope_theta": 1e4}
+        (tmp_path / "config.json").write_text(json.dumps({**absent, **stated}))
         with_type = resolve_model(Checkpoint.open(tmp_path))
         assert with_type is resolve_model(named(tmp_path, config.architectures[0])), family
 

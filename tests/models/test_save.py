@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +54,28 @@ def test_codes_are_the_nearest_and_no_scale_is_negative(tmp_path: Path) -> None:
     )  # type: ignore[union-attr]
     assert ((values - weight).abs() <= scales.repeat_interleave(128, 1) * 2.1).all()
     assert error(values, weight) < 0.12
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [(OSError(errno.ENOSPC, "No space left on device"), ConfigError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_what_cannot_be_written_whole_is_removed(
+    failure: BaseException, raised: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = make_checkpoint("llama", tmp_path / "m", **SIZES)
+    (plain / "README.md").touch()
+
+    def fail(*_: object) -> None:
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfile", fail)
+        with pytest.raises(raised) as caught:
+            save_quantized(Checkpoint.open(plain), tmp_path / "out", "int8", 128)
+    assert raised is KeyboardInterrupt or "out: No space left on device; what was written" in str(caught.value)
+    save_quantized(Checkpoint.open(plain), tmp_path / "out", "int8", 128)
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
