@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_SPECIAL = (_UNKNOWN, _CONTROL)
 _WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -117,8 +118,8 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
         )
     try:
         backend = _MAKERS[model](file, ids, types)
-        added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-        backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False) for token, kind in added])
+        added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (*_SPECIAL, _USER_DEFINED)]
+        backend.add_tokens([AddedToken(token, special=kind in _SPECIAL, normalized=False) for token, kind in added])
     except (CheckpointError, UnsupportedModel):
         raise
     except Exception as error:  # the library raises bare Exception for every kind of damage

@@ -121,6 +121,16 @@ def test_tokens_to_fill_in_are_those_that_the_file_names(tmp_path: Path, names: 
     assert (tokens_to_fill_in.repository, tokens_to_fill_in.file) == (5, 6)
 
 
+def test_the_unknown_token_is_a_special_one_and_has_no_text(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"model": "llama", "tokens": ["<unk>", "<s>", "a"], "token_type": [2, 3, 1]}
+    own |= {"scores": [0.0, 0.0, 0.0], "unknown_token_id": 0}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
+    tokenizer = Tokenizer.open(path)
+    assert tokenizer.special_ids == {0, 1}
+    assert tokenizer.decode([2, 0, 2]) == "aa"
+
+
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [
