@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal
 
-from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
+from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin
 from octavo.server.formats.format import Format
 from octavo.server.formats.marks import Found, Mark, Marks
 from octavo.server.formats.readers import CallWriter, reader_of
@@ -116,14 +116,14 @@ class OutputParser:
         assert self._format.calls is not None
         if found is not None:
             self._source.keep_from(found.start)
-        num_before = self._writer.num_calls
-        is_kept = True
+        is_first = True
         try:
             for event in reader_of(self._format.calls.content)(self._source, self._format.calls, self._writer, found):
-                if is_kept and self._writer.num_calls > num_before:
-                    is_kept = False
+                if isinstance(event, ToolCallBegin):
                     self._source.drop_kept()
-                    yield from self._text.cut()
+                    if is_first:
+                        is_first = False
+                        yield from self._text.cut()
                 yield event
         except Malformed:
             yield from self._text(self._source.kept())

@@ -92,6 +92,8 @@ def _read_calls(source: Source, form: CallFormat, writer: CallWriter, found: Fou
     while True:
         char = yield from source.peek()
         if char == "{":
+            if writer.num_calls > num_before:  # what is no call behind one that is stays text, too
+                source.keep_from(source.at)
             source.at += 1
             yield from _read_call(source, form, writer)
         elif char and char in "[],;":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -121,6 +122,31 @@ def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
     assert (whole.text, whole.reasoning) == (None, "so" if name == "gpt_oss" else None)
     for pieces in cuttings(text, 6):
         assert read(form(name), pieces, tools=TOOLS) == whole
+
+
+@pytest.mark.parametrize("name", ["cohere", "granite", "hunyuan", "llama3", "mistral", "nemotron"])
+def test_a_list_that_is_cut_within_a_later_call_has_the_calls_before_it(name: str) -> None:
+    text, second = TEXTS[name], TEXTS[name].index('"g"')
+    for end in range(second - 12, second + 18):
+        found = read(form(name), [text[:end]], tools=TOOLS)
+        assert [call.name for call in found.calls] in (["f"], ["f", "g"])
+        assert read(form(name), list(text[:end]), tools=TOOLS) == found
+    left = read(form(name), [text[: second + 6]], tools=TOOLS).text
+    assert left is not None
+    assert left.startswith("{")
+    assert text[: second + 6].endswith(left)
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(15):
+        text = TEXTS[name]
+        for _ in range(draw.randrange(1, 4)):
+            start, length = draw.randrange(len(text)), draw.randrange(12)
+            text = text[:start] + draw.choice(['"', "{", "}]", "\\", "é", "", text[:20]]) + text[start + length :]
+        whole = read(form(name), [text], tools=TOOLS)
+        assert all(read(form(name), pieces, tools=TOOLS) == whole for pieces in cuttings(text, 2)), text
 
 
 @pytest.mark.parametrize(
