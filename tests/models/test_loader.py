@@ -282,7 +282,7 @@ def test_a_variant_that_is_not_implemented_is_refused_by_name(
         ),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "default"}}},
-            "rope_parameters.full_attention is missing, expected the rotary parameters of such layers",
+            "rope_parameters differ by kind of layer, expected those of all layers",
         ),
         (
             {
@@ -305,6 +305,13 @@ def test_numbers_that_contradict_each_other_are_named(llama: Path, changes: dict
     edit_config(llama, **changes)
     with pytest.raises(CheckpointError, match=message):
         load(llama)
+
+
+def test_each_kind_of_layer_has_its_rotation(tmp_path: Path) -> None:
+    path = make_checkpoint("gemma3", tmp_path)
+    edit_config(path, rope_parameters={"sliding_attention": {"rope_type": "default"}})
+    with pytest.raises(CheckpointError, match=r"rope_parameters\.full_attention is missing, expected the rotary param"):
+        load(path)
 
 
 def test_a_width_below_one_is_named(tmp_path: Path) -> None:
