@@ -38,7 +38,7 @@ class Burden(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of a part of a schema with all that it refers to, too high rather than too low.
+    """What a part of a schema costs with all that it refers to, too high rather than too low.
 
     depth: objects inside each other. of_named: what the part asks of the values of its properties by name, and
     burden: of all others, and of the value itself. num_properties: of one object.
