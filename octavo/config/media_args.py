@@ -13,11 +13,16 @@ MOST_IMAGES: Final = 16
 MOST_SOUNDS: Final = 4
 MOST_VIDEOS: Final = 2
 """Of one prompt, by default."""
-_IMAGE_SETTINGS: Final[dict[str, type]] = {
-    **dict.fromkeys(("min_pixels", "max_pixels", "min_patches", "max_patches", "max_soft_tokens"), int),
-    "do_image_splitting": bool,
+_IMAGE_SETTINGS: Final[dict[str, int | None]] = {
+    "min_pixels": 1 << 25,
+    "max_pixels": 1 << 31,
+    "min_patches": 256,
+    "max_patches": 256,
+    "max_soft_tokens": 8192,
+    "do_image_splitting": None,
 }
-"""Settings of image processors that decide how many tokens an image has, and what they are."""
+"""Settings of image processors that decide how many tokens an image has, and the most that each may be, so that no
+image is scaled up to more than memory holds; None for true or false."""
 _KNOWN_SETTINGS: Final = ", ".join(sorted(_IMAGE_SETTINGS))
 _DEFAULTS: Final = {"image": MOST_IMAGES, "video": MOST_VIDEOS, "audio": MOST_SOUNDS}
 
@@ -67,9 +72,10 @@ def media_limits(args: MediaArgs) -> dict[str, int]:
     for name, value in args.mm_processor_kwargs.items():
         if name not in _IMAGE_SETTINGS:
             raise ConfigError(f"mm_processor_kwargs has {name}; known are {_KNOWN_SETTINGS}")
-        is_fitting = 0 < value < 1 << 31 if type(value) is int else type(value) is bool
-        if type(value) is not _IMAGE_SETTINGS[name] or not is_fitting:
-            expected = "true or false" if _IMAGE_SETTINGS[name] is bool else "a positive number"
+        most = _IMAGE_SETTINGS[name]
+        fits = type(value) is bool if most is None else type(value) is int and 0 < value <= most
+        if not fits:
+            expected = "true or false" if most is None else f"1 to {most:,}"
             raise ConfigError(f"mm_processor_kwargs has {name}={str(value)[:100]}, expected {expected}")
     limits = args.limit_mm_per_prompt
     for kind, limit in limits.items():
