@@ -18,29 +18,13 @@ from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
 from octavo.server.generation import json_response
 from octavo.server.keys import Right
-from octavo.server.responses.adapters import AdapterLoaded, AdapterUnloaded
 from octavo.server.responses.audio import VerboseTranscription
 from octavo.server.responses.chat import ChatCompletionResponse
 from octavo.server.responses.completions import CompletionResponse
-from octavo.server.responses.health import Drained, Health, Index, Load, Version
-from octavo.server.responses.infill import InfillResponse
-from octavo.server.responses.kv_events import KvEvent
-from octavo.server.responses.live import LiveEvent
 from octavo.server.responses.messages import MessageResponse, TokenCount
-from octavo.server.responses.models import Model, ModelList
-from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
 from octavo.server.responses.responses import InputTokens, ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
-from octavo.server.responses.sleep import SleepState, WeightsUpdated
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
-from octavo.server.responses.vectors import (
-    ClassificationList,
-    CohereEmbeddings,
-    EmbeddingList,
-    PooledList,
-    Reranked,
-    ScoreList,
-)
 from octavo.server.routes import (
     adapters,
     audio,
@@ -60,18 +44,13 @@ from octavo.server.routes import (
     tokens,
     vectors,
 )
-from octavo.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
-from octavo.server.schema.health import DrainRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
-from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
-from octavo.server.schema.queries import KvEventsQuery, NoQuery, RequestIdQuery, SleepQuery, WakeUpQuery
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, ResponsesRequest, TextConfig
-from octavo.server.schema.sleep import UpdateWeightsRequest
-from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
 from octavo.server.schema.vectors import (
     ClassifyRequest,
     CohereEmbedRequest,
@@ -83,6 +62,19 @@ from octavo.server.schema.vectors import (
 
 Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 """Returns the response, which is itself an ASGI application. Raises InvalidRequest or ApiError."""
+
+
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No parameters."""
+
+
+class Index(msgspec.Struct):
+    """Response of `GET /`: the endpoints."""
+
+    name: str
+    version: str
+    model: str
+    endpoints: dict[str, Any]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -145,89 +137,75 @@ async def openapi(context: ServerContext, request: Request) -> Response:
     return json_response(document())
 
 
+def _command(
+    path: str,
+    handler: Handler,
+    request: type[msgspec.Struct] | None,
+    response: type[msgspec.Struct],
+    right: Right = Right.OPERATE,
+    query: type[msgspec.Struct] = NoQuery,
+) -> Endpoint:
+    """Return an endpoint that changes the engine, which takes no parameters in the URL but those of `query`."""
+    return Endpoint("POST", path, handler, request, response, right=right, query=query)
+
+
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
     Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
-    Endpoint("POST", "/infill", infill.create, InfillRequest, InfillResponse),
+    Endpoint("POST", "/infill", infill.create, InfillRequest, infill.InfillResponse),
     Endpoint("POST", "/v1/responses", responses.create, ResponsesRequest, ModelResponse),
-    Endpoint("POST", "/v1/responses/input_tokens", responses.input_tokens, InputTokensRequest, InputTokens),
+    Endpoint("POST", "/v1/responses/input_tokens", tokens.input_tokens, InputTokensRequest, InputTokens),
     *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),
     Endpoint("POST", "/v1/messages", messages.create, MessagesRequest, MessageResponse),
-    Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount),
-    Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, EmbeddingList),
-    Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, CohereEmbeddings),
-    *(Endpoint("POST", path, vectors.rerank, RerankRequest, Reranked) for path in _RERANK),
-    *(Endpoint("POST", path, vectors.score, ScoreRequest, ScoreList) for path in ("/score", "/v1/score")),
-    Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, ClassificationList),
-    Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, PooledList),
+    Endpoint("POST", "/v1/messages/count_tokens", tokens.count_tokens, CountTokensRequest, TokenCount),
+    Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, vectors.EmbeddingList),
+    Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, vectors.CohereEmbeddings),
+    *(Endpoint("POST", path, vectors.rerank, RerankRequest, vectors.Reranked) for path in _RERANK),
+    *(Endpoint("POST", path, vectors.score, ScoreRequest, vectors.ScoreList) for path in ("/score", "/v1/score")),
+    Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, vectors.ClassificationList),
+    Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, vectors.PooledList),
     Endpoint(
         "POST", "/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, VerboseTranscription, is_form=True
     ),
     Endpoint(
         "POST", "/v1/audio/translations", audio.translate, TranscriptionRequest, VerboseTranscription, is_form=True
     ),
-    Endpoint("GET", "/v1/models", models.list_models, None, ModelList),
-    Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, Model),
-    Endpoint(
-        "POST",
-        "/v1/load_lora_adapter",
-        adapters.load,
-        LoadAdapterRequest,
-        AdapterLoaded,
-        right=Right.OPERATE,
-        query=NoQuery,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/unload_lora_adapter",
-        adapters.unload,
-        UnloadAdapterRequest,
-        AdapterUnloaded,
-        right=Right.OPERATE,
-        query=NoQuery,
-    ),
+    Endpoint("GET", "/v1/models", models.list_models, None, models.ModelList),
+    Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, models.Model),
+    _command("/v1/load_lora_adapter", adapters.load, adapters.LoadAdapterRequest, adapters.AdapterLoaded),
+    _command("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadAdapterRequest, adapters.AdapterUnloaded),
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
-    Endpoint(
-        "POST", "/pin_prefix", prefix_cache.pin, PinPrefixRequest, PinPrefixResponse, right=Right.CACHE, query=NoQuery
-    ),
-    Endpoint(
-        "POST",
-        "/unpin_prefix",
-        prefix_cache.unpin,
-        PrefixRequest,
-        UnpinPrefixResponse,
-        right=Right.CACHE,
-        query=NoQuery,
-    ),
-    Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE, query=NoQuery),
-    Endpoint("GET", "/is_sleeping", sleep.is_sleeping, None, SleepState, right=Right.OBSERVE, query=NoQuery),
-    Endpoint("POST", "/sleep", sleep.sleep, None, SleepState, right=Right.OPERATE, query=SleepQuery),
-    Endpoint("POST", "/wake_up", sleep.wake_up, None, SleepState, right=Right.OPERATE, query=WakeUpQuery),
-    Endpoint(
-        "POST",
-        "/update_weights_from_disk",
-        sleep.update_weights,
-        UpdateWeightsRequest,
-        WeightsUpdated,
-        right=Right.OPERATE,
-        query=NoQuery,
-    ),
-    Endpoint("POST", "/drain", health.drain, DrainRequest, Drained, right=Right.OPERATE, query=NoQuery),
-    Endpoint("GET", "/health", health.health, None, Health, is_open=True),
-    Endpoint("GET", "/ready", health.ready, None, Health, is_open=True),
-    Endpoint("GET", "/ping", health.health, None, Health, is_open=True),
-    Endpoint("POST", "/ping", health.health, None, Health, is_open=True),
-    Endpoint("GET", "/load", health.load, None, Load, right=Right.OBSERVE),
+    _command("/pin_prefix", prefix_cache.pin, PinPrefixRequest, prefix_cache.PinPrefixResponse, Right.CACHE),
+    _command("/unpin_prefix", prefix_cache.unpin, PrefixRequest, prefix_cache.UnpinPrefixResponse, Right.CACHE),
+    _command("/reset_prefix_cache", prefix_cache.reset, None, prefix_cache.CacheReset, Right.CACHE),
+    Endpoint("GET", "/is_sleeping", sleep.is_sleeping, None, sleep.SleepState, right=Right.OBSERVE, query=NoQuery),
+    _command("/sleep", sleep.sleep, None, sleep.SleepState, query=sleep.SleepQuery),
+    _command("/wake_up", sleep.wake_up, None, sleep.SleepState, query=sleep.WakeUpQuery),
+    _command("/update_weights_from_disk", sleep.update_weights, sleep.UpdateWeightsRequest, sleep.WeightsUpdated),
+    _command("/drain", health.drain, health.DrainRequest, health.Drained),
+    Endpoint("GET", "/health", health.health, None, health.Health, is_open=True),
+    Endpoint("GET", "/ready", health.ready, None, health.Health, is_open=True),
+    Endpoint("GET", "/ping", health.health, None, health.Health, is_open=True),
+    Endpoint("POST", "/ping", health.health, None, health.Health, is_open=True),
+    Endpoint("GET", "/load", health.load, None, health.Load, right=Right.OBSERVE),
     Endpoint("GET", "/tokenizer_info", health.tokenizer_info),
     Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
-    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList, query=RequestIdQuery),
-    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList, query=RequestIdQuery),
-    Endpoint("GET", "/live", live.stream, None, LiveEvent, right=Right.OBSERVE),
-    Endpoint("GET", "/kv/events", kv_events.stream, None, KvEvent, right=Right.KV_EVENTS, query=KvEventsQuery),
-    Endpoint("GET", "/version", health.version, None, Version, is_open=True),
+    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList, query=scheduler.RequestIdQuery),
+    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList, query=scheduler.RequestIdQuery),
+    Endpoint("GET", "/live", live.stream, None, live.LiveEvent, right=Right.OBSERVE),
+    Endpoint(
+        "GET",
+        "/kv/events",
+        kv_events.stream,
+        None,
+        kv_events.KvEvent,
+        right=Right.KV_EVENTS,
+        query=kv_events.KvEventsQuery,
+    ),
+    Endpoint("GET", "/version", health.version, None, health.Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),
     Endpoint("GET", "/page/{name}", page.file, is_open=True, values=page.FILES),
     Endpoint("GET", "/openapi.json", openapi, is_open=True),

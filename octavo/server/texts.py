@@ -38,10 +38,9 @@ from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
-from octavo.server.schema.prefix_cache import PrefixRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.shim import ShimRequest
-from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
 from octavo.server.schema.vectors import VectorRequest
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from octavo.server.decode import decode, refused_fields
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
-from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
-from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
 
 REQUESTS = [
     ChatCompletionRequest,

@@ -21,8 +21,7 @@ from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
-from octavo.server.schema.prefix_cache import PrefixRequest
-from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
 from octavo.server.text_pool import SHORT_JOB_BYTES, TextPool
 from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup, name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer

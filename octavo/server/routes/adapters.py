@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.context import ServerContext
-from octavo.server.decode import decode, read_body
+from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import ApiError
 from octavo.server.generation import json_response
-from octavo.server.responses.adapters import AdapterLoaded, AdapterUnloaded
-from octavo.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
+
+
+class LoadAdapterRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/load_lora_adapter`: a name, a folder, and whether it may take the place of an adapter of this name."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/unload_lora_adapter`: the name. lora_int_id is accepted from clients of vLLM, and not read."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+class AdapterLoaded(Struct, frozen=True):
+    """Response of `POST /v1/load_lora_adapter`. digest: SHA-256 of the adapter's files in hexadecimal digits."""
+
+    lora_name: str
+    digest: str
+
+
+class AdapterUnloaded(Struct, frozen=True):
+    """Response of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
+    unloaded: bool = True
 
 
 async def load(context: ServerContext, request: Request) -> Response:

@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
 from octavo.server.context import ServerContext
-from octavo.server.decode import decode, read_body
+from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import shutting_down
 from octavo.server.generation import json_response
-from octavo.server.responses.health import Drained, EngineState, Health, Load, Version
-from octavo.server.schema.health import DrainRequest
+
+
+class DrainRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /drain`: the number of a replica, and whether it is stopped instead of started again."""
+
+    replica: int = 0
+    stop: bool = False
+
+
+class Drained(Struct, frozen=True):
+    """Response of `POST /drain`: the number of open requests that go on elsewhere, or once the replica is ready."""
+
+    moved_requests: int
+
+
+class EngineState(Struct, frozen=True):
+    """The state of an engine core: "ready", "starting" (which on another machine includes that it cannot be connected
+    to) or "stopped"."""
+
+    replica: int
+    role: str | None
+    state: Literal["ready", "starting", "stopped"]
+
+
+class Health(Struct, frozen=True):
+    """Response of `GET /health`."""
+
+    engines: list[EngineState]
+
+
+class Load(Struct, frozen=True):
+    """Response of `GET /load`, in vLLM's words."""
+
+    server_load: int
+
+
+class Version(Struct):
+    """Response of `GET /version`."""
+
+    version: str
 
 
 async def health(context: ServerContext, request: Request) -> Response:

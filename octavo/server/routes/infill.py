@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,9 +17,35 @@ from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation, named_by_the_client
 from octavo.server.responses.common import Timings
-from octavo.server.responses.infill import InfillChunk, InfillResponse
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.sending import EventStream
+
+
+class InfillChunk(Struct, kw_only=True):
+    """What is new of a text in a stream."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool = False
+
+
+class InfillResponse(InfillChunk, kw_only=True):
+    """Response of `POST /infill`, an array of them for several texts, and the last chunk of a text in a stream.
+
+    stop_type: `eos`, `limit` or `word`. tokens_cached: tokens of the prompt, of which there are tokens_evaluated, that
+    had their KV already.
+    """
+
+    stop: bool = True
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    truncated: bool = False
+    stop_type: str
+    stopping_word: str
+    timings: Timings | UnsetType = UNSET
 
 
 async def create(context: ServerContext, request: Request) -> Response | EventStream:

@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from octavo.core.block_events import BlockEvent, BlockEvents
@@ -19,8 +20,6 @@ from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import reports
-from octavo.server.responses.kv_events import KvEvent
-from octavo.server.schema.queries import KvEventsQuery
 from octavo.server.sending import EventStream
 
 POLL_S: Final = 0.1
@@ -32,6 +31,32 @@ _MOST_DIGESTS: Final = 256
 """Digests of one event."""
 _MOST_STARTS: Final = 512
 """Replicas in the id of an event."""
+
+
+class KvEventsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`GET /kv/events`."""
+
+    after: Annotated[str, Meta(description="the id of the last event that the reader has")] = ""
+
+
+class KvEvent(Struct, frozen=True, omit_defaults=True):
+    """Data of an event of `GET /kv/events`. `stored` and `removed` name blocks of one cache group by their digests;
+    `cleared` begins what is sent of a replica: nothing that was sent of it before holds.
+
+    sequence: the number of the event in its replica; of several blocks it is that of the last. time: Unix seconds.
+    parent: the digest of the block before the first one, or the root of its chain; the blocks follow one another.
+    num_tokens: of all the blocks; the last block of a prompt may be partly filled.
+    """
+
+    kind: Literal["stored", "removed", "cleared"]
+    sequence: int
+    time: float
+    replica: int
+    cache_group: int | None = None
+    digests: list[str] = []
+    parent: str | None = None
+    block_size: int | None = None
+    num_tokens: int = 0
 
 
 async def stream(context: ServerContext, request: Request) -> EventStream:

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: conversations in the form of Anthropic's API."""
+"""`POST /v1/messages`: conversations in the form of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from octavo.server.formats.events import (
     ToolCallEnd,
 )
 from octavo.server.responses.messages import ContentBlock, MessageDelta, MessageEvent, MessageResponse, MessageUsage
-from octavo.server.routes.tokens import about_tokens
-from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
+from octavo.server.schema.messages import MessagesRequest
 from octavo.server.sending import EventStream
 from octavo.server.turn import ShimTurn
 
@@ -33,11 +32,6 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
     """Return the next turn of a conversation as blocks of a message, whole or as a stream."""
     asked, prompts = await context.texts.read(request, MessagesRequest)
     return await _Message(context, request, asked, prompts).respond()
-
-
-async def count_tokens(context: ServerContext, request: Request) -> Response:
-    """Return how many tokens a conversation has."""
-    return await about_tokens(context, request, CountTokensRequest)
 
 
 class _Blocks:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,7 +12,27 @@ from octavo.core.adapter import LoRARequest
 from octavo.server.context import ServerContext
 from octavo.server.generation import json_response
 from octavo.server.keys import Right, caller_of
-from octavo.server.responses.models import Model, ModelList
+
+
+class Model(Struct, kw_only=True):
+    """A model by a name under which it is served. parent: of an adapter, the model's first name. reads_images: whether
+    chats may have images; left out while the model loads."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    reads_images: bool | UnsetType = UNSET
+
+
+class ModelList(Struct, kw_only=True):
+    """Response of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,8 +10,28 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.generation import in_namespace_of, json_response, named_by_the_client
 from octavo.server.keys import caller_of
-from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
-from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.tokens import PinPrefixRequest, PrefixRequest
+
+
+class CacheReset(Struct, frozen=True):
+    """Response of `POST /reset_prefix_cache`: the cache is empty."""
+
+    reset: bool = True
+
+
+class PinPrefixResponse(Struct, frozen=True):
+    """Response of `POST /pin_prefix`: leading tokens that are pinned, those of them that are cached already, and why it
+    is not the whole prefix (empty when it is)."""
+
+    pinned_tokens: int
+    cached_tokens: int
+    because: str
+
+
+class UnpinPrefixResponse(Struct, frozen=True):
+    """Response of `POST /unpin_prefix`: whether exactly this prefix was pinned."""
+
+    unpinned: bool
 
 
 async def pin(context: ServerContext, request: Request) -> Response:

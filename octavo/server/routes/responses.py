@@ -1,4 +1,4 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: conversations in the form of OpenAI's newer API."""
+"""`POST /v1/responses`: conversations in the form of OpenAI's newer API."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from octavo.server.responses.responses import (
     ResponseEvent,
     ResponseUsage,
 )
-from octavo.server.routes.tokens import about_tokens
-from octavo.server.schema.responses import FunctionTool, InputTokensRequest, ResponsesRequest
+from octavo.server.schema.responses import FunctionTool, ResponsesRequest
 from octavo.server.sending import EventStream
 from octavo.server.turn import ShimTurn
 
@@ -46,11 +45,6 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
     """Return the next turn of a conversation as items of a response, whole or as a stream."""
     asked, prompts = await context.texts.read(request, ResponsesRequest)
     return await _ModelResponse(context, request, asked, prompts).respond()
-
-
-async def input_tokens(context: ServerContext, request: Request) -> Response:
-    """Return how many tokens an input has."""
-    return await about_tokens(context, request, InputTokensRequest)
 
 
 async def stored(context: ServerContext, request: Request) -> Response:

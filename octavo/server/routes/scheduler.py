@@ -6,9 +6,10 @@ A key without the right `observe` sees its own requests alone, and of decisions 
 from __future__ import annotations
 
 import time
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,9 +18,14 @@ from octavo.server.context import ServerContext
 from octavo.server.generation import is_about, json_response, without_details_of_others
 from octavo.server.keys import Right, caller_of
 from octavo.server.responses.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
-from octavo.server.schema.queries import RequestIdQuery
 
 E = TypeVar("E", Decision, RequestTimeline)
+
+
+class RequestIdQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`GET /scheduler/decisions` and `GET /scheduler/timelines`."""
+
+    request_id: Annotated[str, Meta(description="the request that is asked about, instead of all")] | None = None
 
 
 async def decisions(context: ServerContext, request: Request) -> Response:

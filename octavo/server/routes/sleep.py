@@ -4,18 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated, Literal
 
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestFailed
 from octavo.server.context import ServerContext
-from octavo.server.decode import decode, read_body
+from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import ApiError
 from octavo.server.generation import json_response
-from octavo.server.responses.sleep import SleepState, WeightsUpdated
-from octavo.server.schema.queries import SleepQuery, WakeUpQuery
-from octavo.server.schema.sleep import UpdateWeightsRequest
+
+
+class SleepQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /sleep`."""
+
+    level: Annotated[int, Meta(ge=1, le=2, description="1 or 2, which do the same")] = 1
+
+
+class WakeUpQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /wake_up`."""
+
+    tags: Annotated[
+        list[Literal["weights", "kv_cache"]], Meta(description="what is needed again; either brings both")
+    ] = []
+
+
+class UpdateWeightsRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /update_weights_from_disk`: the directory, or the file, of another checkpoint of the same model."""
+
+    model_path: str
+
+
+class SleepState(Struct, frozen=True):
+    """Response of `GET /is_sleeping`, `POST /sleep` and `POST /wake_up`."""
+
+    is_sleeping: bool
+
+
+class WeightsUpdated(Struct, frozen=True):
+    """Response of `POST /update_weights_from_disk`, with the fields of SGLang."""
+
+    message: str
+    success: bool = True
 
 
 async def is_sleeping(context: ServerContext, request: Request) -> Response:

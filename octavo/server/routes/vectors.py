@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from time import time
 from typing import Any, TypeVar
 
-import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,21 +18,6 @@ from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import TOKEN_EMBED, array_of, cosine, values_of
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
-from octavo.server.responses.vectors import (
-    Classification,
-    ClassificationList,
-    CohereEmbeddings,
-    Embedding,
-    EmbeddingList,
-    Pooled,
-    PooledList,
-    Ranked,
-    RankedDocument,
-    Reranked,
-    Score,
-    ScoreList,
-    VectorUsage,
-)
 from octavo.server.schema.vectors import (
     ClassifyRequest,
     CohereEmbedRequest,
@@ -47,12 +32,122 @@ from octavo.server.sending import encode
 T = TypeVar("T", bound=VectorRequest)
 
 
-@dataclass(frozen=True)
-class _Done:
-    """The outputs of a request's prompts, and what responses begin with."""
+class VectorUsage(Struct, frozen=True):
+    """Token counts of all prompts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class Embedding(Struct, frozen=True):
+    """The vector of an input: numbers, or the base64 text of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class Pooled(Struct, frozen=True):
+    """What the model made of an input: numbers, rows of them for its tokens, or base64 text."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class Classification(Struct, frozen=True):
+    """The scores of the labels for an input; `label` is the likeliest."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Score(Struct, frozen=True):
+    """How well a pair goes together."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class VectorList(Struct, kw_only=True):
+    """What lists of results have besides these."""
+
+    id: str
+    created: int
+    model: str
+    usage: VectorUsage
+    object: str = "list"
+
+
+class EmbeddingList(VectorList, kw_only=True):
+    """The response of `POST /v1/embeddings`."""
+
+    data: list[Embedding]
+
+
+class PooledList(VectorList, kw_only=True):
+    """The response of `POST /pooling`."""
+
+    data: list[Pooled]
+
+
+class ClassificationList(VectorList, kw_only=True):
+    """The response of `POST /classify`."""
+
+    data: list[Classification]
+
+
+class ScoreList(VectorList, kw_only=True):
+    """The response of `POST /score`."""
+
+    data: list[Score]
+
+
+class RankedDocument(Struct, frozen=True):
+    """The text of a document."""
+
+    text: str
+
+
+class Ranked(Struct, frozen=True):
+    """A document by its index in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Reranked(Struct, kw_only=True):
+    """The response of `POST /rerank`: the best document first."""
 
     id: str
     model: str
+    results: list[Ranked]
+    usage: VectorUsage
+    meta: dict[str, Any]
+
+
+class CohereEmbeddings(Struct, kw_only=True):
+    """The response of `POST /v2/embed`: the vectors by the types that were asked for."""
+
+    id: str
+    embeddings: dict[str, list[list[float] | str]]
+    texts: list[str]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The outputs of a request's prompts, and what responses begin with. labels: of the model's scores."""
+
+    id: str
+    path: str
+    model: str
+    labels: Sequence[str]
     outputs: Sequence[RequestOutput]
 
     @property
@@ -70,7 +165,13 @@ class _Done:
         """Cohere's counts."""
         return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self.usage.prompt_tokens}}
 
-    def scores(self, num_queries: int, num_documents: int) -> list[float]:
+    def vectors(self, encoding: str | None) -> list[list[float] | str]:
+        """Return the vector of each prompt, as base64 text where that is the encoding."""
+        if encoding == "base64":
+            return [b64encode(output.pooled or b"").decode() for output in self.outputs]
+        return [values_of(output.pooled) for output in self.outputs]
+
+    def scores(self, num_queries: int) -> list[float]:
         """Return the score of each pair: what the model made of it, or the cosine of both vectors."""
         values = [values_of(output.pooled) for output in self.outputs]
         if all(len(each) == 1 for each in values):
@@ -79,103 +180,86 @@ class _Done:
         return [cosine(queries[min(n, num_queries - 1)], document) for n, document in enumerate(documents)]
 
 
-async def embeddings(context: ServerContext, request: Request) -> Response:
+def _endpoint(
+    kind: type[T],
+) -> Callable[[Callable[[T, _Done], Struct]], Callable[[ServerContext, Request], Awaitable[Response]]]:
+    """Make the handler of an endpoint, whose requests are of this kind, from the function that makes its response."""
+
+    def decorate(make: Callable[[T, _Done], Struct]) -> Callable[[ServerContext, Request], Awaitable[Response]]:
+        @functools.wraps(make)
+        async def respond(context: ServerContext, request: Request) -> Response:
+            asked, prompts = await context.texts.read(request, kind)
+            requests = EngineRequests(context, request, asked, asked.id_prefix)
+            names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field}
+            last: dict[int, RequestOutput] = {}
+            async with context.open_requests.track(request.receive):
+                outputs = requests.outputs(prompts, asked.params(), await requests.adapter(), names)
+                async with aclosing(outputs):
+                    async for index, output in outputs:
+                        if requests.meter is not None:
+                            requests.meter.spend(len(output.prompt_token_ids))
+                        last[index] = output
+                found = [last[index] for index in range(len(prompts))]
+                model, labels = context.models.name(asked.model), context.llm.input.vectors.checked(None).labels
+                done = _Done(requests.id, request.url.path, model, labels, found)
+                body = await context.large_answers.build(lambda: encode(make(asked, done)))
+            return Response(body, media_type="application/json")
+
+        return respond
+
+    return decorate
+
+
+@_endpoint(EmbeddingRequest)
+def embeddings(asked: EmbeddingRequest, done: _Done) -> EmbeddingList:
     """Return the vectors of one input or several."""
-    return await _respond(context, request, EmbeddingRequest, _embeddings)
-
-
-async def cohere(context: ServerContext, request: Request) -> Response:
-    """Return the vectors of texts, in Cohere's words."""
-    return await _respond(context, request, CohereEmbedRequest, _cohere)
-
-
-async def pooling(context: ServerContext, request: Request) -> Response:
-    """Return what the model makes of one input or several."""
-    return await _respond(context, request, PoolingRequest, _pooled)
-
-
-async def classify(context: ServerContext, request: Request) -> Response:
-    """Return the scores of the model's labels for one input or several."""
-    return await _respond(context, request, ClassifyRequest, partial(_classified, context))
-
-
-async def score(context: ServerContext, request: Request) -> Response:
-    """Return how well pairs of texts go together."""
-    return await _respond(context, request, ScoreRequest, _scored)
-
-
-async def rerank(context: ServerContext, request: Request) -> Response:
-    """Return documents in the order in which they go with a query, the best first."""
-    has_documents = not request.url.path.endswith("/v2/rerank")
-    return await _respond(context, request, RerankRequest, partial(_ranked, has_documents=has_documents))
-
-
-async def _respond(
-    context: ServerContext, request: Request, kind: type[T], make: Callable[[T, _Done], msgspec.Struct]
-) -> Response:
-    asked, prompts = await context.texts.read(request, kind)
-    requests = EngineRequests(context, request, asked, asked.id_prefix)
-    names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field}
-    last: dict[int, RequestOutput] = {}
-    async with context.open_requests.track(request.receive):
-        outputs = requests.outputs(prompts, asked.params(), await requests.adapter(), names)
-        async with aclosing(outputs):
-            async for index, output in outputs:
-                if requests.meter is not None:
-                    requests.meter.spend(len(output.prompt_token_ids))
-                last[index] = output
-        done = _Done(requests.id, context.models.name(asked.model), [last[index] for index in range(len(prompts))])
-        body = await context.large_answers.build(lambda: encode(make(asked, done)))
-    return Response(body, media_type="application/json")
-
-
-def _vector(output: RequestOutput, encoding: str | None) -> list[float] | str:
-    return b64encode(output.pooled or b"").decode() if encoding == "base64" else values_of(output.pooled)
-
-
-def _embeddings(asked: EmbeddingRequest, done: _Done) -> EmbeddingList:
-    data = [Embedding(n, _vector(output, asked.encoding_format)) for n, output in enumerate(done.outputs)]
+    data = [Embedding(index, vector) for index, vector in enumerate(done.vectors(asked.encoding_format))]
     return EmbeddingList(**done.frame, data=data)
 
 
-def _pooled(asked: PoolingRequest, done: _Done) -> PooledList:
-    def values(output: RequestOutput) -> Any:
-        if asked.task == TOKEN_EMBED and asked.encoding_format != "base64":
-            return array_of(output, TOKEN_EMBED).tolist()
-        return _vector(output, asked.encoding_format)
-
-    return PooledList(**done.frame, data=[Pooled(n, values(output)) for n, output in enumerate(done.outputs)])
-
-
-def _cohere(asked: CohereEmbedRequest, done: _Done) -> CohereEmbeddings:
-    found: dict[str, Any] = {
-        kind: [_vector(output, kind) for output in done.outputs] for kind in asked.embedding_types or ["float"]
-    }
+@_endpoint(CohereEmbedRequest)
+def cohere(asked: CohereEmbedRequest, done: _Done) -> CohereEmbeddings:
+    """Return the vectors of texts, in Cohere's words."""
+    found = {str(kind): done.vectors(kind) for kind in asked.embedding_types or ["float"]}
     return CohereEmbeddings(id=done.id, embeddings=found, texts=asked.texts, meta=done.meta)
 
 
-def _classified(context: ServerContext, asked: ClassifyRequest, done: _Done) -> ClassificationList:
-    labels = context.llm.input.vectors.checked(asked.task).labels
+@_endpoint(PoolingRequest)
+def pooling(asked: PoolingRequest, done: _Done) -> PooledList:
+    """Return what the model makes of one input or several."""
+    values: Sequence[Any]
+    if asked.task == TOKEN_EMBED and asked.encoding_format != "base64":
+        values = [array_of(output, TOKEN_EMBED).tolist() for output in done.outputs]
+    else:
+        values = done.vectors(asked.encoding_format)
+    return PooledList(**done.frame, data=[Pooled(index, each) for index, each in enumerate(values)])
+
+
+@_endpoint(ClassifyRequest)
+def classify(asked: ClassifyRequest, done: _Done) -> ClassificationList:
+    """Return the scores of the model's labels for one input or several."""
     data = []
     for index, output in enumerate(done.outputs):
         probs = values_of(output.pooled)
-        label = labels[max(range(len(probs)), key=probs.__getitem__)]
+        label = done.labels[max(range(len(probs)), key=probs.__getitem__)]
         data.append(Classification(index, label, probs, len(probs)))
     return ClassificationList(**done.frame, data=data)
 
 
-def _scored(asked: ScoreRequest, done: _Done) -> ScoreList:
-    queries, documents = asked.sides()
-    scores = done.scores(len(queries), len(documents))
-    return ScoreList(**done.frame, data=[Score(index, score) for index, score in enumerate(scores)])
+@_endpoint(ScoreRequest)
+def score(asked: ScoreRequest, done: _Done) -> ScoreList:
+    """Return how well pairs of texts go together."""
+    queries, _ = asked.sides()
+    data = [Score(index, score) for index, score in enumerate(done.scores(len(queries)))]
+    return ScoreList(**done.frame, data=data)
 
 
-def _ranked(asked: RerankRequest, done: _Done, *, has_documents: bool) -> Reranked:
-    documents = asked.listed
-    scores = done.scores(1, len(documents))
+@_endpoint(RerankRequest)
+def rerank(asked: RerankRequest, done: _Done) -> Reranked:
+    """Return documents in the order in which they go with a query, the best first."""
+    documents, scores = asked.listed, done.scores(1)
+    has_documents = not done.path.endswith("/v2/rerank")
     shows = has_documents if asked.return_documents is None else asked.return_documents
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
-    results = [
-        Ranked(index, scores[index], RankedDocument(documents[index]) if shows else msgspec.UNSET) for index in order
-    ]
+    results = [Ranked(index, scores[index], RankedDocument(documents[index]) if shows else UNSET) for index in order]
     return Reranked(id=done.id, model=done.model, results=results, usage=done.usage, meta=done.meta)

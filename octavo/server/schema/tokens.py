@@ -1,4 +1,4 @@
-"""The bodies of `POST /tokenize` and `POST /detokenize`."""
+"""The bodies of `POST /tokenize`, `/detokenize`, `/pin_prefix` and `/unpin_prefix`."""
 
 from __future__ import annotations
 
@@ -36,3 +36,16 @@ class DetokenizeRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     tokens: list[TokenId]
     skip_special_tokens: bool = False
+
+
+class PrefixRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /unpin_prefix`: text, token ids, or the first messages of conversations."""
+
+    prompt: str | list[TokenId] | None = None
+    cache_salt: str | None = None
+
+
+class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /pin_prefix`: a prefix, and for how many seconds it stays."""
+
+    ttl_s: float
