@@ -24,7 +24,7 @@ from octavo.ops.registry import bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
 from tests.fakes.checkpoints import ENCODERS, FAMILIES, WITH_ENCODERS, family_config
-from tests.fakes.hearing import hearing_config
+from tests.fakes.hearing import FAMILIES as HEARING
 from tests.fakes.vision import FAMILIES as VISION
 from tests.models.test_against_transformers import VARIANTS
 
@@ -109,7 +109,7 @@ def families() -> dict[str, dict[str, list[str]]]:
 def _with_images(rows: dict[str, dict[str, set[str]]]) -> dict[str, dict[str, set[str]]]:
     """Return what is to be added to the rows of families: those of models around a text model, which is a row."""
     added: dict[str, dict[str, set[str]]] = {}
-    models = [*VISION.values(), (hearing_config, "Qwen2AudioForConditionalGeneration")]
+    models = [*VISION.values(), *HEARING.values()]
     for make, architecture in models:
         values = json.loads(make()[0].to_json_string(use_diff=False)) | {"architectures": [architecture]}
         checkpoint = Checkpoint(Path(__file__).parent, values)

@@ -7,7 +7,7 @@ from typing import Final
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
 
-READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
+READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration"})
 """Architectures whose sounds are read, with transformers."""
 
 

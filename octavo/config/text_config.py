@@ -52,6 +52,20 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "smollm3": {"rope_theta": 2_000_000.0},
 }
 """By `model_type`: values that published configs leave out."""
+_DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
+    "voxtral": {
+        "head_dim": 128,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131_072,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100_000_000.0,
+        "vocab_size": 131_072,
+    },
+}
+"""By `model_type` of a model around a text model: values that the config of the latter may leave out."""
 _STRETCHED: Final = frozenset({"cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
 """Those whose rotations are not plain by default, which every published config states."""
 
@@ -72,9 +86,10 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     stated = any(values.get(name) is not None for name in ("rope_parameters", "rope_scaling", "rope_theta"))
     if not stated and isinstance(model_type, str) and model_type in _STRETCHED:
         raise Section(values, where).error("rope_parameters", f"the rotary parameters, which {model_type} states")
-    for name, value in _DEFAULTS.get(model_type, {}).items() if isinstance(model_type, str) else ():
-        if values.get(name) is None:
-            values[name] = value
+    for of, defaults in ((model_type, _DEFAULTS), (config.get("model_type"), _DEFAULTS_AROUND)):
+        for name, value in defaults.get(of, {}).items() if isinstance(of, str) else ():
+            if values.get(name) is None:
+                values[name] = value
     if model_type == "gemma3_text" and values.get("rope_parameters") is None:
         values["rope_parameters"] = _gemma3_rope(values)
     for name in ("rope_parameters", "rope_scaling"):

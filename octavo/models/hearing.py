@@ -19,13 +19,17 @@ class SoundReader(ImageReader):
     UNUSED = ()
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
-        """Return [vectors, hidden] of one sound.
+        """Return [vectors, hidden] of one sound, or of one window of it.
 
-        arrays: input_features [bands, frames], silence behind the sound included, and num_frames [1], those of it.
+        arrays: input_features [bands, frames], silence behind the sound included, and num_frames [1], those of it;
+        without these the encoder hears the silence, too.
         """
-        features, num_frames = arrays["input_features"], arrays["num_frames"]
+        features, num_frames = arrays["input_features"], arrays.get("num_frames")
         self.fill(features.device)
         encoder: Any = self.encoder
+        if num_frames is None:
+            heard: Tensor = encoder.get_audio_features(features[None]).pooler_output
+            return heard
         tower = encoder.audio_tower
         num_heard, num_vectors = (int(each) for each in tower._get_feat_extract_output_lengths(num_frames))
         width = (features.shape[-1] - 2) // 2 + 1

@@ -18,6 +18,7 @@ from octavo.core.media import MediaInput, TypedArray
 from octavo.multimodal.sound import Samples
 
 PREPROCESSOR_CONFIG: Final = "preprocessor_config.json"
+_FILES: Final = (PREPROCESSOR_CONFIG, "processor_config.json")
 _PIECE: Final = 1 << 12
 """Frames whose spectra are in memory at once."""
 
@@ -35,8 +36,9 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> LogMel:
         """Read the settings of a checkpoint. Raises CheckpointError."""
-        file = path / PREPROCESSOR_CONFIG
-        section = Section(read_json_object(file) if file.is_file() else {}, str(file))
+        file = next((path / each for each in _FILES if (path / each).is_file()), None)
+        values = {} if file is None else read_json_object(file)
+        section = Section(values.get("feature_extractor", values), str(file or path / PREPROCESSOR_CONFIG))
         model = Section(config, str(path / "config.json"))
         num_vectors = model.positive("max_source_positions")
         sizes = {name: section.positive(name, cls.__struct_defaults__[i]) for i, name in enumerate(_SIZES)}

@@ -42,6 +42,7 @@ class MediaReader:
         self._model = model
         self._encode = encode
         self._most_together = max_num_batched_tokens
+        self._max_model_len = ready.max_model_len
         self._is_heard = bool(ready.cache.groups[-1].num_encoded)
         """Whether the model reads a sound with every prompt, through caches of its own."""
 
@@ -63,7 +64,7 @@ class MediaReader:
             return None
         checkpoint = Checkpoint.of(self._model)
         if (section := sound_section(checkpoint)) is not None:
-            return SoundPrompts(checkpoint, section, limits) if limits["audio"] else None
+            return SoundPrompts(checkpoint, section, limits, self._max_model_len) if limits["audio"] else None
         settings = image_settings(checkpoint) if limits["image"] else None
         if settings is None:
             return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,10 +14,18 @@ from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.families import first_positive
 from octavo.multimodal.log_mel import LogMel
-from octavo.multimodal.placeholders import matched, spans_of
-from octavo.multimodal.sound import read_sound
+from octavo.multimodal.placeholders import matched
+from octavo.multimodal.sound import MAX_SECONDS, Samples, read_sound
 
 FIELD = "multi_modal_data.audio"
+
+
+class _Family(NamedTuple):
+    """write: returns what the encoder reads of a sound, in order, without places in a prompt. num_vectors: returns how
+    many vectors it makes of a window, where a sound may have several windows; None for a family that reads one."""
+
+    write: Callable[[LogMel, Samples], list[MediaInput]]
+    num_vectors: Callable[[Section], int] | None = None
 
 
 class SoundPrompts:
@@ -26,7 +34,7 @@ class SoundPrompts:
     kinds = frozenset({"audio"})
     """What prompts may bring."""
 
-    def __init__(self, checkpoint: Checkpoint, section: Section, limits: Mapping[str, int]) -> None:
+    def __init__(self, checkpoint: Checkpoint, section: Section, limits: Mapping[str, int], max_model_len: int) -> None:
         """section: of the encoder in config.json. limits: sounds of one prompt. Raises CheckpointError."""
         config = Section(checkpoint.stored, checkpoint.where)
         self._token = first_positive(config, ("audio_token_index", "audio_token_id"))
@@ -34,6 +42,12 @@ class SoundPrompts:
         self._log_mel = LogMel.of(
             checkpoint.path, {"num_mel_bins": 128, "max_source_positions": 1500} | {**section.values}
         )
+        family = _FAMILIES[checkpoint.architecture]
+        self._write = family.write
+        self._most_s = self._log_mel.seconds
+        if family.num_vectors is not None:
+            self._log_mel = msgspec.structs.replace(self._log_mel, num_vectors=family.num_vectors(section))
+            self._most_s = min(MAX_SECONDS, self._most_s * max(1, max_model_len // self._log_mel.num_vectors))
 
     def open(self) -> None:
         """Import what reads sounds."""
@@ -52,24 +66,57 @@ class SoundPrompts:
         media: list[MediaInput] = []
         for token_id in token_ids:
             if token_id == self._token:
-                media.append(self._sound(next(waiting), len(written)))
-                written += [token_id] * media[-1].num_embeddings
+                made = self._sound(next(waiting), len(written))
+                media += made
+                written += [token_id] * sum(each.num_embeddings for each in made)
             else:
                 written.append(token_id)
         return written, tuple(media)
 
-    def _sound(self, value: Any, offset: int) -> MediaInput:
+    def _sound(self, value: Any, offset: int) -> list[MediaInput]:
+        """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""
         settings = self._log_mel
-        rate = settings.sampling_rate
-        samples = read_sound(value, rate, FIELD, settings.seconds)
-        num_frames = -(-len(samples) // settings.hop_length)
-        num_vectors = ((num_frames - 1) // 2 - 1) // 2 + 1
-        if num_vectors < 1:
-            raise InvalidRequest(f"{FIELD} lasts {len(samples) / rate:.3f} s, expected at least 0.03 s", field=FIELD)
-        window = settings.window(settings.features(samples))
-        heard = TypedArray("int64", (1,), np.array([num_frames], np.int64).tobytes())
-        arrays = {**window.arrays, "num_frames": heard}
-        spans = tuple(spans_of([self._token] * num_vectors, self._token, offset))
-        return msgspec.structs.replace(
-            window, arrays=arrays, digest=digest_of(arrays), spans=spans, num_embeddings=num_vectors
+        samples = read_sound(value, settings.sampling_rate, FIELD, self._most_s)
+        made = []
+        for each in self._write(settings, samples):
+            made.append(msgspec.structs.replace(each, spans=((offset, each.num_embeddings),)))
+            offset += each.num_embeddings
+        return made
+
+
+def _one_window(settings: LogMel, samples: Samples) -> list[MediaInput]:
+    """Return a window, of whose vectors those of the silence behind the sound are left out."""
+    num_frames = -(-len(samples) // settings.hop_length)
+    num_vectors = ((num_frames - 1) // 2 - 1) // 2 + 1
+    if num_vectors < 1:
+        seconds = len(samples) / settings.sampling_rate
+        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.03 s", field=FIELD)
+    window = settings.window(settings.features(samples))
+    heard = TypedArray("int64", (1,), np.array([num_frames], np.int64).tobytes())
+    arrays = {**window.arrays, "num_frames": heard}
+    return [msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=num_vectors)]
+
+
+def _windows(settings: LogMel, samples: Samples) -> list[MediaInput]:
+    """Return as many windows as the sound begins; the encoder hears the silence behind it."""
+    samples = np.pad(samples, (0, -len(samples) % (settings.num_frames * settings.hop_length)))
+    features = settings.features(samples)
+    return [settings.window(features, start) for start in range(0, features.shape[1], settings.num_frames)]
+
+
+def _joined_vectors(section: Section) -> int:
+    """Return the vectors of a window, each made of several neighbours of the encoder's. Raises CheckpointError."""
+    width, joined = section.positive("hidden_size", 1280), section.positive("intermediate_size", 5120)
+    num_vectors = section.positive("max_source_positions", 1500)
+    if num_vectors * width % joined:
+        raise section.error(
+            "intermediate_size", f"a divisor of max_source_positions x hidden_size, {num_vectors * width:,}"
         )
+    return num_vectors * width // joined
+
+
+_FAMILIES: Final = {
+    "Qwen2AudioForConditionalGeneration": _Family(_one_window),
+    "VoxtralForConditionalGeneration": _Family(_windows, _joined_vectors),
+}
+"""By architecture."""

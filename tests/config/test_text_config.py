@@ -76,6 +76,19 @@ def test_values_that_published_configs_of_gemma_3_leave_out() -> None:
     assert (local.str("rope_type"), local.float("rope_theta")) == ("default", 1e4)
 
 
+@pytest.mark.parametrize("around", ["Voxtral"])
+def test_values_that_configs_around_a_text_model_leave_out(around: str) -> None:
+    import transformers
+
+    whole = getattr(transformers, f"{around}Config")()
+    text = whole.text_config.to_dict()
+    config = {"model_type": whole.model_type, "text_config": {"model_type": text["model_type"]}}
+    found = flattened(config, "config.json")
+    assert found["hidden_size"] == text["hidden_size"]
+    for name in found.keys() - config.keys():
+        assert found[name] == (text["rope_parameters"] if name == "rope_theta" else text)[name], name
+
+
 def test_a_config_without_a_text_model_stays_as_it_is() -> None:
     config = {"hidden_size": 8, "rope_parameters": {"rope_type": "default"}}
     assert flattened(config, "config.json") == config

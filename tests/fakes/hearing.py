@@ -9,25 +9,40 @@ from tests.fakes.vision import IMAGE, TEXT, write_random
 
 AUDIO = IMAGE
 """The token that stands for a sound."""
+_SIZES: dict[str, Any] = {"num_mel_bins": 16, "max_source_positions": 100}
 
 
-def hearing_config() -> tuple[Any, Any]:
-    """Return the config of a Qwen2-Audio that hears 2 s at once, and its feature extractor."""
+def _qwen2_audio() -> tuple[Any, Any]:
     import transformers as tf
 
     tower = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
-    sizes: dict[str, Any] = {"num_mel_bins": 16, "max_source_positions": 100}
     text = tf.Qwen2Config(**TEXT).to_dict()
-    return tf.Qwen2AudioConfig(text_config=text, audio_config={**tower, **sizes}, audio_token_index=AUDIO), extractor()
+    return tf.Qwen2AudioConfig(text_config=text, audio_config=tower | _SIZES, audio_token_index=AUDIO), extractor()
 
 
-def make_hearing_checkpoint(path: Path) -> Path:
+def _voxtral() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    text = tf.LlamaConfig(**TEXT).to_dict()
+    return tf.VoxtralConfig(text_config=text, audio_config=tower | _SIZES, audio_token_id=AUDIO), extractor()
+
+
+FAMILIES = {
+    "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
+    "voxtral": (_voxtral, "VoxtralForConditionalGeneration"),
+}
+"""Each hears 2 s at once."""
+
+
+def make_hearing_checkpoint(family: str, path: Path) -> Path:
     """Write a random model to `path` and return it."""
-    return write_random(path, *hearing_config(), "Qwen2AudioForConditionalGeneration")
+    make, architecture = FAMILIES[family]
+    return write_random(path, *make(), architecture)
 
 
 def extractor() -> Any:
-    """Return transformers' feature extractor of the checkpoint."""
+    """Return transformers' feature extractor of the checkpoints."""
     import transformers as tf
 
     return tf.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
