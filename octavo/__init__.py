@@ -11,7 +11,8 @@ Names are looked up when they are first used, so that `import octavo` itself cos
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # type checkers know the name; typing is imported where Ctrl-C is caught, in __main__
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM as AsyncLLM

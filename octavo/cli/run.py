@@ -59,7 +59,7 @@ def run(
     log_quietly(args)
     mention_demonstration_model(args)
     try:
-        engine = load(args)
+        engine = load(args, prompt)
     except CheckpointError as error:
         if model is None or _is_surely_a_model(model):
             raise

@@ -146,10 +146,11 @@ def simulate(*, given: Given) -> int:
         guessing=_guessing(args, options.draft_acceptance),
     )
     _print_header(simulation, args, recorded)
+    say(f"{_generated(given, options)}\n" if recorded is None and options.trace is None else "")
     runs = []
     began = time.perf_counter()
     for rate, trace in loads:
-        with progress("simulating") as on_finish:
+        with progress(f"simulating {len(trace):,} requests") as on_finish:
             outcome = run_simulation(trace, simulation, options.processes or Platform.detect().cores, on_finish)
         runs.append(Run(summarize(outcome), outcome, rate))
         if isinstance(model, Fitted) and (error := expected_error(model.checks, runs[-1].summary)):
@@ -219,6 +220,15 @@ def _loads(
     return loads
 
 
+def _generated(given: Given, options: SimulationOptions) -> str:
+    load = Workload(**given.values_of(Workload) | {"request_rate": options.rates()[0]})
+    rate = "at once" if load.arrivals == "at-once" else f"{options.request_rate} a second"
+    return (
+        f"{load.num_requests:,} generated requests, {rate}, of {load.input_len:g} tokens and {load.output_len:g} of "
+        "output on average"
+    )
+
+
 def _cost_model(options: SimulationOptions, recorded: Recorded | None) -> CostModel:
     if options.model is not None and options.device is not None:
         layout = Layout(
@@ -258,7 +268,7 @@ def _print_header(simulation: Simulation, args: EngineArgs, recorded: Recorded |
         )
     num_blocks, split = simulation.settings.limits.num_blocks, simulation.disaggregation
     apart = "" if split is None else f", {split.num_prefill} of {simulation.num_replicas} replicas compute long prompts"
-    print(f"{num_blocks:,} KV blocks of {args.block_size} tokens each, router {simulation.router}{apart}\n")
+    print(f"{num_blocks:,} KV blocks of {args.block_size} tokens each, router {simulation.router}{apart}")
 
 
 def _limits(args: EngineArgs, recorded: Recorded) -> str:

@@ -12,6 +12,7 @@ from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.core.adapter import LoRARequest
 from octavo.engine.interrupt import interrupt_handler
+from octavo.errors import InvalidRequest
 from octavo.executor.executor import import_worker
 from octavo.logging import set_up
 
@@ -40,12 +41,21 @@ def log_quietly(args: EngineArgs) -> None:
     set_up("warning" if args.log_level == EngineArgs.log_level else args.log_level)
 
 
-def load(args: EngineArgs) -> LLMEngine:
-    """Return an engine, and write what its memory is for to stderr; `octavo explain` shows the whole plan."""
+def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
+    """Return an engine, and write what its memory is for to stderr; `octavo explain` shows the whole plan.
+
+    Raises InvalidRequest where `prompt` is empty and its model begins texts with no token.
+    """
     with ends_at_interrupt():
+        from octavo.engine.input_processor import open_tokenizer
         from octavo.engine.llm_engine import LLMEngine, in_process_config
 
         config = in_process_config(args)  # what is wrong with the arguments is told before torch is imported
+        if prompt == "" and not open_tokenizer(config.model)[0].encode(prompt):
+            raise InvalidRequest(
+                'the prompt is empty; give one, as in octavo run "Once upon a time", or a text at standard input',
+                field="prompt",
+            )
         import_worker()
         engine = LLMEngine.build(config)
     if sys.stderr.isatty():

@@ -57,22 +57,27 @@ def simulate(
 ) -> Outcome:
     """Return what becomes of the trace, which does not depend on `num_processes`.
 
-    `progress` is called with the share of the requests that have ended, except where several processes run. Raises
-    ConfigError for what cannot be simulated.
+    `progress` is called with the share of the requests that have ended; of several processes with that of this one.
+    Raises ConfigError for what cannot be simulated.
     """
     if simulation.num_replicas < 1:
         raise ConfigError(f"replicas is {simulation.num_replicas}, must be at least 1")
     if simulation.disaggregation is not None:
-        return _disaggregated(trace, simulation, simulation.disaggregation)
+        return _disaggregated(trace, simulation, simulation.disaggregation, progress)
     num_shards = min(num_processes, simulation.num_replicas)
     router = make_router(simulation.router, simulation.settings.cache.block_size)
     # a later turn arrives when the one before has ended, on whichever replica that ran
     if num_shards > 1 and not router.needs_feedback and not trace.followers:
-        return _in_processes(trace, simulation, num_shards)
+        return _in_processes(trace, simulation, num_shards, progress)
     return Cluster(trace, [simulation.replica(each) for each in range(simulation.num_replicas)], router).run(progress)
 
 
-def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggregation) -> Outcome:
+def _disaggregated(
+    trace: Trace,
+    simulation: Simulation,
+    disaggregation: Disaggregation,
+    progress: Callable[[float], None] | None,
+) -> Outcome:
     num_prefill, settings = disaggregation.num_prefill, simulation.settings
     if not 1 <= num_prefill < simulation.num_replicas:
         raise ConfigError(
@@ -103,19 +108,29 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
         replicas,
         make_router("least-loaded", block_size),
         make_split=lambda dispatch, clock: make_split(dispatch, clock=clock),
-    ).run()
+    ).run(progress)
 
 
-def _in_processes(trace: Trace, simulation: Simulation, num_shards: int) -> Outcome:
+def _in_processes(
+    trace: Trace, simulation: Simulation, num_shards: int, progress: Callable[[float], None] | None
+) -> Outcome:
+    """Run the first shard here and the others, which are as large, in a process each."""
     run = partial(_run_shard, simulation, trace.requests, num_shards)
     try:
-        with ProcessPoolExecutor(num_shards, mp_context=get_context("spawn")) as pool:
-            return merged(list(pool.map(run, range(num_shards))))
+        with ProcessPoolExecutor(num_shards - 1, mp_context=get_context("spawn")) as pool:
+            others = pool.map(run, range(1, num_shards))
+            return merged([run(0, progress), *others])
     except BrokenProcessPool as error:
         raise EngineDeadError(f"a simulating process has ended: {error}") from error
 
 
-def _run_shard(simulation: Simulation, requests: Sequence[TraceRequest], num_shards: int, first: int) -> Outcome:
+def _run_shard(
+    simulation: Simulation,
+    requests: Sequence[TraceRequest],
+    num_shards: int,
+    first: int,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
     """Run every `num_shards`-th replica from `first` on, each with the requests that round-robin gives it.
 
     The replicas run one after the other, since none depends on another: what a single one works on stays in the
@@ -123,8 +138,15 @@ def _run_shard(simulation: Simulation, requests: Sequence[TraceRequest], num_sha
     """
     trace, num_replicas = Trace(requests), simulation.num_replicas
     order = sorted(range(len(trace)), key=lambda number: trace.requests[number].arrival_s)
+    own = range(first, num_replicas, num_shards)
     outcomes = []
-    for number in range(first, num_replicas, num_shards):
-        requests_of_it = sorted(order[number::num_replicas])
-        outcomes.append(Cluster(trace, [simulation.replica(number)], RoundRobin(), numbers=requests_of_it).run())
+    for done, number in enumerate(own):
+        numbers = sorted(order[number::num_replicas])
+        cluster = Cluster(trace, [simulation.replica(number)], RoundRobin(), numbers=numbers)
+        outcomes.append(cluster.run(partial(_report, progress, done, len(own))))
     return merged(outcomes)
+
+
+def _report(progress: Callable[[float], None] | None, done: int, of: int, share: float) -> None:
+    if progress is not None:
+        progress((done + share) / of)

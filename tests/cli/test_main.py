@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from octavo import __version__
+from octavo.__main__ import main as console_script
 from octavo.cli.main import _COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
 
 
@@ -126,6 +127,18 @@ def test_ctrl_c_while_the_command_line_is_read_prints_no_traceback(
 
     monkeypatch.setattr("octavo.cli.main.build_app", interrupt)
     assert main(["explain"]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "\n"
+
+
+def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "octavo.cli.main", Interrupted())
+    assert console_script() == EXIT_INTERRUPTED
     assert capsys.readouterr().err == "\n"
 
 

@@ -99,7 +99,7 @@ def test_a_file_before_the_prompt_is_taken_as_the_model(tmp_path: Path, capsys: 
 def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load(args: EngineArgs) -> LLMEngine:
+    def load(args: EngineArgs, prompt: str) -> LLMEngine:
         raise CheckpointError(f"{args.model}: there is no such model")
 
     monkeypatch.setattr("octavo.cli.run.load", load)
@@ -123,6 +123,16 @@ def test_prompt_may_come_from_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
     assert main(["run", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
     assert capsys.readouterr().out.startswith("from a pipe")
+
+
+@pytest.mark.parametrize(("words", "given"), [(["run"], b""), (["run"], b"\n"), (["run", ""], b"unread")])
+def test_an_empty_prompt_is_refused_before_the_weights_are_read(
+    words: list[str], given: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    monkeypatch.setattr(LLMEngine, "build", None)
+    assert main(words) == EXIT_ERROR
+    assert "the prompt is empty; give one" in capsys.readouterr().err
 
 
 def test_without_a_prompt_on_a_terminal_it_says_what_to_write(

@@ -27,6 +27,7 @@ def test_a_report_goes_to_the_terminal_and_to_json(tmp_path: Path, capsys: pytes
     assert main(["simulate", *FEW, "--replicas", "2", "--router", "least-loaded", *files]) == 0
     shown = capsys.readouterr().out
     assert "h100/llama-3.1-8b: 16.1 GB of weights" in shown
+    assert "30 generated requests, 20 a second, of 40 tokens and 10 of output on average" in shown
     assert "30 requests on 2 replicas" in shown
     (run,) = json.loads(report.read_text())["runs"]
     assert (run["num_requests"], run["num_failed"], run["num_replicas"]) == (30, 0, 2)

@@ -209,10 +209,12 @@ def test_many_samples_are_thinned_out_evenly() -> None:
     assert max(sample.num_running for sample in samples) == 1
 
 
-def test_processes_change_nothing() -> None:
-    trace = busy_trace(num_requests=90)
+def test_processes_change_nothing_and_tell_how_far_they_are() -> None:
+    trace, shares = busy_trace(num_requests=90), list[float]()
     simulation = Simulation(settings=make_settings(), cost_model=make_costs(), num_replicas=5)
-    alone, shared = simulate(trace, simulation), simulate(trace, simulation, num_processes=2)
+    alone, shared = simulate(trace, simulation), simulate(trace, simulation, 2, shares.append)
+    assert len(set(shares)) > 30
+    assert (sorted(shares), shares[-1]) == (shares, 1.0)
     assert shared.records == alone.records
     assert (shared.totals.num_steps, shared.num_replicas) == (alone.totals.num_steps, alone.num_replicas)
     by_time = {sample.time_s: sample for sample in alone.samples}
