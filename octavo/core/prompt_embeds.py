@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import base64
-import io
-import math
+import re
 from typing import Any, Final
 
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 
 FIELD: Final = "prompt_embeds"
+
+_START: Final = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
+"""What a file of numpy begins with, up to the number of bytes of its header."""
+_HEADER: Final = re.compile(
+    rb"""\{\s*'descr':\s*'([<>=]f[248])',
+    \s*'fortran_order':\s*(True|False),
+    \s*'shape':\s*\((\d{1,9}),\s*(\d{1,9}),?\s*\),?\s*\}\s*""",
+    re.VERBOSE,
+)
+"""The header of a table of floating-point numbers. It is not evaluated, as numpy does, which takes any literal."""
 
 
 def read_embeds(value: Any) -> MediaInput:
@@ -38,18 +47,23 @@ def decoded_embeds(text: str) -> MediaInput:
     """Return what `read_embeds` does. text: Base64 of a file of numpy (.npy). Raises InvalidRequest."""
     import numpy as np
 
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         data = base64.b64decode(text, validate=True)
-        stream = io.BytesIO(data)
-        shape, is_fortran, dtype = readers[np.lib.format.read_magic(stream)](stream)
-    except (KeyError, ValueError):  # UnicodeError and binascii.Error among them
-        raise _refused(f"{FIELD} is no file of numpy in Base64, as numpy.save writes it") from None
-    # what the header states is believed of bytes that are there alone, and no object is read
-    if dtype.hasobject or len(data) - stream.tell() != math.prod(shape) * dtype.itemsize:
+    except ValueError:  # UnicodeError and binascii.Error among them
+        data = b""
+    start = _START.match(data)
+    begin = 0 if start is None else start.end() + int.from_bytes(start[1] or start[2], "little")
+    header = None if start is None else _HEADER.fullmatch(data, start.end(), begin)
+    if header is None:
+        raise _refused(
+            f"{FIELD} is no file of numpy in Base64, as numpy.save writes floating-point numbers [tokens, width]"
+        )
+    dtype, shape = np.dtype(header[1].decode()), (int(header[3]), int(header[4]))
+    # what the header states is believed of bytes that are there alone
+    if len(data) - begin != shape[0] * shape[1] * dtype.itemsize:
         raise _refused(f"{FIELD} has other bytes than {dtype} {list(shape)}, which its header states")
-    array = np.frombuffer(data, dtype, offset=stream.tell())
-    return read_embeds(array.reshape(shape, order="F" if is_fortran else "C"))
+    array = np.frombuffer(data, dtype, offset=begin)
+    return read_embeds(array.reshape(shape, order="F" if header[2] == b"True" else "C"))
 
 
 def _refused(message: str) -> InvalidRequest:

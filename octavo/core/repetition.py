@@ -45,25 +45,6 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbi
         if most and not 2 <= self.min_count <= MOST_TIMES:
             raise _refused(f"has a min_count of {self.min_count}, must be from 2 to {MOST_TIMES}")
 
-    def ends(self, token_ids: list[int], num_output_tokens: int) -> bool:
-        """Return whether the last num_output_tokens of token_ids end with such a repetition."""
-        last = len(token_ids) - 1
-        most = min(self.max_pattern_size, num_output_tokens // self.min_count) if self.max_pattern_size else 0
-        at = last - most
-        behind = last - max(self.min_pattern_size, 1) + 1
-        while at < behind:
-            # the token before the last pattern is its last token: few places have to be looked at
-            try:
-                at = token_ids.index(token_ids[last], at, behind)
-            except ValueError:
-                return False
-            size = last - at
-            pattern = token_ids[-size:]
-            if all(token_ids[-size * (n + 1) : -size * n] == pattern for n in range(1, self.min_count)):
-                return True
-            at += 1
-        return False
-
 
 def _refused(what: str) -> InvalidRequest:
     return InvalidRequest(f"repetition_detection {what}", field="repetition_detection")

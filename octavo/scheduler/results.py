@@ -9,6 +9,7 @@ from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
+from octavo.scheduler.repetition import Repetition
 
 
 class Results:
@@ -174,9 +175,14 @@ def _status_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> Se
     if num_drawn >= group.max_tokens:
         return SequenceStatus.FINISHED_LENGTH_CAPPED
     params = group.request.params
-    if (pattern := params.repetition_detection) is None or num_drawn < params.min_tokens:
+    if (wanted := params.repetition_detection) is None:
         return None
-    return SequenceStatus.FINISHED_REPETITION if pattern.ends(sequence.token_ids, num_drawn) else None
+    if (repetition := sequence.attached(Repetition)) is None:
+        repetition = Repetition(wanted)
+        sequence.attach(repetition)
+    # read before min_tokens too: reading all of them at once would hold the step up
+    ends = repetition.ends(sequence.token_ids, num_drawn) and num_drawn >= params.min_tokens
+    return SequenceStatus.FINISHED_REPETITION if ends else None
 
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:

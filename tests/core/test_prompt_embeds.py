@@ -51,7 +51,34 @@ def test_files_of_numpy_are_read_without_their_pickles() -> None:
     for wrong in (b"", b"text", whole[:-1], whole + b"0", whole[:9], huge):
         with pytest.raises(InvalidRequest, match=r"^prompt_embeds (is no file of numpy|has other bytes)"):
             decoded_embeds(base64.b64encode(wrong).decode())
-    with pytest.raises(InvalidRequest, match="has other bytes than object"):
-        decoded_embeds(encoded(np.array([{}]), pickled=True))
+    for other in (np.array([[{}]]), np.zeros((2, 3), np.int32), np.zeros(3, np.float32), np.zeros((1, 2), "f4,f4")):
+        with pytest.raises(InvalidRequest, match="is no file of numpy"):
+            decoded_embeds(encoded(other, pickled=True))
+    spaces = np.frombuffer(b" " * 24, np.float32).reshape(2, 3)
+    assert decoded_embeds(encoded(spaces)) == read_embeds(spaces)
     with pytest.raises(InvalidRequest, match="is no file of numpy"):
         decoded_embeds("é")
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape", "num_bytes"),
+    [
+        ("'<f4'", "(-2, -3)", 24),
+        ("'<f4'", "(0, 999999999999999999999)", 0),
+        ("'<f4'", "(0, 4)", 0),
+        ("'<f4'", "(True, True)", 4),
+        ("'<f4'", "(" + "1, " * 70 + ")", 4),
+        ("'|V0'", "(2, 3)", 0),
+        ("('<f4', (2,))", "(2, 3)", 48),
+        ("()", "(2, 3)", 24),
+        ("{[]: 1}", "(2, 3)", 24),
+        ("(((", "(2, 3)", 24),
+        ("-" * 9000 + "1", "(2, 3)", 24),
+    ],
+)
+def test_files_whose_headers_are_no_table_are_refused(descr: str, shape: str, num_bytes: int) -> None:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    for version in (b"\x01\x00" + len(header).to_bytes(2, "little"), b"\x02\x00" + len(header).to_bytes(4, "little")):
+        given = b"\x93NUMPY" + version + header + bytes(num_bytes)
+        with pytest.raises(InvalidRequest, match="^prompt_embeds "):
+            decoded_embeds(base64.b64encode(given).decode())

@@ -398,7 +398,7 @@ class FakeAsyncLLM:
         token_id = ord(letter) if ord(letter) < VOCAB_SIZE else VOCAB_SIZE - 1
         return CompletionOutput(
             index=index,
-            text=letter,
+            text="" if token_id == BOS and params.skip_special_tokens else letter,
             token_ids=[token_id],
             logprobs=None if params.logprobs is None else [self._described(token_id, params)],
             text_offsets=None if params.logprobs is None else [step],

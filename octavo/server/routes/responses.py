@@ -66,16 +66,23 @@ class _Output:
         self._item: OutputItem | None = None
         self._pieces: list[str] = []
         self._logprobs: list[ContentLogprob] = []
+        self._without_text: list[ContentLogprob] = []
 
     def event(self, kind: str, **fields: Any) -> ResponseEvent:
         """Return the next event."""
         self.num_events += 1
         return ResponseEvent(type=kind, sequence_number=self.num_events - 1, **fields)
 
-    def add(self, event: OutputEvent, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
-        """Yield the events that report what the model has written. logprobs: of the tokens of a text."""
+    def note(self, logprobs: list[ContentLogprob]) -> None:
+        """Keep the log-probabilities of new tokens for the next text: those of a part of a character, or an end, have
+        none yet."""
+        self._without_text += logprobs
+
+    def add(self, event: OutputEvent) -> Iterator[ResponseEvent]:
+        """Yield the events that report what the model has written."""
         match event:
             case TextDelta(text):
+                logprobs, self._without_text = self._without_text, []
                 if self._kind != "message":
                     yield from self._begin(
                         OutputItem(type="message", id="msg", status="", role="assistant", content=[])
@@ -106,6 +113,8 @@ class _Output:
 
     def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
         """Yield the events that end the open item, if there is one."""
+        if self._item is not None and self._item.type == "message" and self._without_text:
+            yield from self.add(TextDelta(""))
         item, text = self._item, "".join(self._pieces)
         if item is None:
             return
@@ -175,18 +184,16 @@ class _ModelResponse(ShimTurn[ResponsesRequest]):
             yield self._output.event("response.created", response=self._response("in_progress"))
             yield self._output.event("response.in_progress", response=self._response("in_progress"))
         [completion] = output.outputs
-        found = self.logprobs(completion)
-        logprobs = [] if found is None else found.content
+        if (found := self.logprobs(completion)) is not None:
+            self._output.note(found.content)
         for event in self.events(output, completion):
-            yield from self._output.add(event, logprobs)
-            if isinstance(event, TextDelta):
-                logprobs = []
+            yield from self._output.add(event)
         self._finish_reason = self.finish_reason(completion)
 
     def last_chunks(self) -> Iterator[ResponseEvent]:
         status = "incomplete" if self._finish_reason == "length" else "completed"
         if not self._output.items:
-            yield from self._output.add(TextDelta(""), [])
+            yield from self._output.add(TextDelta(""))
         yield from self._output.end(status)
         yield self._output.event(f"response.{status}", response=self._response(status))
 

@@ -207,7 +207,7 @@ def test_reasoning_calls_and_text_are_items_of_their_own() -> None:
         ToolCallBegin(1, "call_1", "patch"),
         ToolCallDelta(1, "*"),
     ]
-    found = [event for each in written for event in output.add(each, [])] + list(output.end())
+    found = [event for each in written for event in output.add(each)] + list(output.end())
     assert [event.type.removeprefix("response.") for event in found] == [
         *("output_item.added", "content_part.added", "reasoning_text.delta"),
         *("reasoning_text.done", "content_part.done", "output_item.done"),
@@ -244,6 +244,17 @@ def test_log_probabilities_come_where_they_are_asked_for(client: openai.OpenAI, 
     )
     [part] = response.output[0].content  # type: ignore[union-attr]
     assert [each.token for each in part.logprobs or []] == ["B", "l"]  # type: ignore[union-attr]
+
+
+def test_a_stream_has_the_log_probabilities_of_tokens_without_text(server: Served) -> None:
+    server.llm.sentence = "\0a\0b\0"  # the token 0 has none, as an end or a part of a character
+    asked = {"input": "hi", "max_output_tokens": 5, "include": ["message.output_text.logprobs"]}
+    [item] = ask(server.url, "/v1/responses", asked).json["output"]
+    said = events(ask(server.url, "/v1/responses", {**asked, "stream": True}).body)
+    deltas = [each for each in said if each["type"] == "response.output_text.delta"]
+    assert [each["token"] for each in item["content"][0]["logprobs"]] == ["<s>", "a", "<s>", "b", "<s>"]
+    assert [entry for each in deltas for entry in each["logprobs"]] == item["content"][0]["logprobs"]
+    assert said[-1]["response"]["output"][0]["content"] == item["content"]
 
 
 def test_an_error_on_the_way_ends_the_stream_with_a_failed_response(client: openai.OpenAI, server: Served) -> None:
