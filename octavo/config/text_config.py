@@ -31,6 +31,12 @@ _GEMMA4: Final[Mapping[str, Any]] = {
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": _GEMMA3,
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 256,
+        "num_key_value_heads": 2,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+    },
     "gemma4_text": _GEMMA4,
     "glm4v_moe_text": {"attention_bias": True},
     "glm4v_text": {"rms_norm_eps": 1e-5},
@@ -90,7 +96,7 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         for name, value in defaults.get(of, {}).items() if isinstance(of, str) else ():
             if values.get(name) is None:
                 values[name] = value
-    if model_type == "gemma3_text" and values.get("rope_parameters") is None:
+    if model_type in ("gemma3_text", "gemma3n_text") and values.get("rope_parameters") is None:
         values["rope_parameters"] = _gemma3_rope(values)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), Mapping):

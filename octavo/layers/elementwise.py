@@ -49,10 +49,11 @@ class RoundedFactor(Elementwise):
 
 
 class StoredFactor(Layer):
-    """A tensor [tokens, dim] times a number that the checkpoint has under the layer's name."""
+    """A tensor [tokens, dim] times what the checkpoint has under the layer's name: one number, or `dim` of them."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, *, numbers: int = 1) -> None:
         super().__init__()
+        self._numbers = numbers
         self.weight = nn.Parameter(torch.empty(dim), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,8 +62,8 @@ class StoredFactor(Layer):
         return product
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """Yield the number, a tensor [1]."""
-        yield TensorSlot(path, (1,), lambda stored: self.hold("weight", stored.expand(len(self.weight))))
+        """Yield the tensor [numbers]."""
+        yield TensorSlot(path, (self._numbers,), lambda stored: self.hold("weight", stored.expand(len(self.weight))))
 
 
 def activation(name: str) -> Elementwise:

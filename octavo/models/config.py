@@ -138,7 +138,7 @@ class DecoderConfig:
         fields: dict[str, Any] = {
             "num_layers": own.get("num_layers") or c.positive("num_hidden_layers"),
             "hidden_size": hidden_size,
-            "intermediate_size": c.positive("intermediate_size"),
+            "intermediate_size": own.get("intermediate_size") or c.positive("intermediate_size"),
             "heads": Heads(num_heads, num_kv_heads, dim),
             "vocab_size": c.positive("vocab_size"),
             "max_positions": c.max_model_len(),

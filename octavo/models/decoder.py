@@ -156,7 +156,8 @@ class DecoderStack(nn.Module):
         streams: dict[int, Tensor] = {}
         for index, layer in self.layers.items():
             if self._noted_layers and int(index) in self._noted_layers:
-                streams[int(index)] = x if residual is None else self.add_streams(x, residual)
+                is_whole = residual is None or not self.carries_residual
+                streams[int(index)] = x if is_whole else self.add_streams(x, residual)
             x, residual = layer(x, residual, batch)
             if override is not None and int(index) < len(override.levels):
                 x = x.index_add(0, override.token_indices, override.levels[int(index)])

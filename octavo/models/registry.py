@@ -21,7 +21,18 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Cohere2Vision", "Exaone4_5_", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3"),
+        *(
+            "Cohere2Vision",
+            "Exaone4_5_",
+            "Gemma3",
+            "Gemma3n",
+            "Gemma4",
+            "Glm46V",
+            "Glm4v",
+            "Glm4vMoe",
+            "GlmOcr",
+            "Idefics3",
+        ),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("Mistral3", "Qwen2Audio"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
@@ -53,6 +64,7 @@ _FILES: Final = {
         "Youtu",
     ),
     "gemma": ("Gemma", "Gemma2", "Gemma3"),
+    "gemma3n": ("Gemma3n",),
     "gemma4": ("Gemma4",),
     "granite": (
         *("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA", "MiniCPM"),

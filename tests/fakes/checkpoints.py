@@ -200,6 +200,22 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        "Gemma3nForCausalLM",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_key_value_heads": 2,
+            "head_dim": 8,  # scores are not scaled
+            "sliding_window": 7,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 120,  # tokens behind these have the first one's embedding
+            "activation_sparsity_pattern": [0.8, 0.8, 0.0, 0.0, 0.6, 0.0],
+            "laurel_rank": 8,
+        },
+    ),
     "gemma4": (
         "Gemma4TextConfig",
         "Gemma4ForCausalLM",

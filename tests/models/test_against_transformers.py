@@ -85,6 +85,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 with narrow caps": ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
     "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3", {"rope_parameters": GEMMA3_ROPE}),
+    "gemma3n": ("gemma3n", {}),
+    "gemma3n with another stream, and widths of its own": (
+        "gemma3n",
+        {
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "num_kv_shared_layers": 0,
+            "intermediate_size": [56, 40, 56, 40, 48, 64],
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": GEMMA3_ROPE,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+        },
+    ),
     "gemma4": ("gemma4", {}),
     "gemma4 with keys as values": (
         "gemma4",

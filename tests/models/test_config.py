@@ -64,6 +64,12 @@ def test_the_number_of_chosen_experts_has_two_names(family: str, key: str) -> No
     ("family", "own"),
     [
         ("ernie4_5_moe", {"moe_norm_min": 0.1}),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 6}),
+        ("gemma3n", {"altup_active_idx": 4}),
+        ("gemma3n", {"altup_num_inputs": 1}),
+        ("gemma3n", {"hidden_size_per_layer_input": 0}),
+        ("gemma3n", {"intermediate_size": [56] * 5}),
+        ("gemma3n", {"num_kv_shared_layers": 5}),
         ("llama", {"clip_qkv": 8.0, "architectures": ["IQuestCoderForCausalLM"]}),
         ("llama", {"use_sliding_window": True, "architectures": ["IQuestCoderForCausalLM"]}),
         ("mamba2", {"num_heads": 6}),

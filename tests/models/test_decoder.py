@@ -16,8 +16,10 @@ from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, Mode
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.models.decoder import DecoderStack
+from octavo.models.loader import LoadedModel
+from octavo.ops.registry import bind
 from tests.conformance.runtimes import LEVELS, ops
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.layers.bound import apart, random
@@ -176,3 +178,20 @@ def test_narrow_embeddings_are_projected_whole_on_each_of_two_ranks(tmp_path: Pa
         assert torch.equal(model.project_out(wide), alone.project_out(wide))
         assert model.layers["0"].mlp.up_proj(wide).shape == (3, 24)
         assert model.compute_logits(wide).shape == (3, 65)
+
+
+def test_the_noted_stream_is_that_of_layers_which_hand_on_something_else(tmp_path: Path) -> None:
+    opened = LoadedModel.open(Checkpoint.open(make_checkpoint("gemma4", tmp_path)), Mesh.single(), torch.float32)
+    opened.model.note_layers((1,))
+    model, found = opened.load(bind(), ReferenceBackend()), []
+    forward, first = model.forward, model.layers["0"].forward
+    model.layers["0"].forward = lambda *inputs: found.append(first(*inputs)) or found[0]  # type: ignore[func-returns-value,method-assign]
+    model.forward = lambda batch: found.append(forward(batch)) or found[1].hidden  # type: ignore[func-returns-value,method-assign]
+    PagedRun(model).step([(Stream([5, 9, 77]), 3)])
+    assert torch.equal(found[1].streams[0], found[0][0])
+
+
+def test_a_model_of_several_streams_has_none_for_a_head(tmp_path: Path) -> None:
+    opened = LoadedModel.open(Checkpoint.open(make_checkpoint("gemma3n", tmp_path)), Mesh.single(), torch.float32)
+    with pytest.raises(ConfigError, match="speculative_config"):
+        opened.model.note_layers((1,))

@@ -26,6 +26,7 @@ def logits(path: Path) -> torch.Tensor:
     [
         ("exaone4", "Exaone4_5_ForConditionalGeneration", "exaone4_5_text"),
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
+        ("gemma3n", "Gemma3nForConditionalGeneration", "gemma3n_text"),
         ("llama4", "Llama4ForConditionalGeneration", "llama4_text"),
         ("mistral", "Mistral3ForConditionalGeneration", "mistral"),
         ("mistral4", "Mistral3ForConditionalGeneration", "mistral4"),
@@ -55,6 +56,19 @@ def test_gemma_3_as_the_hub_has_it(tmp_path: Path) -> None:
     scaling = {"factor": 8.0, "rope_type": "linear"}
     name = "Gemma3ForConditionalGeneration"
     to_layout_with_images(path, name, "language_model.model.", **absent, rope_scaling=scaling)
+    assert torch.equal(logits(path), expected)
+
+
+def test_gemma_3n_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Rotation is described by the older keys, and the others have their usual values where they are left out."""
+    usual = {"num_hidden_layers": 12, "layer_types": None, "activation_sparsity_pattern": None}
+    rope = {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 3e3}}
+    path = make_checkpoint("gemma3n", tmp_path, **usual, num_kv_shared_layers=5, rope_parameters=rope)
+    expected = logits(path)
+    absent = dict.fromkeys(("num_key_value_heads", "layer_types", "activation_sparsity_pattern", "rope_parameters"))
+    absent |= dict.fromkeys(("altup_num_inputs", "altup_active_idx", "altup_correct_scale", "final_logit_softcapping"))
+    older = {"rope_theta": 5e5, "rope_local_base_freq": 3e3, "intermediate_size": [56] * 12}
+    to_layout_with_images(path, "Gemma3nForConditionalGeneration", **absent, **older)
     assert torch.equal(logits(path), expected)
 
 

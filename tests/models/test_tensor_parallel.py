@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {}),
+    "gemma3n": ("gemma3n", {}),
     "gemma4": ("gemma4", {}),
     "gpt_oss": ("gpt_oss", {}),
     "llama": ("llama", {}),

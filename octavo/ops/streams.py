@@ -1,0 +1,150 @@
+"""Several streams of a decoder beside each other, which its layers predict and correct, and gates that few pass.
+
+x of `n` streams is [tokens, n · dim]. Sums over a row are made in an order that follows from its length alone.
+
+Sources: Baykal et al., "Alternating Updates for Efficient Transformers", https://arxiv.org/abs/2301.13310; You et al.,
+"Spark Transformer", https://arxiv.org/abs/2506.06644.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.ops.registry import Operator
+
+LEAST_SQUARE = 1e-5
+"""What the mean square of a stream counts as at least where its size is adjusted."""
+
+
+def predicted_streams(x: Tensor, states: Tensor, weight: Tensor) -> Tensor:
+    """Return each stream of x plus a mixture of all, [tokens, n · dim].
+
+    The factor of stream i in the mixture of stream j is output `j · n + i` of weight [n², n], multiplied with `states`
+    float32 [tokens, n].
+    """
+    tokens, count = states.shape
+    streams, factors = x.float().view(tokens, count, -1), _products(states, weight).view(tokens, count, count, 1)
+    total = streams
+    for each in range(count):
+        total = total + factors[:, :, each] * streams[:, each, None]
+    return total.flatten(1).to(x.dtype)
+
+
+def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tensor, active: int) -> Tensor:
+    """Return each stream of x plus a share of what a layer has `computed` [tokens, dim] beyond stream `active`.
+
+    The shares are 1 and the outputs of weight [n, n], multiplied with `states` float32 [tokens, n].
+    """
+    streams = x.float().view(*states.shape, -1)
+    change = computed.float() - streams[:, active]
+    shares = _products(states, weight) + 1.0
+    return (streams + shares[:, :, None] * change[:, None]).flatten(1).to(x.dtype)
+
+
+def add_to_others(x: Tensor, y: Tensor) -> Tensor:
+    """Return x with y [tokens, dim] added to every stream but the first one."""
+    first, others = x[:, : y.shape[1]], x[:, y.shape[1] :]
+    return torch.cat((first, others + y.repeat(1, others.shape[1] // y.shape[1])), 1)
+
+
+def spread_streams(x: Tensor, others: Tensor) -> Tensor:
+    """Return x [tokens, dim] and `others` [tokens, (n - 1) · dim], each brought to the mean square of x."""
+    return _of_one_size(x, others).flatten(1).to(x.dtype)
+
+
+def mean_stream(x: Tensor, others: Tensor) -> Tensor:
+    """Return the mean [tokens, dim] of the streams that `spread_streams` returns."""
+    streams = _of_one_size(x, others)
+    total = streams[:, 0]
+    for each in range(1, streams.shape[1]):
+        total = total + streams[:, each]
+    return (total / streams.shape[1]).to(x.dtype)
+
+
+def largest_gates(x: Tensor, deviations: float) -> Tensor:
+    """Return what x [tokens, dim] exceeds its row's mean and `deviations` standard deviations by, else 0."""
+    wide, dim = x.float(), x.shape[1]
+    mean = _row_sums(wide) / dim
+    deviation = torch.sqrt(_row_sums((wide - mean) * (wide - mean)) / dim)
+    return F.relu(wide - (mean + deviation * deviations)).to(x.dtype)
+
+
+def _of_one_size(x: Tensor, others: Tensor) -> Tensor:
+    """Return float32 [tokens, n, dim]."""
+    first, streams = x.float()[:, None], others.float().view(len(x), -1, x.shape[1])
+    size, own = (torch.sqrt(_mean_squares(each)) for each in (first, streams))
+    return torch.cat((first, streams * (size / own.clamp(min=LEAST_SQUARE**0.5))), 1)
+
+
+def _mean_squares(x: Tensor) -> Tensor:
+    return _row_sums(x * x) / x.shape[-1]
+
+
+def _products(states: Tensor, weight: Tensor) -> Tensor:
+    """Return the outputs [tokens, outputs] of a small weight [outputs, n]."""
+    wide = weight.float()
+    total = states[:, :1] * wide[:, 0]
+    for each in range(1, states.shape[1]):
+        total = total + states[:, each, None] * wide[:, each]
+    return total
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """Return the sums [..., 1] over rows: halves are added until one element is left."""
+    width = x.shape[-1]
+    x = F.pad(x, (0, (1 << (width - 1).bit_length()) - width))
+    while x.shape[-1] > 1:
+        left, right = x.chunk(2, dim=-1)
+        x = left + right
+    return x
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def predicted_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield one token and several, and streams that fill no vector."""
+    for tokens, count, dim in ((1, 4, 32), (5, 3, 37)):
+        yield _normal(tokens, count * dim).to(dtype), _normal(tokens, count), _normal(count * count, count).to(dtype)
+
+
+def corrected_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, int]]:
+    """Yield the same with another active stream each time."""
+    for active, (x, states, weight) in enumerate(predicted_examples(dtype)):
+        count = states.shape[1]
+        yield x, x[:, : x.shape[1] // count] * 0.5, states, weight[:count], active
+
+
+def other_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield streams, and a tensor of the width of one."""
+    for x, states, _ in predicted_examples(dtype):
+        yield x, x[:, -x.shape[1] // states.shape[1] :] * 0.5
+
+
+def spread_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield streams of other sizes, and some that are nearly nothing."""
+    for x, y in other_examples(dtype):
+        yield y, x * 3.0
+        yield y, x * 1e-4
+
+
+def gate_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
+    """Yield cuts below and above the mean."""
+    for x, _, _ in predicted_examples(dtype):
+        yield x, 1.5
+        yield x + 2.0, -0.5
+
+
+OPERATORS = (
+    Operator("predicted_streams", predicted_streams, predicted_examples),
+    Operator("corrected_streams", corrected_streams, corrected_examples),
+    Operator("add_to_others", add_to_others, other_examples),
+    Operator("spread_streams", spread_streams, spread_examples),
+    Operator("mean_stream", mean_stream, spread_examples),
+    Operator("largest_gates", largest_gates, gate_examples),
+)
