@@ -12,8 +12,8 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3", "InternVL"),
-        *("LightOnOcr", "Llava", "LlavaNext"),
+        *("Cohere2Vision", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3", "InternVL"),
+        *("Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext"),
         *("LlavaOnevision", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
         "SmolVLM",
     )
@@ -25,6 +25,10 @@ _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 _MOST_PIXELS: Final = 1 << 25
 """To which small images are scaled up."""
 _LONGEST_EDGE: Final = 1 << 13
+_SIZES: Final = (
+    *("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"),
+    *("min_tiles", "max_tiles", "tile_size", "encoder_patch_size", "min_image_tokens", "max_image_tokens"),
+)
 _MOST_TILES: Final = 1 << 8
 """Processors try every grid of as many."""
 
@@ -71,10 +75,13 @@ def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
-        most = _MOST_TILES if name.endswith("_patches") else _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
+        most = (
+            _MOST_TILES if name.endswith(("_patches", "_tiles")) else _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
+        )
         if _is_number(value) and not (0 < value <= most or (value > most and name in no_aims)):
             raise section.error(name, f"1 to {most:,}")
-    pairs = (("size.shortest_edge", "size.longest_edge"), ("min_pixels", "max_pixels"), ("min_patches", "max_patches"))
+    counted = ("pixels", "patches", "tiles", "image_tokens")
+    pairs = [("size.shortest_edge", "size.longest_edge"), *((f"min_{each}", f"max_{each}") for each in counted)]
     for lower, upper in pairs:
         first, second = sizes.get(lower), sizes.get(upper)
         if _is_number(first) and _is_number(second) and first > second:
@@ -85,7 +92,7 @@ def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes among settings, those in objects by both names with a dot between them."""
     found: dict[str, Any] = {}
-    for name in ("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"):
+    for name in _SIZES:
         value = settings.get(name)
         found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
     return found

@@ -18,6 +18,10 @@ _IMAGE_SETTINGS: Final[dict[str, int | None]] = {
     "max_pixels": 1 << 31,
     "min_patches": 256,
     "max_patches": 256,
+    "min_tiles": 256,
+    "max_tiles": 256,
+    "min_image_tokens": 8192,
+    "max_image_tokens": 8192,
     "max_soft_tokens": 8192,
     "do_image_splitting": None,
 }

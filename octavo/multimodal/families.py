@@ -164,6 +164,27 @@ def _smolvlm(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*written, *context.encode(f"{behind}{around}<global-img>"), *vectors, *context.encode(around)]
 
 
+def _lfm2(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Tiles by rows and columns, each named, and the whole image behind several of them."""
+    factor = context.config.positive("downsample_factor", 2)
+    counts = [int(height // factor) * int(width // factor) for height, width in arrays["spatial_shapes"]]
+    columns, rows = (int(each) for each in arrays["grid"][0])
+    places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
+    names = [f"<|img_row_{row}_col_{column}|>" for row, column in places] if rows * columns > 1 else [""]
+    written = context.encode("<|image_start|>")
+    for name, count in zip([*names, "<|img_thumbnail|>"], counts, strict=False):
+        written += [*context.encode(name), *[token] * count]
+    return [*written, *context.encode("<|image_end|>")]
+
+
+def _cohere2(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Tiles, each with a line break behind it."""
+    side = _vision(context).positive("image_size", 512) // _vision(context).positive("patch_size", 16)
+    tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
+    lines = [*tile, *context.encode("<|IMG_LINE_BREAK|>")] * len(arrays["pixel_values"])
+    return [*context.encode("<|START_OF_IMG|>"), *lines, *context.encode("<|END_OF_IMG|>")]
+
+
 _IMAGE: Final = ("image_token_index", "image_token_id")
 
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
@@ -173,6 +194,7 @@ _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
 
 FAMILIES: Final[Mapping[str, Family]] = {
+    "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole
@@ -183,6 +205,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "GlmOcrForConditionalGeneration": _QWEN,
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
+    "Lfm2VlForConditionalGeneration": Family(
+        _IMAGE, _IMAGE, _lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    ),
     "LightOnOcrForConditionalGeneration": Family(_IMAGE, _IMAGE, _lighton, _SIZED),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
     "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),

@@ -14,6 +14,7 @@ from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError
 from octavo.multimodal.families import FAMILIES, Context, first_positive
+from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.images import decoded
 from octavo.multimodal.placeholders import matched, spans_of
 from octavo.multimodal.video_families import VIDEO_FAMILIES
@@ -161,7 +162,7 @@ class ImagePrompts:
     def open(self) -> Any:
         """Return transformers' image processor, made at the first call. Raises CheckpointError or ConfigError."""
         if self._processor is None:
-            self._processor = _image_processor(self._path, self._settings, self._changes)
+            self._processor = _image_processor(self._path, self._settings, self._changes, self._context.config)
         return self._processor
 
     def arrays(self, *images: Any, **options: Any) -> dict[str, NDArray[Any]]:
@@ -183,16 +184,21 @@ def _typed(array: NDArray[Any]) -> TypedArray:
     return TypedArray(dtype, tuple(array.shape), array.astype(dtype, copy=False).tobytes())
 
 
-def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[str]) -> Any:
-    """Return transformers' image processor of a checkpoint, which computes with Pillow and numpy.
+def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[str], config: Section) -> Any:
+    """Return the image processor of a checkpoint, which computes with Pillow and numpy: mostly transformers' own.
 
-    changes: names of the settings that a person has made. Raises CheckpointError or ConfigError.
+    changes: names of the settings that a person has made. Raises CheckpointError, ConfigError or UnsupportedModel.
     """
+    name = str(settings["image_processor_type"]).removesuffix("Fast").removesuffix("Pil")
+    if (own := OWN_PROCESSORS.get(name)) is not None:
+        if others := [change for change in changes if change not in own.KNOWN]:
+            raise ConfigError(f"mm_processor_kwargs has {others[0]}, which {name} does not have; leave it out")
+        return own(Section(settings, f"{path} (image processor)"), config)
     try:
         import transformers
     except ImportError as error:
         raise ConfigError("images need transformers: pip install 'octavo[images]'") from error
-    name = str(settings["image_processor_type"]).removesuffix("Fast").removesuffix("Pil") + "Pil"
+    name += "Pil"
     made = getattr(transformers, name, None)
     if made is None:
         raise CheckpointError(f"{path}: transformers {transformers.__version__} has no image processor {name}")

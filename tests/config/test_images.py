@@ -58,6 +58,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_vl", {"size": {"shortest_edge": 9, "longest_edge": 8}}, "is 9, expected at most size.longest_edge, which"),
     ("qwen2_vl", {"min_pixels": 9, "max_pixels": 8}, "min_pixels is 9, expected at most max_pixels, which is 8"),
     ("internvl", {"max_patches": 1 << 30}, "max_patches is 1073741824, expected 1 to 256"),
+    ("lfm2_vl", {"max_tiles": 1 << 30}, "max_tiles is 1073741824, expected 1 to 256"),
+    ("lfm2_vl", {"tile_size": 1 << 20}, "tile_size is 1048576, expected 1 to 8,192"),
+    ("lfm2_vl", {"min_image_tokens": 3}, "min_image_tokens is 3, expected at most max_image_tokens, which is 2"),
     ("internvl", {"min_patches": 5}, "min_patches is 5, expected at most max_patches, which is 4"),
 ]
 

@@ -146,7 +146,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(whole: tuple[Path, list
 
 def test_several_outputs_of_one_image_are_those_of_it_alone(whole: tuple[Path, list[Any]]) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=9, logprobs=1, ignore_eos=True)
-    few = 48 if "qwen3_5" in whole[0].name else 16  # whose states take blocks of their own
+    few = 48 if whole[0].name.startswith(("qwen3_5", "lfm2")) else 16  # whose states take blocks of their own
     together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=few)
     with LLM(str(whole[0]), dtype="float32", num_gpu_blocks_override=64, enable_prefix_caching=False) as llm:
         alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]

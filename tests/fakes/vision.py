@@ -241,7 +241,47 @@ def _glm4v_moe() -> tuple[Any, Any]:
     return _glm4v("Glm4vMoe", **experts, num_hidden_layers=3, routed_scaling_factor=1.5)
 
 
+def _lfm2_vl() -> tuple[Any, Any]:
+    import transformers as tf
+
+    layers = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+    tower = {name: value for name, value in TOWER.items() if name != "image_size"}
+    sizes = {"num_patches": 16, "vision_use_head": False}
+    config = tf.Lfm2VlConfig(
+        text_config=tf.Lfm2Config(**{**TEXT, **layers}).to_dict(),
+        vision_config=tf.Siglip2VisionConfig(**tower, **sizes).to_dict(),
+        image_token_id=IMAGE,
+        projector_hidden_size=40,
+    )
+    tiles = {"tile_size": 56, "min_tiles": 2, "max_tiles": 4, "min_image_tokens": 1, "max_image_tokens": 2}
+    return config, Settings("Lfm2VlImageProcessorFast", encoder_patch_size=14, downsample_factor=2, **tiles)
+
+
+def _cohere2_vision() -> tuple[Any, Any]:
+    import transformers as tf
+
+    # transformers' class leaves logit_scale out, which the text model alone has
+    own = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "logit_scale": 1.0}
+    text = tf.Cohere2Config(**{**TEXT, **own}).to_dict()
+    config = tf.Cohere2VisionConfig(
+        text_config=text, vision_config=TOWER, image_token_id=IMAGE, alignment_intermediate_size=48
+    )
+    return config, Settings("Cohere2VisionImageProcessorFast", size={"height": 56, "width": 56}, max_patches=4)
+
+
+class Settings:
+    """Those of an image processor that transformers has with torchvision alone."""
+
+    def __init__(self, name: str, **values: Any) -> None:
+        self.values = {"image_processor_type": name, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, **values}
+
+    def save_pretrained(self, path: Path) -> None:
+        (path / "preprocessor_config.json").write_text(json.dumps(self.values))
+
+
 FAMILIES = {
+    "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),
+    "lfm2_vl": (_lfm2_vl, "Lfm2VlForConditionalGeneration"),
     "glm_ocr": (_glm_ocr, "GlmOcrForConditionalGeneration"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,31 @@ def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, t
     _, (media,) = prompts.expand([50, IMAGE], {"image": image(0)})
     assert [length for _, length in media.spans] == [16, 16, 16]
     assert media.num_embeddings == 48
+
+
+WRITTEN = {
+    "cohere2_vision": ["<|START_OF_IMG|>", *["4", "<|IMG_LINE_BREAK|>"] * 3, "<|END_OF_IMG|>"],
+    "lfm2_vl": [
+        *("<|image_start|>", "<|img_row_1_col_1|>", "4", "<|img_row_1_col_2|>", "4", "<|img_thumbnail|>", "1"),
+        "<|image_end|>",
+    ],
+}
+"""Of an image in two tiles, with the number of vectors between the texts around them."""
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_tiles_are_written_as_transformers_processors_write_them(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint(family, tmp_path))
+    settings, words = image_settings(checkpoint), list[str]()
+    assert settings is not None
+
+    def encode_word(text: str) -> list[int]:
+        words.append(text)
+        return [1000 + len(words)] if text else []
+
+    tokens, _ = ImagePrompts(checkpoint, settings, encode_word, {"image": 1}).expand([IMAGE], {"image": image(0)})
+    runs = [(token, len([*run])) for token, run in groupby(tokens)]
+    assert [str(count) if token == IMAGE else words[token - 1001] for token, count in runs] == WRITTEN[family]
 
 
 @pytest.mark.parametrize("family", ["glm4v", "qwen2_vl"])

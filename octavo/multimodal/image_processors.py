@@ -1,0 +1,180 @@
+"""Image processors that transformers has with torchvision alone, here with Pillow and numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.section import Section
+
+Arrays = dict[str, NDArray[Any]]
+_FILTERS: Final = range(6)
+"""Those of Pillow, by its numbers; 2 is bilinear, 3 bicubic."""
+
+
+class _Pixels(NamedTuple):
+    """How images are scaled, and pixels become numbers. mean, std: [3, 1, 1], of bytes."""
+
+    resample: int
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+    @classmethod
+    def read(cls, settings: Section, resample: int, mean: Sequence[float], std: Sequence[float]) -> _Pixels:
+        """Read the settings of a checkpoint, with defaults. Raises CheckpointError or UnsupportedModel."""
+        for name in ("do_resize", "do_rescale", "do_normalize", "do_pad"):
+            settings.expect(name, True)
+        scale = settings.positive_float("rescale_factor", 1 / 255)
+        given = [settings.values.get(name) or default for name, default in (("image_mean", mean), ("image_std", std))]
+        colors = [np.broadcast_to(np.float32(each) / np.float32(scale), 3).reshape(3, 1, 1) for each in given]
+        return cls(settings.expect("resample", *_FILTERS, default=resample), *colors)
+
+    def tiles(self, image: Any, columns: int, rows: int, width: int, height: int) -> list[Any]:
+        """Return an image of Pillow scaled and cut into so many tiles of a size, row by row."""
+        whole = image.resize((width * columns, height * rows), self.resample)
+        corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
+        return [whole.crop((left, top, left + width, top + height)) for left, top in corners]
+
+    def array(self, image: Any) -> NDArray[np.float32]:
+        """Return float32 [3, height, width]."""
+        pixels = np.asarray(image, np.float32).transpose(2, 0, 1)
+        return (pixels - self.mean) / self.std
+
+
+class Cohere2Images:
+    """Cuts an image into tiles of one size and adds the whole image behind them, unless it is one tile."""
+
+    KNOWN: Final = frozenset({"crop_to_patches", "max_patches", "min_patches"})
+    """Settings that a person may change."""
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+        self._pixels = _Pixels.read(settings, 3, mean, std)
+        size = settings.section("size") or Section({}, settings.where)
+        self._width, self._height = size.positive("width", 512), size.positive("height", 512)
+        self._most = settings.positive("max_patches", 12) if settings.bool("crop_to_patches", True) else 1
+        vision = config.section("vision_config") or Section({}, config.where)
+        side = vision.positive("image_size", 512)
+        if (self._width, self._height) != (side, side):
+            raise settings.error("size", f"the image_size of vision_config, {side} x {side}")
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [tiles of all images, 3, height, width]."""
+        tiles = []
+        for image in images:
+            columns, rows = self._grid(*image.size)
+            tiles += self._pixels.tiles(image, columns, rows, self._width, self._height)
+            if columns * rows > 1:
+                tiles += self._pixels.tiles(image, 1, 1, self._width, self._height)
+        return {"pixel_values": np.stack([self._pixels.array(tile) for tile in tiles])}
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the columns and rows that scale an image up least, or else down least; of several the fewest tiles."""
+        most = self._most
+        grids = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
+        grids.sort(key=lambda grid: grid[0] * grid[1])
+
+        def scale(grid: tuple[int, int]) -> float:
+            return min(grid[0] * self._height / width, grid[1] * self._height / height)
+
+        enlarging = [grid for grid in grids if scale(grid) >= 1]
+        return min(enlarging, key=scale) if enlarging else max(grids, key=scale)
+
+
+class Lfm2VlImages:
+    """Scales an image to whole tokens, or cuts a large one into tiles and adds the scaled one behind them."""
+
+    KNOWN: Final = frozenset({"do_image_splitting", "max_image_tokens", "max_tiles", "min_image_tokens", "min_tiles"})
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        self._pixels = _Pixels.read(settings, 2, [0.5], [0.5])
+        vision = config.section("vision_config") or Section({}, config.where)
+        self._patch: int = settings.expect("encoder_patch_size", vision.positive("patch_size", 16), default=16)
+        factor: int = settings.expect("downsample_factor", config.positive("downsample_factor", 2), default=2)
+        self._token = self._patch * factor
+        self._tile = settings.positive("tile_size", 512)
+        if self._tile % self._token:
+            raise settings.error("tile_size", f"a multiple of the pixels of a token, {self._token}")
+        self._tiles = settings.positive("min_tiles", 2), settings.positive("max_tiles", 10)
+        if not settings.bool("do_image_splitting", True):
+            self._tiles = 1, 1
+        self._counts = settings.positive("min_image_tokens", 64), settings.positive("max_image_tokens", 256)
+        self._tolerance = settings.positive_float("max_pixels_tolerance", 2.0)
+        self._has_thumbnail = settings.bool("use_thumbnail", True)
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return what SigLIP 2 reads, filled up to the longest piece, and the grid of tiles of each image.
+
+        pixel_values [pieces, patches, channels of a patch], pixel_attention_mask [pieces, patches], spatial_shapes
+        [pieces, (rows, columns)] of patches.
+        """
+        grids = [self._grid(*image.size) for image in images]
+        pieces = [piece for image, grid in zip(images, grids, strict=True) for piece in self._pieces(image, *grid)]
+        patches = [self._patches(self._pixels.array(piece)) for piece in pieces]
+        longest = max(len(each) for each in patches)
+        filled = [np.pad(each, ((0, longest - len(each)), (0, 0))) for each in patches]
+        shapes = [(piece.height // self._patch, piece.width // self._patch) for piece in pieces]
+        return {
+            "pixel_values": np.stack(filled),
+            "pixel_attention_mask": np.stack([np.arange(longest) < len(each) for each in patches]).astype(np.int64),
+            "spatial_shapes": np.array(shapes, np.int64),
+            "grid": np.array(grids, np.int64),
+        }
+
+    def _pieces(self, image: Any, columns: int, rows: int) -> list[Any]:
+        """Return the tiles of an image, and behind several of them the scaled image."""
+        scaled = self._pixels.tiles(image, 1, 1, *self._scaled_size(*image.size))
+        if columns * rows == 1:
+            return scaled
+        return self._pixels.tiles(image, columns, rows, self._tile, self._tile) + scaled * self._has_thumbnail
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return columns and rows of tiles: (1, 1) for an image that is not large, else those with the closest ratio of
+        sides, and of several the most tiles of which the image fills half."""
+        least, most = self._tiles
+        area = math.prod(max(self._patch, self._rounded(each)) for each in (width, height))
+        if most == 1 or area <= self._counts[1] * self._token**2 * self._tolerance:
+            return 1, 1
+        sides = range(1, most + 1)
+        grids = {(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most}
+        best, closest = (1, 1), math.inf
+        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+            distance = abs(width / height - columns / rows)
+            fills = width * height > 0.5 * columns * rows * self._tile**2
+            if distance < closest or (distance == closest and fills):
+                best, closest = (columns, rows), distance
+        return best
+
+    def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        """Return (width, height) of whole tokens, as many as the settings allow, with nearly the same ratio."""
+        token = self._token
+        least, most = (count * token**2 for count in self._counts)
+        sides = [max(token, self._rounded(each)) for each in (width, height)]
+        if math.prod(sides) > most:
+            ratio = math.sqrt(width * height / most)
+            sides = [max(token, math.floor(each / ratio / token) * token) for each in (width, height)]
+        elif math.prod(sides) < least:
+            ratio = math.sqrt(least / (width * height))
+            sides = [math.ceil(each * ratio / token) * token for each in (width, height)]
+        return sides[0], sides[1]
+
+    def _rounded(self, side: int) -> int:
+        return round(side / self._token) * self._token
+
+    def _patches(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return [patches, patch · patch · 3] of [3, height, width], row by row."""
+        size = self._patch
+        _, height, width = pixels.shape
+        cut = pixels.reshape(3, height // size, size, width // size, size).transpose(1, 3, 2, 4, 0)
+        return cut.reshape(-1, size * size * 3)
+
+
+OWN_PROCESSORS: Final[Mapping[str, type[Cohere2Images | Lfm2VlImages]]] = {
+    "Cohere2VisionImageProcessor": Cohere2Images,
+    "Lfm2VlImageProcessor": Lfm2VlImages,
+}
+"""By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

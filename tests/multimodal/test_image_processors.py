@@ -1,0 +1,85 @@
+"""Image processors of octavo beside those of transformers, which need torchvision: what they returned stands here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.config.section import Section
+from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
+from octavo.multimodal.image_processors import OWN_PROCESSORS, Cohere2Images, Lfm2VlImages
+from tests.fakes.vision import image
+
+# by width and height: Cohere 2's tiles; LFM2-VL's columns and rows of tiles, and patches of the whole image
+SHAPES = {
+    (40, 40): (1, (1, 1), (16, 16)),
+    (513, 512): (3, (1, 1), (32, 32)),
+    (512, 513): (3, (1, 1), (32, 32)),
+    (1400, 600): (7, (5, 2), (20, 48)),
+    (2000, 40): (5, (1, 1), (4, 114)),
+    (1100, 1100): (10, (3, 3), (32, 32)),
+    (700, 1900): (9, (2, 5), (52, 18)),
+    (30, 900): (3, (1, 1), (88, 4)),
+}
+
+
+def section(**values: Any) -> Section:
+    return Section(values, "config.json")
+
+
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_images_are_cut_as_transformers_cuts_them(size: tuple[int, int]) -> None:
+    num_tiles, grid, patches = SHAPES[size]
+    given = [image(0, *size)]
+    assert len(Cohere2Images(section(), section())(given, "np")["pixel_values"]) == num_tiles
+    made = Lfm2VlImages(section(), section())(given, "np")
+    assert made["grid"].tolist() == [list(grid)]
+    assert made["spatial_shapes"][-1].tolist() == list(patches)
+    assert made["pixel_attention_mask"].sum(1).tolist() == made["spatial_shapes"].prod(1).tolist()
+
+
+def scaled(given: Any, width: int, height: int, mode: str) -> Any:
+    """What torchvision's resize computes, whose rounding differs by up to 2 of 255."""
+    pixels = torch.tensor(np.asarray(given)).permute(2, 0, 1)[None]
+    return torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)[0].float().numpy()
+
+
+def test_pixels_are_those_of_torchs_filters() -> None:
+    given = image(1, 700, 300)
+    tile = Cohere2Images(section(image_mean=[0.5] * 3, image_std=[0.5] * 3), section())([given], "np")["pixel_values"]
+    whole = scaled(given, 1024, 512, "bicubic")
+    for found, expected in zip(
+        tile, [whole[..., :512], whole[..., 512:], scaled(given, 512, 512, "bicubic")], strict=True
+    ):
+        assert np.abs(found * 127.5 + 127.5 - expected).max() < 2.01
+
+
+def test_patches_are_those_of_transformers_in_their_order() -> None:
+    from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
+
+    given = image(1, 300, 200)
+    [found] = Lfm2VlImages(section(), section())([given], "np")["pixel_values"]
+    expected = convert_image_to_patches(scaled(given, 320, 224, "bilinear"), 16)
+    assert np.abs(found * 127.5 + 127.5 - expected).max() < 2.01
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[OctavoError], str]] = [
+    ("Lfm2Vl", {"encoder_patch_size": 14}, UnsupportedModel, "encoder_patch_size is 14, expected 16"),
+    ("Lfm2Vl", {"downsample_factor": 4}, UnsupportedModel, "downsample_factor is 4, expected 2"),
+    ("Lfm2Vl", {"tile_size": 500}, CheckpointError, "tile_size is 500, expected a multiple of .* 32"),
+    ("Lfm2Vl", {"do_pad": False}, UnsupportedModel, "do_pad is false, expected true"),
+    ("Cohere2Vision", {"resample": 9}, UnsupportedModel, "resample is 9, expected 0 or 1"),
+    ("Cohere2Vision", {"size": {"height": 256, "width": 256}}, CheckpointError, "size is .*, expected .*512 x 512"),
+    ("Cohere2Vision", {"rescale_factor": 0.0}, CheckpointError, "rescale_factor is 0.0, expected a number above 0"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "error", "said"), REFUSED)
+def test_settings_that_fit_no_model_are_refused(
+    family: str, settings: dict[str, Any], error: type[OctavoError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        OWN_PROCESSORS[f"{family}ImageProcessor"](section(**settings), section())
