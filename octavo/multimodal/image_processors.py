@@ -30,7 +30,7 @@ class _Pixels(NamedTuple):
             settings.expect(name, True)
         scale = settings.positive_float("rescale_factor", 1 / 255)
         given = [settings.values.get(name) or default for name, default in (("image_mean", mean), ("image_std", std))]
-        colors = [np.broadcast_to(np.float32(each) / np.float32(scale), 3).reshape(3, 1, 1) for each in given]
+        colors = [np.broadcast_to(np.array(each, np.float32) / np.float32(scale), 3).reshape(3, 1, 1) for each in given]
         return cls(settings.expect("resample", *_FILTERS, default=resample), *colors)
 
     def tiles(self, image: Any, columns: int, rows: int, width: int, height: int) -> list[Any]:
@@ -95,7 +95,7 @@ class Lfm2VlImages:
         vision = config.section("vision_config") or Section({}, config.where)
         self._patch: int = settings.expect("encoder_patch_size", vision.positive("patch_size", 16), default=16)
         factor: int = settings.expect("downsample_factor", config.positive("downsample_factor", 2), default=2)
-        self._token = self._patch * factor
+        self._token: int = self._patch * factor
         self._tile = settings.positive("tile_size", 512)
         if self._tile % self._token:
             raise settings.error("tile_size", f"a multiple of the pixels of a token, {self._token}")
