@@ -36,10 +36,10 @@ from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.pairs import matched
 from octavo.engine.progress import ProgressBar
 from octavo.engine.refused import about_width, refused_output
 from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from octavo.core.messages import (
 )
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.resume import ResumedSequence
+from octavo.engine.metric_views import Counts
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas
-from octavo.engine.summed_metrics import Counts
 from octavo.errors import EngineDeadError, EngineRestartingError, OctavoError
 
 STATS_INTERVAL_S: Final = 0.5

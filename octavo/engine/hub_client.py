@@ -21,9 +21,9 @@ from octavo.core.messages import (
 from octavo.engine.control_calls import CallingClient
 from octavo.engine.dispatch import ToResume
 from octavo.engine.hub import Attached, CollectCounts, CollectedCounts, FromHub, ReplicaOutputs
+from octavo.engine.metric_views import Counts
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Process
-from octavo.engine.summed_metrics import Counts
 from octavo.errors import EngineDeadError
 
 

@@ -22,9 +22,8 @@ from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message, no_template
-from octavo.engine.pairs import pair_of
 from octavo.engine.tokenizer import Tokenizer
-from octavo.engine.vector_input import FOR_VECTORS, VectorInput
+from octavo.engine.vector_input import FOR_VECTORS, VectorInput, pair_of
 from octavo.errors import ContextTooLong, InvalidRequest
 from octavo.multimodal.parts import without_media
 from octavo.multimodal.reader import MediaReader, placeholders

@@ -19,8 +19,7 @@ from prometheus_client.samples import Sample
 
 from octavo.core.messages import SchedulerStats
 from octavo.core.outputs import RequestMetrics
-from octavo.engine.summed_metrics import Counts, SummedMetrics
-from octavo.engine.vllm_metrics import VllmMetrics
+from octavo.engine.metric_views import Counts, SummedMetrics, VllmMetrics
 
 _Collector = TypeVar("_Collector", Gauge, Counter)
 

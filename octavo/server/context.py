@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.config.schema import EngineConfig, ModelConfig
     from octavo.core.adapter import LoRARequest
-    from octavo.engine.summed_metrics import Counts
+    from octavo.engine.metric_views import Counts
     from octavo.server.tracing import Tracer
 
 T = TypeVar("T")

@@ -6,16 +6,21 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_chars, check_field
 from octavo.errors import InvalidRequest, suggestion
 from octavo.server.checks import check_json
 from octavo.server.errors import ClientDisconnectedError
+
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
+"""1 to 128 visible ASCII characters: it travels in a header too."""
 
 
 class RequestBody(msgspec.Struct):
@@ -32,6 +37,17 @@ class RequestBody(msgspec.Struct):
         check_field("messages", messages)
         num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
         check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
+
+
+class EngineBody(RequestBody, kw_only=True):
+    """What the bodies of requests that an engine runs have in common."""
+
+    model: str | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    first_token_deadline_s: float | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 from octavo.logging import escaped
-from octavo.server.decode import Refused, RequestBody
+from octavo.server.decode import EngineBody, Refused
 from octavo.structured_output.grammars import check_grammar, lenient_schema
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _GUIDED: Final = {
 }
 
 
-class FormFields(RequestBody, kw_only=True):
+class FormFields(EngineBody, kw_only=True):
     """The fields of a request that say what its text must be. At most one of them is set."""
 
     response_format: dict[str, Any] | None = None

@@ -26,14 +26,13 @@ from octavo.engine.readers import DirectReader
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.checks import Fields
 from octavo.server.context import ServerContext
+from octavo.server.decode import EngineBody
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
 from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
-from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.common import GenerationRequest
-from octavo.server.schema.vectors import VectorRequest
 from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, is_large
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class EngineRequests:
         self,
         context: ServerContext,
         request: Request,
-        asked: GenerationRequest | VectorRequest | TranscriptionRequest,
+        asked: EngineBody,
         id_prefix: str,
     ) -> None:
         state, caller = request.scope["state"], caller_of(request)

@@ -36,12 +36,11 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions
 from octavo.engine.metrics import Metrics
-from octavo.engine.pairs import pair_of
 from octavo.engine.readers import DirectReader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.sleep import check_level, check_tags
 from octavo.engine.template_budget import RenderLimits
-from octavo.engine.vector_input import VectorInput
+from octavo.engine.vector_input import VectorInput, pair_of
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
 
 SENTENCE = "Blocks are pages — naïve ones. "

@@ -9,8 +9,7 @@ from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta,
 from octavo.server.formats.format import Format
 from octavo.server.formats.marks import Found, Mark, Marks
 from octavo.server.formats.readers import CallWriter, reader_of
-from octavo.server.formats.source import Malformed, Reading, Source
-from octavo.server.formats.trimmed import Trimmed
+from octavo.server.formats.source import Malformed, Reading, Source, Trimmed
 
 
 class OutputParser:

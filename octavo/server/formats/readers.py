@@ -15,8 +15,7 @@ import msgspec
 from octavo.server.formats.events import OutputEvent, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.formats.format import CallFormat, Content
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
-from octavo.server.formats.source import Malformed, Reading, Source, nothing
-from octavo.server.formats.trimmed import Trimmed
+from octavo.server.formats.source import Malformed, Reading, Source, Trimmed, nothing
 
 _MOST_KEY: Final = 1024
 _NAME: Final = re.compile(r"[\w.\-]*")

@@ -20,6 +20,7 @@ from octavo.server.formats.grammar import call_form
 from octavo.server.formats.parser import OutputParser
 from octavo.server.forms import warn_once
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.shim import as_json
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -28,6 +29,13 @@ _TAIL_TOKENS: Final = 16
 """Tokens in which a mark of reasoning is looked for."""
 
 _MOST_SPECIAL: Final = 64
+
+_TOOLS: Final = (
+    "You may call one or more functions. Their signatures are in JSON between <tools> and </tools>:\n"
+    "<tools>\n{}\n</tools>\n"
+    "For each call write a JSON object with the name of the function and its arguments between <tool_call> and "
+    '</tool_call>:\n<tool_call>\n{{"name": "NAME", "arguments": {{…}}}}\n</tool_call>'
+)
 
 
 class ModelFormat:
@@ -130,9 +138,7 @@ class ModelFormat:
         """Return the messages and the tools that the chat template is given."""
         if self.template_reads_tools:
             return messages, tools
-        from octavo.server.formats.plain_tools import with_tools_as_text
-
-        return with_tools_as_text(messages, tools), None
+        return _with_tools_as_text(messages, tools), None
 
     def reader(self, asked: ChatCompletionRequest) -> OutputReader | None:
         """Return what reads the outputs of a request; None where their text is all there is."""
@@ -279,3 +285,22 @@ def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidReq
                 remedy = "change it" + ("" if is_custom else ", or let tool_choice be auto and leave strict out")
                 return InvalidRequest(f"{field}: {own}; {remedy}", field=field, code=own.code)
     return InvalidRequest(f"the schemas of tools cannot be used: {error}", field="tools", code=error.code)
+
+
+def _with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of the roles system, user and assistant alone, which describe the tools, calls and results."""
+    text = _TOOLS.format("\n".join(map(as_json, tools)))
+    plain = [_plain(message) for message in messages]
+    if plain and plain[0]["role"] == "system":
+        plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{text}".lstrip()}
+        return plain
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content") or ""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [f"<tool_call>\n{as_json(call['function'])}\n</tool_call>" for call in message.get("tool_calls") or []]
+    kept = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+    return {**kept, "content": "\n".join([content, *calls] if content else calls or [content])}

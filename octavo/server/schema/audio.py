@@ -6,17 +6,15 @@ from typing import Annotated, Any, Literal
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused, RequestBody, converted
+from octavo.server.decode import EngineBody, Int, Refused, RequestBody, converted
 from octavo.server.multipart import Form
-from octavo.server.schema.common import Int, RequestId
 
 AudioFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 
-class TranscriptionRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     """The fields beside `file`: OpenAI's, and the sampling parameters and options of other requests."""
 
-    model: str | None = None
     prompt: str | None = None
     response_format: AudioFormat = "json"
     language: str | None = None
@@ -31,11 +29,6 @@ class TranscriptionRequest(RequestBody, kw_only=True, forbid_unknown_fields=True
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    cache_salt: str | None = None
-    priority: Int | None = None
-    first_token_deadline_s: float | None = None
-    request_id: RequestId | None = None
-    user: str | None = None
 
     chunking_strategy: Annotated[Any, Refused("sounds are cut where a timestamp ends", harmless=("auto",))] = None
     include: Annotated[Any, Refused("segments of verbose_json have avg_logprob")] = None

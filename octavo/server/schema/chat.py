@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused, refuse_unsupported
-from octavo.server.schema.common import WRITES_TEXT, GenerationRequest, Int
+from octavo.server.decode import Int, Refused, refuse_unsupported
+from octavo.server.schema.common import WRITES_TEXT, GenerationRequest
 from octavo.server.schema.tools import ChosenTools, MessageToolCall, Tool, check_calls, check_tools
 
 _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))

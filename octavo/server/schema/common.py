@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, get_args, get_type_hints
 
+import msgspec
 from msgspec import Meta, Struct, defstruct
 
 from octavo.core.prompt import Prompt
@@ -13,15 +15,10 @@ from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.request_limits import MAX_REQUEST_TOKENS, REQUEST_LIMITS, check_entries, check_texts
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused, RequestBody
-from octavo.server.schema.others import OfOthers, WithoutEffect
+from octavo.server.decode import Int, Refused, RequestBody, TokenId
+from octavo.server.forms import FormFields
 
 T = TypeVar("T")
-
-Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
-"""1 to 128 visible ASCII characters: it travels in a header too."""
 
 WRITES_TEXT = Refused("the server writes text only")
 
@@ -48,14 +45,44 @@ def _json_type(name: str, annotation: Any, description: str) -> Any:
     return Annotated[Union[tuple(given)], Meta(description=description, **bounds)] | None  # noqa: UP007
 
 
+_OF_OTHERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = msgspec.json.decode(
+    (files("octavo") / "server" / "schema" / "others.json").read_bytes(), type=dict[str, dict[str, tuple[Any, ...]]]
+)
+"""Fields that other servers have and this one refuses by name. By the reason, which says what to send instead: the
+fields, and the values of each that mean the same as none."""
+
+
+class WithoutEffect(FormFields, kw_only=True):
+    """Fields that are accepted and change nothing: requests are neither stored nor billed, prefixes are cached without
+    marks, and llguidance alone reads grammars."""
+
+    cache_control: dict[str, Any] | None = None
+    guided_decoding_backend: str | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    session_id: str | None = None
+    store: bool | None = None
+
+
 if TYPE_CHECKING:
-    _SamplingFields = WithoutEffect
+    _NamedFields = WithoutEffect
 else:
     _HINTS = get_type_hints(SamplingParams)
-    _SamplingFields = defstruct(
-        "_SamplingFields",
-        [(name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()],
-        bases=(OfOthers,),
+    _NamedFields = defstruct(
+        "_NamedFields",
+        [
+            *(
+                (name, Annotated[Any, Refused(because, harmless)], None)
+                for because, names in _OF_OTHERS.items()
+                for name, harmless in names.items()
+            ),
+            *((name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()),
+        ],
+        bases=(WithoutEffect,),
         kw_only=True,
     )
 
@@ -71,7 +98,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 _MAX_TOKENS: Final = "Most tokens of each output; by default 16 for a completion, for a chat the rest of the context."
 
 
-class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat have in common: the sampling parameters, and the fields below."""
 
     if TYPE_CHECKING:
@@ -81,7 +108,6 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
         prompt_logprobs: int | None
         truncate_prompt_tokens: int | None
 
-    model: str | None = None
     max_tokens: Annotated[Int, Meta(description=_MAX_TOKENS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -90,11 +116,6 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     add_special_tokens: bool | None = None
     return_cache_info: bool | None = None
     return_timings: bool | None = None
-    cache_salt: str | None = None
-    priority: Int | None = None
-    first_token_deadline_s: float | None = None
-    request_id: RequestId | None = None
-    user: str | None = None
 
     def given_sampling(self, **others: Any) -> dict[str, Any]:
         """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""

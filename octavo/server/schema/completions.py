@@ -10,8 +10,8 @@ from octavo.core.prompt import Prompt
 from octavo.core.prompt_embeds import decoded_embeds
 from octavo.core.request_limits import MAX_SEQUENCES, REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused
-from octavo.server.schema.common import GenerationRequest, Int, TokenId, listed_prompts
+from octavo.server.decode import Int, Refused, TokenId
+from octavo.server.schema.common import GenerationRequest, listed_prompts
 
 _EMBEDS: Final = "Vectors in place of tokens, [tokens, width]: each a file of numpy (.npy) in Base64."
 

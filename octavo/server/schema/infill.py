@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from octavo.core.prompt import Prompt
 from octavo.engine.fill_in import fill_in_prompt
-from octavo.server.decode import Refused
-from octavo.server.schema.common import GenerationRequest, Int
+from octavo.server.decode import Int, Refused
+from octavo.server.schema.common import GenerationRequest
 
 if TYPE_CHECKING:
     from octavo.engine.input_processor import InputProcessor

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Unio
 from msgspec import Meta, Struct
 
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused, refuse_unsupported
-from octavo.server.schema.common import Int
+from octavo.server.decode import Int, Refused, refuse_unsupported
 from octavo.server.schema.shim import (
     PictureBlock,
     ShimRequest,

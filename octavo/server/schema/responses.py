@@ -9,9 +9,9 @@ from msgspec import Struct, field
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused, converted, refuse_unsupported
+from octavo.server.decode import Int, Refused, converted, refuse_unsupported
 from octavo.server.schema.chat import AudioPart, RefusalPart
-from octavo.server.schema.common import WRITES_TEXT, Int
+from octavo.server.schema.common import WRITES_TEXT
 from octavo.server.schema.shim import (
     PictureBlock,
     ShimRequest,

@@ -14,8 +14,7 @@ from msgspec import Struct, defstruct
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, converted, refused_fields
 from octavo.server.schema.chat import AudioPart, ChatCompletionRequest
-from octavo.server.schema.common import GenerationRequest
-from octavo.server.schema.others import WithoutEffect
+from octavo.server.schema.common import GenerationRequest, WithoutEffect
 
 _ONE: Final = Refused("this API has one response; send several requests", harmless=(1,))
 _LIKELIEST: Final = Refused("this API has no beam search; completions and chats have it", harmless=(False,))

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from octavo.server.decode import RequestBody
+from octavo.server.decode import RequestBody, TokenId
 from octavo.server.schema.chat import Message
-from octavo.server.schema.common import TokenId
 
 
 class TextRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):

@@ -9,10 +9,10 @@ from msgspec import Meta, Struct, structs
 
 from octavo.core.pooling import CLASSIFY, EMBED, PoolingParams
 from octavo.core.prompt import Prompt
-from octavo.engine.pairs import matched
+from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
-from octavo.server.decode import RequestBody
-from octavo.server.schema.common import Int, RequestId, TokenId, checked_texts, listed_prompts, prompt_of
+from octavo.server.decode import EngineBody, Int, RequestBody, TokenId
+from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
 
 if TYPE_CHECKING:
     from octavo.engine.input_processor import InputProcessor
@@ -21,7 +21,7 @@ Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
 
 
-class VectorRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     """What requests for vectors and scores have in common. truncate_prompt_tokens: leading tokens that are kept of
     longer prompts, -1 for as many as the model takes."""
 
@@ -29,15 +29,9 @@ class VectorRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     task: ClassVar[str | None] = EMBED
     texts_field: ClassVar[str] = "input"
 
-    model: str | None = None
     truncate_prompt_tokens: Int | None = None
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
-    cache_salt: str | None = None
-    priority: Int | None = None
-    first_token_deadline_s: float | None = None
-    request_id: RequestId | None = None
-    user: str | None = None
 
     def params(self) -> PoolingParams:
         """Return how vectors are made. Raises InvalidRequest."""

@@ -1,14 +1,17 @@
-"""The metrics under vLLM's names and labels, for dashboards that were made for it."""
+"""Other views of a registry of metrics: with the counts of other servers, and under vLLM's names and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+
+Counts = list[tuple[str, dict[str, str], float]]
+"""Samples of one server: names, labels, values."""
 
 _SAME: Final = (
     *("num_requests_running", "num_requests_waiting", "num_requests_swapped", "prompt_tokens", "generation_tokens"),
@@ -25,6 +28,33 @@ _NAMES: Final = {name: (name,) for name in _SAME} | {
     "fetched_tokens": ("external_prefix_cache_hits",),
 }
 """vLLM's names of octavo's metrics. The others are octavo's own, or vLLM counts something else under their names."""
+
+
+class SummedMetrics(Collector):
+    """A view of a registry with the counts of other servers added to its own."""
+
+    def __init__(self, registry: CollectorRegistry, others: Sequence[Counts]) -> None:
+        self._registry = registry
+        self._sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for counts in others:
+            for name, labels, value in counts:
+                key = name, tuple(sorted(labels.items()))
+                self._sums[key] = self._sums.get(key, 0.0) + value
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics of the registry; one may have values of a label that other servers alone have counted."""
+        left = dict(self._sums)
+        for metric in self._registry.collect():
+            samples = [
+                sample._replace(value=sample.value + left.pop((sample.name, tuple(sorted(sample.labels.items()))), 0.0))
+                for sample in metric.samples
+            ]
+            names = {sample.name for sample in metric.samples}
+            samples += [Sample(name, dict(labels), value) for (name, labels), value in left.items() if name in names]
+            left = {key: value for key, value in left.items() if key[0] not in names}
+            summed = Metric(metric.name, metric.documentation, metric.type)
+            summed.samples = samples
+            yield summed
 
 
 class VllmMetrics(Collector):
