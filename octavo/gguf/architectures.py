@@ -6,29 +6,14 @@ An architecture is a line of `ARCHITECTURES`. Names of metadata and tensors are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any, Final
 
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.gguf import names
 from octavo.gguf.reader import Array, GGUFFile
-
-LAYER: Final[Mapping[str, str]] = {
-    "attn_norm": "input_layernorm",
-    **{f"attn_{each}": f"self_attn.{each}_proj" for each in ("q", "k", "v", "qkv")},
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
-    "ffn_gate_inp": "mlp.gate",
-    **{f"ffn_{each}_exps": f"mlp.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
-    **{f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")},
-    "exp_probs_b": "mlp.gate.e_score_correction_bias!",
-}
-"""Names in a layer. With {} a tensor holds all experts, ! ends a name without suffix and _ one whose weight has none,
-and / precedes the part of a stacked tensor that it is: every other row (even, odd), the first or second half of rows,
-or those of a latent's heads (keys, values)."""
 
 
 class Metadata(Section):
@@ -77,6 +62,8 @@ class Architecture:
     """The converter has put the rows of queries and keys in pairs."""
     shift: float = 0.0
     """What it has added to weights of norms."""
+    tops: Mapping[str, str] = field(default_factory=dict)
+    """Names beside the layers; with {} a tensor holds those of all numbers."""
 
 
 def architecture_of(meta: Metadata) -> Architecture:
@@ -161,6 +148,27 @@ def _gemma3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     cap, local = meta.values.get("final_logit_softcapping"), meta.positive_float("rope.freq_base_swa", 10_000.0)
     own = {"model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": cap}
     return {**_gemma2(meta, base), **own, "rope_local_base_freq": local}
+
+
+def _gemma3n(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    named = ("attention.sliding_window_pattern", "activation_sparsity_scale")
+    windows, cuts = (each.values() if isinstance(each := meta.values.get(name), Array) else None for name in named)
+    sizes = {name: next(iter(tensor.shape), None) for name, tensor in meta.types.items()}
+    # the file has the number of standard deviations in the place of the share that lies below it
+    shares = cuts and [round(NormalDist().cdf(each), 6) if isinstance(each, float) else each for each in cuts]
+    return {
+        **_gemma3(meta, base),
+        "model_type": "gemma3n_text",
+        "final_logit_softcapping": meta.values.get("final_logit_softcapping", 30.0),
+        "layer_types": windows and [("full_attention", "sliding_attention")[each is True] for each in windows],
+        "num_kv_shared_layers": meta.optional_int("attention.shared_kv_layers"),
+        "activation_sparsity_pattern": shares,
+        "altup_num_inputs": meta.optional_int("altup.num_inputs"),
+        "altup_active_idx": meta.optional_int("altup.active_idx"),
+        "hidden_size_per_layer_input": meta.optional_int("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": sizes.get("per_layer_token_embd.weight"),
+        "laurel_rank": sizes.get("blk.0.laurel_l.weight"),
+    }
 
 
 def _phi3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -274,96 +282,44 @@ def _nemotron(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**_partial(meta, base), "hidden_act": "relu2"}
 
 
-_AFTER: Final = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-_GEMMA_NAMES: Final = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
-_FUSED: Final = {"ffn_up": "mlp.gate_up_proj"}
-_SHARED: Final = {
-    **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-_MIXTRAL: Final = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    **{
-        f"ffn_{each}_exps": f"block_sparse_moe.experts.{{}}.w{number}"
-        for number, each in enumerate(("gate", "down", "up"), start=1)
-    },
-}
-_MINIMAX: Final = {**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias!"}
-_HUNYUAN: Final = {
-    "attn_q_norm": "self_attn.query_layernorm",
-    "attn_k_norm": "self_attn.key_layernorm",
-    "ffn_gate_inp": "mlp.gate.wg",
-    **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
-}
-_GRANITE: Final = {
-    "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_exps": "block_sparse_moe.input_linear/first",
-    "ffn_up_exps": "block_sparse_moe.input_linear/second",
-    "ffn_down_exps": "block_sparse_moe.output_linear",
-    "ffn_gate_shexp": "shared_mlp.input_linear/first",
-    "ffn_up_shexp": "shared_mlp.input_linear/second",
-    "ffn_down_shexp": "shared_mlp.output_linear",
-}
-_LATENT: Final = {
-    **{f"attn_{each}": f"self_attn.{each}_proj" for each in ("q_a", "q_b", "kv_b")},
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_k_b": "self_attn.kv_b_proj/keys",
-    "attn_v_b": "self_attn.kv_b_proj/values",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-}
-_GPT_OSS: Final = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks": "self_attn.sinks!",
-    "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.gate_up_proj_/even",
-    "ffn_up_exps": "mlp.experts.gate_up_proj_/odd",
-    "ffn_down_exps": "mlp.experts.down_proj_",
-}
-_STABLELM: Final = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
-_STARCODER: Final = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-_GLM4: Final = {
-    **_FUSED,
-    "post_attention_norm": "post_self_attn_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-}
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
-    "llama (experts)": Architecture("MixtralForCausalLM", _mixture, _MIXTRAL, is_permuted=True),
+    "llama (experts)": Architecture("MixtralForCausalLM", _mixture, names.MIXTRAL, is_permuted=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _common, {}),
     "qwen2vl": Architecture("Qwen2ForCausalLM", _sections, {}),
-    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2moe, _SHARED),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2moe, names.SHARED),
     "qwen3": Architecture("Qwen3ForCausalLM", _common, {}),
     "qwen3vl": Architecture("Qwen3ForCausalLM", _sections, {}),
     "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", _sections_moe, {}),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3moe, {}),
     "gemma": Architecture("GemmaForCausalLM", _gemma, {}, shift=1.0),
-    "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_NAMES, shift=1.0),
-    "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA_NAMES, shift=1.0),
-    "phi3": Architecture("Phi3ForCausalLM", _phi3, _FUSED),
+    "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, names.GEMMA_NAMES, shift=1.0),
+    "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, names.GEMMA_NAMES, shift=1.0),
+    "gemma3n": Architecture("Gemma3nForCausalLM", _gemma3n, names.GEMMA3N, tops=names.GEMMA3N_TOPS),
+    "phi3": Architecture("Phi3ForCausalLM", _phi3, names.FUSED),
     "granite": Architecture("GraniteForCausalLM", _granite, {}, is_permuted=True),
-    "granitemoe": Architecture("GraniteMoeForCausalLM", _granite_moe, _GRANITE, is_permuted=True),
-    "granitemoe (shared)": Architecture("GraniteMoeSharedForCausalLM", _granite_moe, _GRANITE, is_permuted=True),
-    "olmo2": Architecture("Olmo2ForCausalLM", _common, _AFTER),
-    "olmo2 (windows)": Architecture("Olmo3ForCausalLM", _common, _AFTER),
+    "granitemoe": Architecture("GraniteMoeForCausalLM", _granite_moe, names.GRANITE, is_permuted=True),
+    "granitemoe (shared)": Architecture("GraniteMoeSharedForCausalLM", _granite_moe, names.GRANITE, is_permuted=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", _common, names.AFTER),
+    "olmo2 (windows)": Architecture("Olmo3ForCausalLM", _common, names.AFTER),
     "olmoe": Architecture("OlmoeForCausalLM", _mixture, {}),
-    "deepseek2": Architecture("DeepseekV2ForCausalLM", _deepseek, _LATENT),
-    "deepseek2 (sigmoid)": Architecture("DeepseekV3ForCausalLM", _deepseek, _LATENT),
-    "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, _GPT_OSS),
-    "starcoder2": Architecture("Starcoder2ForCausalLM", _starcoder2, _STARCODER),
-    "stablelm": Architecture("StableLmForCausalLM", _stablelm, _STABLELM),
-    "glm4": Architecture("Glm4ForCausalLM", _partial, _GLM4),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", _deepseek, names.LATENT),
+    "deepseek2 (sigmoid)": Architecture("DeepseekV3ForCausalLM", _deepseek, names.LATENT),
+    "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss, names.GPT_OSS),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", _starcoder2, names.STARCODER),
+    "stablelm": Architecture("StableLmForCausalLM", _stablelm, names.STABLELM),
+    "glm4": Architecture("Glm4ForCausalLM", _partial, names.GLM4),
     "glm4moe": Architecture("Glm4MoeForCausalLM", _glm4moe, {"post_attention_norm": "post_attention_layernorm"}),
     "smollm3": Architecture("SmolLM3ForCausalLM", _common, {}, is_permuted=True),
     "mistral3": Architecture("Ministral3ForCausalLM", _mistral3, {}, is_permuted=True),
     "command-r": Architecture("CohereForCausalLM", _cohere, {}),
     "cohere2": Architecture("Cohere2ForCausalLM", _cohere, {}),
-    "exaone4": Architecture("Exaone4ForCausalLM", _common, _AFTER),
+    "exaone4": Architecture("Exaone4ForCausalLM", _common, names.AFTER),
     "seed_oss": Architecture("SeedOssForCausalLM", _common, {"post_attention_norm": "post_attention_layernorm"}),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", _ernie, {}),
-    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _common, _HUNYUAN),
-    "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", _hunyuan_moe, _HUNYUAN),
-    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", _minimax, _MINIMAX),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _common, names.HUNYUAN),
+    "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", _hunyuan_moe, names.HUNYUAN),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", _minimax, names.MINIMAX),
     "nemotron": Architecture("NemotronForCausalLM", _nemotron, {}, shift=1.0),
 }
 """By `general.architecture`, with what else distinguishes families behind it."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from octavo.errors import CheckpointError
-from octavo.gguf.architectures import ARCHITECTURES, LAYER, Architecture, Metadata, architecture_of
+from octavo.gguf.architectures import ARCHITECTURES, Architecture, Metadata, architecture_of
+from octavo.gguf.names import LAYER
 from octavo.gguf.reader import GGUFFile, GGUFTensor
 
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
@@ -101,15 +102,16 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
     """Yield the tensors under their names in a checkpoint. Raises CheckpointError for one that is not known."""
     meta = Metadata(file)
     kept, num_layers = architecture_of(meta), _num_layers(meta)
-    names = {**LAYER, **kept.names}
+    names, tops = {**LAYER, **kept.names}, {**_TOP, **kept.tops}
     for tensor in file.tensors:
         found = _TENSOR.fullmatch(tensor.name)
         if _UNREAD.fullmatch(tensor.name) or (found and int(found[1]) >= num_layers):
             continue
         top, _, suffix = tensor.name.partition(".")
-        if found is None and top in _TOP:
-            is_norm = tensor.name.endswith("norm.weight")
-            yield Placed(f"{_prefix(top)}{_TOP[top]}.{suffix}", tensor, shift=kept.shift * is_norm)
+        if found is None and top in tops:
+            name, is_norm = f"{_prefix(top)}{tops[top]}.{suffix}", tensor.name.endswith("norm.weight")
+            stacked = range(tensor.shape[0]) if "{}" in name else (None,)
+            yield from (Placed(name.format(each), tensor, each, shift=kept.shift * is_norm) for each in stacked)
             continue
         if found is None or found[2] not in names:
             raise CheckpointError(f"{file.path}: holds {tensor.name}, which {kept.family} does not read")

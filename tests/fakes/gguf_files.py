@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -73,10 +75,21 @@ _SANDWICH = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_TOP = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}  # fmt: skip
+_TOP_STACKS = {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}
 OWN_NAMES: dict[str, dict[str, str]] = {
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
+    "gemma3n": _SANDWICH
+    | {"per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm"}
+    | {"altup.correction_coefs": "altup_correct_coef", "altup.prediction_coefs": "altup_predict_coef"}
+    | {"altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm"}
+    | {"laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r"}
+    | {"laurel.post_laurel_norm": "laurel_post_norm"},
     "olmo2": {each: _SANDWICH[each] for each in ("post_attention_layernorm", "post_feedforward_layernorm")},
     "qwen2moe": {f"mlp.shared_expert.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")}
     | {"mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
@@ -143,10 +156,15 @@ _OF_CONFIG: dict[str, str] = {
     "logit_scale": "logit_scale",
     "final_logit_softcapping": "final_logit_softcapping",
     "attn_logit_softcapping": "attn_logit_softcapping",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "altup_num_inputs": "altup.num_inputs",
+    "altup_active_idx": "altup.active_idx",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
 }
 
 
 _WHOLE = {
+    "altup.correct_output_scale": "altup_correct_scale.weight",
     "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -179,6 +197,10 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         own |= {"attention.head_count_kv": 1, "expert_gating_func": 1 + is_sigmoid}
         if "mscale_all_dim" in rope:
             own["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if architecture == "gemma3n":
+        cuts = [NormalDist().inv_cdf(each) if each else -math.inf for each in config["activation_sparsity_pattern"]]
+        windows = [each == "sliding_attention" for each in config["layer_types"]]
+        own |= {"activation_sparsity_scale": cuts, "attention.sliding_window_pattern": windows}
     if rope.get("rope_type") in ("yarn", "linear"):
         own |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if "original_max_position_embeddings" in rope:
@@ -195,6 +217,9 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         module, _, suffix = name.rpartition(".")
         if module in _TOP:
             found[f"{_TOP[module]}.{suffix}"] = _shifted(architecture, name, tensor)
+            continue
+        if stacked := re.fullmatch(r"model\.(\w+)\.(\d+)\.weight", name):
+            experts.setdefault(f"{_TOP_STACKS[stacked[1]]}.weight", {})[int(stacked[2])] = tensor
             continue
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
         assert match, name
@@ -230,7 +255,7 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
 
 
 def _shifted(architecture: str, name: str, tensor: Tensor) -> Tensor:
-    is_shifted = architecture.startswith("gemma") or architecture == "nemotron"
+    is_shifted = architecture in ("gemma", "gemma2", "gemma3", "nemotron")
     return tensor + 1 if is_shifted and name.endswith("norm.weight") else tensor
 
 

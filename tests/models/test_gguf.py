@@ -60,6 +60,7 @@ FAMILIES: list[Any] = [
     ("qwen3", "qwen3", {}),
     ("qwen3_moe", "qwen3moe", {"mlp_only_layers": []}),
     ("gemma3", "gemma3", GEMMA3),
+    ("gemma3n", "gemma3n", {}),
     pytest.param("gemma", "gemma", {}, marks=LONG),
     pytest.param("gemma2", "gemma2", {"query_pre_attn_scalar": 16}, marks=LONG),
     pytest.param("qwen2", "qwen2", {}, marks=LONG),
