@@ -158,3 +158,12 @@ def _checked(argument: Argument, value: Any, where: str) -> Any:
         return accept(argument, value)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def file_stamp(path: Path | None) -> tuple[int, ...] | None:
+    """Return what changes when a file is written or replaced; None where there is none, or it cannot be read."""
+    try:
+        status = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -30,10 +30,11 @@ from octavo.core.messages import (
 )
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.resume import ResumedSequence
+from octavo.engine.control_calls import OpenCalls
 from octavo.engine.metric_views import Counts
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas
-from octavo.errors import EngineDeadError, EngineRestartingError, OctavoError
+from octavo.errors import EngineDeadError, EngineRestartingError, OctavoError, RequestFailed
 
 STATS_INTERVAL_S: Final = 0.5
 """How often a server whose requests have no output gets the state of the cores while they work."""
@@ -60,21 +61,10 @@ class ReplicaOutputs(msgspec.Struct, tag="replica"):
     outputs: list[EngineCoreOutput]
 
 
-class CollectCounts(msgspec.Struct, tag="collect"):
-    """Asks a server for the counts of its own metrics."""
+FromHub = Attached | ReplicaOutputs | Call | CallResult | CoreFailed
+"""What a server gets. The one call is `counts`: it returns the counts of its own metrics."""
 
-    call_id: int
-
-
-class CollectedCounts(msgspec.Struct, tag="counts"):
-    """The response to `CollectCounts` with this id."""
-
-    call_id: int
-    counts: Counts
-
-
-FromHub = Attached | ReplicaOutputs | CallResult | CoreFailed | CollectCounts
-ToHub = AddRequests | AbortRequests | StopSequence | Call | Shutdown | CollectedCounts
+ToHub = AddRequests | AbortRequests | StopSequence | Call | CallResult | Shutdown
 
 
 class _OpenRequest:
@@ -130,6 +120,7 @@ class _Link:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.request_ids: set[str] = set()
         self.sent_at = 0.0
+        self.calls = OpenCalls()
         self._writer = writer
 
     def send(self, message: FromHub) -> None:
@@ -149,8 +140,6 @@ class Hub:
         self._open: dict[str, _OpenRequest] = {}
         self._links: list[_Link] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._collecting: dict[int, asyncio.Future[Counts]] = {}
-        self._num_collected = 0
 
     async def run(self) -> None:
         """Pass on the outputs of the cores. Raises EngineDeadError when no core is left; the servers have it then."""
@@ -183,7 +172,7 @@ class Hub:
 
     # ---- from the servers ----
 
-    def _take(self, message: AddRequests | AbortRequests | StopSequence | Call | CollectedCounts, link: _Link) -> None:
+    def _take(self, message: AddRequests | AbortRequests | StopSequence | Call | CallResult, link: _Link) -> None:
         match message:
             case AddRequests(requests):
                 self._add(requests, link)
@@ -194,9 +183,8 @@ class Hub:
                     if self._open[request_id].stop(index):
                         self._forget(request_id)
                     self._replicas.send(message)
-            case CollectedCounts(call_id, counts):
-                if (waiting := self._collecting.get(call_id)) is not None and not waiting.done():
-                    waiting.set_result(counts)
+            case CallResult():
+                link.calls.resolve(message, RequestFailed)
             case Call():
                 task = asyncio.create_task(self._call(message, link))
                 self._tasks.add(task)
@@ -254,19 +242,13 @@ class Hub:
 
     async def _counts_of_others(self, link: _Link) -> list[Counts]:
         """Return the counts of all other servers; those of one that does not respond in time are left out."""
-        waiting = []
-        for other in self._links:
-            if other is not link:
-                self._num_collected += 1
-                call_id = self._num_collected
-                waiting.append((call_id, asyncio.get_running_loop().create_future()))
-                self._collecting[call_id] = waiting[-1][1]
-                other.send(CollectCounts(call_id))
-        if waiting:
-            await asyncio.wait([future for _, future in waiting], timeout=COUNTS_S)
-        for call_id, _ in waiting:
-            del self._collecting[call_id]
-        return [future.result() for _, future in waiting if future.done()]
+        others = [other for other in self._links if other is not link]
+        asked = [asyncio.create_task(other.calls.make(other.send, "counts", ())) for other in others]
+        if asked:
+            await asyncio.wait(asked, timeout=COUNTS_S)
+        for each in asked:
+            each.cancel()
+        return [each.result() for each in asked if each.done()]
 
     # ---- from the cores ----
 

@@ -11,16 +11,10 @@ from operator import add
 import msgspec
 
 from octavo.core import frames
-from octavo.core.messages import (
-    CallResult,
-    CoreFailed,
-    CoreReady,
-    SchedulerStats,
-    StepOutputs,
-)
+from octavo.core.messages import Call, CallResult, CoreFailed, CoreReady, SchedulerStats, StepOutputs
 from octavo.engine.control_calls import CallingClient
 from octavo.engine.dispatch import ToResume
-from octavo.engine.hub import Attached, CollectCounts, CollectedCounts, FromHub, ReplicaOutputs
+from octavo.engine.hub import Attached, FromHub, ReplicaOutputs
 from octavo.engine.metric_views import Counts
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Process
@@ -78,8 +72,8 @@ class HubClient(CallingClient):
                     await process(state.number, StepOutputs(outputs=outputs, stats=state.stats))
                 case CallResult() as result:
                     self._calls.resolve(result, _error_of)
-                case CollectCounts(call_id):
-                    self._write(CollectedCounts(call_id, self.counts()))
+                case Call(call_id):
+                    self._write(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(self.counts()))))
                 case CoreFailed() as failure:
                     self._die(failure.message)
         assert self._error is not None

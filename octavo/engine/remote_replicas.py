@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, cast
 import msgspec
 
 from octavo.config.schema import EngineConfig
+from octavo.config.sources import file_stamp
 from octavo.core.messages import CoreReady
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_link import Address, Hello, connect
@@ -150,11 +151,11 @@ class RemoteReplicas:
 
     async def tend(self, replicas: Replicas) -> None:
         """Add the engines that are wanted and missing, and remove those that are not wanted, until cancelled."""
-        seen = self._stamp()
+        seen = file_stamp(self._file)
         await self._change(replicas, self._wanted())
         while self._file is not None:
             await asyncio.sleep(LOOK_S)
-            if (stamp := self._stamp()) == seen:
+            if (stamp := file_stamp(self._file)) == seen:
                 continue
             seen = stamp
             try:
@@ -163,14 +164,6 @@ class RemoteReplicas:
                 _log.error("%s; the engines stay as they are", error)
                 continue
             await self._change(replicas, wanted)
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """Return what changes with the file; None where there is none."""
-        try:
-            status = None if self._file is None else self._file.stat()
-        except OSError:
-            return None
-        return status and (status.st_mtime_ns, status.st_size, status.st_ino)
 
     async def _change(self, replicas: Replicas, wanted: Sequence[Engine]) -> None:
         for engine in [each for each in wanted if each not in self._replicas]:

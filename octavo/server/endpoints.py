@@ -103,8 +103,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Return the first sentence of the handler's docstring, without its full stop."""
-        return re.split(r"\.(?:\s|$)", self.handler.__doc__ or "")[0]
+        """Return the first sentence of the docstring of the handler, or of its class, without the full stop."""
+        described = getattr(self.handler, "__self__", self.handler)
+        return re.split(r"\.(?:\s|$)", described.__doc__ or "")[0]
 
     @property
     def description(self) -> str:
@@ -152,13 +153,13 @@ def _command(
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
-    Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
-    Endpoint("POST", "/infill", infill.create, InfillRequest, infill.InfillResponse),
-    Endpoint("POST", "/v1/responses", responses.create, ResponsesRequest, ModelResponse),
+    Endpoint("POST", "/v1/chat/completions", chat.ChatCompletion.create, ChatCompletionRequest, ChatCompletionResponse),
+    Endpoint("POST", "/v1/completions", completions.Completion.create, CompletionRequest, CompletionResponse),
+    Endpoint("POST", "/infill", infill.Infill.create, InfillRequest, infill.InfillResponse),
+    Endpoint("POST", "/v1/responses", responses.ModelTurn.create, ResponsesRequest, ModelResponse),
     Endpoint("POST", "/v1/responses/input_tokens", tokens.input_tokens, InputTokensRequest, InputTokens),
     *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),
-    Endpoint("POST", "/v1/messages", messages.create, MessagesRequest, MessageResponse),
+    Endpoint("POST", "/v1/messages", messages.Message.create, MessagesRequest, MessageResponse),
     Endpoint("POST", "/v1/messages/count_tokens", tokens.count_tokens, CountTokensRequest, TokenCount),
     Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, vectors.EmbeddingList),
     Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, vectors.CohereEmbeddings),

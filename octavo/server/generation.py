@@ -128,30 +128,17 @@ class UsageCounts:
         self._counts = [(0, 0, 0, 0)] * num_prompts
         self._sums = [0, 0, 0, 0]
         """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
-        self._unread: dict[int, RequestOutput] = {}
         self._speculates = speculates
         self._asked = asked
 
-    def set(self, index: int, output: RequestOutput) -> None:
-        """Set the counts of prompt `index` from its latest output."""
-        self._unread[index] = output
-
-    def num_new(self) -> int:
-        """Return how many tokens are new since the last call."""
-        before = self._sums[0] + self._sums[3]
-        self._read()
-        return self._sums[0] + self._sums[3] - before
-
-    def _read(self) -> None:
-        for index, output in self._unread.items():
-            counts = (
-                *(len(output.prompt_token_ids), output.num_cached_tokens, output.num_fetched_tokens),
-                output.num_generated_tokens,
-            )
-            before = self._counts[index]
-            self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
-            self._last[index], self._counts[index] = output, counts
-        self._unread.clear()
+    def set(self, index: int, output: RequestOutput) -> int:
+        """Set the counts of prompt `index` from its latest output; return how many tokens are new."""
+        num_tokens, num_generated = len(output.prompt_token_ids), output.num_generated_tokens
+        counts = (num_tokens, output.num_cached_tokens, output.num_fetched_tokens, num_generated)
+        before = self._counts[index]
+        self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
+        self._last[index], self._counts[index] = output, counts
+        return num_tokens + num_generated - before[0] - before[3]
 
     @property
     def _known(self) -> list[RequestOutput]:
@@ -162,7 +149,6 @@ class UsageCounts:
         """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
         if not self._speculates:
             return {}
-        self._read()
         metrics = [output.metrics for output in self._known if output.metrics is not None]
         num_accepted = sum(each.num_accepted_tokens for each in metrics)
         num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
@@ -170,7 +156,6 @@ class UsageCounts:
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
-        self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
         infos: list[CacheInfo] | UnsetType = UNSET
         timings: list[Timings] | UnsetType = UNSET
@@ -187,11 +172,12 @@ class UsageCounts:
 class Generation(ABC):
     """One request for generated text, from its prompts to its response. Each API has a subclass with its structs.
 
-    id_prefix: what its ids begin with. end_of_stream: what follows the last chunk of a stream. field_names: what the
-    client calls a field that the engine knows by another name, for the messages of errors. Raises ApiError 404 for the
-    model, and InvalidRequest.
+    kind: the struct of its body. id_prefix: what its ids begin with. end_of_stream: what follows the last chunk of a
+    stream. field_names: what the client calls a field that the engine knows by another name, for the messages of
+    errors. Raises ApiError 404 for the model, and InvalidRequest.
     """
 
+    kind: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
     end_of_stream: ClassVar[bytes] = DONE
 
@@ -215,6 +201,12 @@ class Generation(ABC):
         self._body: DirectBody | None = request.scope.get("extensions", {}).get(DirectBody.NAME)
         self._fields: Fields = request.scope["state"]["fields"]
         self.params = self.sampling_params()
+
+    @classmethod
+    async def create(cls, context: ServerContext, request: Request) -> Response | EventStream:
+        """Return the response to a request, whole or as a stream: the handler of an endpoint."""
+        asked, prompts = await context.texts.read(request, cls.kind)
+        return await cls(context, request, asked, prompts).respond()
 
     @abstractmethod
     def sampling_params(self) -> SamplingParams:
@@ -321,9 +313,9 @@ class Generation(ABC):
 
     def count(self, index: int, output: RequestOutput) -> None:
         """Count the tokens of an output, for the usage and for the limits of the caller's key."""
-        self._counts.set(index, output)
+        num_new = self._counts.set(index, output)
         if self._requests.meter is not None:
-            self._requests.meter.spend(self._counts.num_new())
+            self._requests.meter.spend(num_new)
 
 
 class _DirectStream:

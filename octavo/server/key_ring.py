@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Final
 
 from octavo.config.server_args import ServerArgs
+from octavo.config.sources import file_stamp
 from octavo.errors import ConfigError
 from octavo.server.key_file import describe, read_callers
 from octavo.server.keys import Caller, Callers
@@ -30,7 +30,7 @@ class KeyRing:
     def __init__(self, args: ServerArgs, callers: Callers | None = None) -> None:
         self._args = args
         self._file = None if args.api_key_file is None else Path(args.api_key_file).expanduser()
-        self._seen = _signature(self._file)
+        self._seen = file_stamp(self._file)
         self._next_look = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._meters: dict[str, Meter] = {}
@@ -49,7 +49,7 @@ class KeyRing:
     async def reload(self) -> None:
         """Read the keys again; those in force stay where there is an error, which is logged."""
         try:
-            self._seen = await asyncio.to_thread(_signature, self._file)
+            self._seen = await asyncio.to_thread(file_stamp, self._file)
             callers = await asyncio.to_thread(read_callers, self._args)
         except ConfigError as error:
             logger.error("the API keys stay as they are: %s", error)
@@ -57,7 +57,7 @@ class KeyRing:
         self._use(callers)
 
     async def _look(self) -> None:
-        if await asyncio.to_thread(_signature, self._file) != self._seen:
+        if await asyncio.to_thread(file_stamp, self._file) != self._seen:
             await self.reload()
 
     def _use(self, callers: Callers) -> None:
@@ -70,12 +70,3 @@ class KeyRing:
         self.callers = callers
         if callers:
             logger.info("%s", describe(callers))
-
-
-def _signature(file: Path | None) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None where it cannot be read."""
-    try:
-        status = None if file is None else os.stat(file)
-    except OSError:
-        return None
-    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -6,11 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import UNSET
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.server.context import ServerContext
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, joined
 from octavo.server.responses.chat import (
     ChatChoice,
@@ -22,19 +19,16 @@ from octavo.server.responses.chat import (
     ToolCall,
 )
 from octavo.server.schema.chat import ChatCompletionRequest
-from octavo.server.sending import EventStream
 from octavo.server.turn import Turn
 
 
-async def create(context: ServerContext, request: Request) -> Response | EventStream:
-    """Return the next turn of a conversation, whole or as a stream."""
-    asked, prompts = await context.texts.read(request, ChatCompletionRequest)
-    return await _ChatCompletion(context, request, asked, prompts).respond()
+class ChatCompletion(Turn):
+    """The next turn of a conversation, whole or as a stream.
 
+    A stream has the role, the text in pieces, an empty delta with the finish reason, the usage.
+    """
 
-class _ChatCompletion(Turn):
-    """A stream has the role, the text in pieces, an empty delta with the finish reason, the usage."""
-
+    kind = ChatCompletionRequest
     id_prefix = "chatcmpl-"
     _has_begun = False
 

@@ -5,31 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import text_offsets
 from octavo.engine.fill_in import ends_of_filling_in
-from octavo.server.context import ServerContext
 from octavo.server.generation import Generation
 from octavo.server.logprobs import Position, completion_logprobs, token_text
 from octavo.server.responses.common import Usage
 from octavo.server.responses.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from octavo.server.schema.completions import CompletionRequest
-from octavo.server.sending import EventStream
 
 
-async def create(context: ServerContext, request: Request) -> Response | EventStream:
-    """Return the continuation of one or several prompts, whole or as a stream."""
-    asked, prompts = await context.texts.read(request, CompletionRequest)
-    return await _Completion(context, request, asked, prompts).respond()
+class Completion(Generation):
+    """The continuation of one or several prompts, whole or as a stream.
 
+    A stream has the text in pieces, an empty one of each choice with the finish reason, the usage.
+    """
 
-class _Completion(Generation):
-    """A stream has the text in pieces, an empty one of each choice with the finish reason, the usage."""
-
+    kind = CompletionRequest
     id_prefix = "cmpl-"
     asked: CompletionRequest
 

@@ -8,17 +8,13 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.fill_in import ends_of_filling_in
-from octavo.server.context import ServerContext
 from octavo.server.generation import Generation, named_by_the_client
 from octavo.server.responses.common import Timings
 from octavo.server.schema.infill import InfillRequest
-from octavo.server.sending import EventStream
 
 
 class InfillChunk(Struct, kw_only=True):
@@ -48,15 +44,13 @@ class InfillResponse(InfillChunk, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-async def create(context: ServerContext, request: Request) -> Response | EventStream:
-    """Return what stands between a prefix and a suffix, whole or as a stream."""
-    asked, prompts = await context.texts.read(request, InfillRequest)
-    return await _Infill(context, request, asked, prompts).respond()
+class Infill(Generation):
+    """What stands between a prefix and a suffix, whole or as a stream.
 
+    A stream has the text in pieces, and a last chunk of each text, which has none.
+    """
 
-class _Infill(Generation):
-    """A stream has the text in pieces, and a last chunk of each text, which has none."""
-
+    kind = InfillRequest
     id_prefix = "infill-"
     end_of_stream = b""
     asked: InfillRequest

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.core.outputs import RequestOutput
 from octavo.server.context import ServerContext
@@ -22,16 +21,9 @@ from octavo.server.formats.events import (
 )
 from octavo.server.responses.messages import ContentBlock, MessageDelta, MessageEvent, MessageResponse, MessageUsage
 from octavo.server.schema.messages import MessagesRequest
-from octavo.server.sending import EventStream
 from octavo.server.turn import ShimTurn
 
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
-
-
-async def create(context: ServerContext, request: Request) -> Response | EventStream:
-    """Return the next turn of a conversation as blocks of a message, whole or as a stream."""
-    asked, prompts = await context.texts.read(request, MessagesRequest)
-    return await _Message(context, request, asked, prompts).respond()
 
 
 class _Blocks:
@@ -92,9 +84,13 @@ class _Blocks:
         return MessageEvent(type="content_block_delta", index=len(self.blocks) - 1, delta=delta)
 
 
-class _Message(ShimTurn[MessagesRequest]):
-    """A stream has the message as it begins, its blocks as they grow, and why it ends."""
+class Message(ShimTurn[MessagesRequest]):
+    """The next turn of a conversation as blocks of a message, whole or as a stream.
 
+    A stream has the message as it begins, its blocks as they grow, and why it ends.
+    """
+
+    kind = MessagesRequest
     id_prefix = "msg_"
     end_of_stream = b""
 

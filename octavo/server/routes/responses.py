@@ -35,16 +35,9 @@ from octavo.server.responses.responses import (
     ResponseUsage,
 )
 from octavo.server.schema.responses import FunctionTool, ResponsesRequest
-from octavo.server.sending import EventStream
 from octavo.server.turn import ShimTurn
 
 _ERROR_CODES: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-
-
-async def create(context: ServerContext, request: Request) -> Response | EventStream:
-    """Return the next turn of a conversation as items of a response, whole or as a stream."""
-    asked, prompts = await context.texts.read(request, ResponsesRequest)
-    return await _ModelResponse(context, request, asked, prompts).respond()
 
 
 async def stored(context: ServerContext, request: Request) -> Response:
@@ -159,9 +152,13 @@ class _Output:
         return self.event(kind, item_id=self.items[-1].id, output_index=len(self.items) - 1, **fields)
 
 
-class _ModelResponse(ShimTurn[ResponsesRequest]):
-    """A stream has the response as it begins, its items as they grow, and the response as it ends."""
+class ModelTurn(ShimTurn[ResponsesRequest]):
+    """The next turn of a conversation as items of a response, whole or as a stream.
 
+    A stream has the response as it begins, its items as they grow, and the response as it ends.
+    """
+
+    kind = ResponsesRequest
     id_prefix = "resp_"
     end_of_stream = b""
 
