@@ -19,6 +19,17 @@ export function el(name, properties = {}, ...children) {
 export const button = (text, onclick, properties = {}) =>
   el("button", { type: "button", class: "quiet", onclick, ...properties }, text);
 
+/** Return `add(text, node)`, which adds to the last line of `parent`. Each line is a block, so that the browser lays out that one
+ * alone again, and each has the direction of its own script. */
+export function lineAdder(parent) {
+  let line = null;
+  return (text, node = text) => {
+    line ??= parent.appendChild(el("div"));
+    line.append(node);
+    if (text.endsWith("\n")) line = null;
+  };
+}
+
 /** Run `change`, which makes the elements of `root` anew, and keep the focus on the one with the same data-key. */
 export function keepFocus(root, change) {
   const key = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;

@@ -68,6 +68,7 @@ export function startImages(say) {
     chosen.value = "";
   };
   return {
+    count: () => urls.length,
     take() {
       const taken = urls;
       urls = [];

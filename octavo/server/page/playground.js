@@ -1,9 +1,10 @@
 // Conversations and completions: the log, the composer, and what runs.
+import { answerView } from "./answer.js";
 import { events, keyOf, urlOf } from "./api.js";
 import { button, byId, el, keepFocus, onceAFrame } from "./dom.js";
 import { pictures, promptOf, promptView, startImages } from "./images.js";
-import { applyChunk, curlOf, emptyVersion, requestOf, summaryOf } from "./protocol.js";
-import { startTokenCard, tokenView } from "./tokens.js";
+import { applyChunk, curlOf, emptyVersion, requestOf } from "./protocol.js";
+import { startTokenCard } from "./tokens.js";
 
 /** Return the property by which a button of a turn keeps the focus when the log is made anew. */
 const keyed = (name, index) => ({ "data-key": `${name}-${index}` });
@@ -25,25 +26,30 @@ export function startPlayground(settings, modelOf) {
 
   // ---- what is shown ----
 
-  function nodeOf(turn, index) {
-    const body = el("div", { class: "body" });
+  const views = new WeakMap(); // the element of each turn, and `update()` for what has come since
+  const answers = new WeakMap(); // what was typed as the answer of each call
+  let removal = null; // the element that takes back what was removed last
+
+  function makeView(turn, index) {
     const isModel = turn.role === "assistant";
+    const parts = { isRunning: () => running?.turn === turn, branch: (i, text) => branch(index, i, text), formOf: (call) => formOf(call, turn, index) };
+    const { node: body, update = () => {} } = isModel ? answerView(turn, parts) : { node: messageNode(turn) };
     const actions = isModel ? modelActions(turn, index) : [button("Edit", () => edit(turn, index, body), keyed("edit", index))];
     const name = mode === "completion" ? (isModel ? "Continuation" : "Prompt") : NAMES[turn.role];
     const head = el("div", { class: "head" }, el("h3", {}, name), el("div", { class: "actions" }, actions));
-    if (isModel) body.append(...versionNodes(turn, index));
-    else {
-      if (turn.images?.length) body.append(pictures(turn.images));
-      const showsPrompt = turn.prompt && byId("show-tokens").checked;
-      body.append(showsPrompt ? promptView(turn.prompt) : el("div", { class: "text" }, turn.text));
-    }
-    return el("li", { class: `turn ${turn.role}` }, head, body);
+    return { node: el("li", { class: `turn ${turn.role}` }, head, body), update };
+  }
+
+  function messageNode(turn) {
+    const showsPrompt = turn.prompt && byId("show-tokens").checked;
+    const text = showsPrompt ? promptView(turn.prompt) : turn.text !== "" && el("div", { class: "text" }, turn.text);
+    return el("div", { class: "body" }, turn.images?.length ? pictures(turn.images) : null, text);
   }
 
   function modelActions(turn, index) {
     const choose = (step) => {
       turn.chosen = (turn.chosen + step + turn.versions.length) % turn.versions.length;
-      render();
+      render(turn);
     };
     const several = turn.versions.length > 1 && [
       button("‹", () => choose(-1), { "aria-label": "the version before", ...keyed("before", index) }),
@@ -62,73 +68,85 @@ export function startPlayground(settings, modelOf) {
     ];
   }
 
-  function versionNodes(turn, index) {
-    const version = turn.versions[turn.chosen];
-    const nodes = [];
-    if (version.reasoning) {
-      const fold = el("details", { class: "reasoning", open: turn.showsReasoning }, el("summary", {}, "Reasoning"), el("div", { class: "text" }, version.reasoning));
-      fold.addEventListener("toggle", () => (turn.showsReasoning = fold.open));
-      nodes.push(fold);
-    }
-    const showsTokens = byId("show-tokens").checked && version.tokens.length;
-    if (showsTokens) nodes.push(tokenView(version.tokens, (i, text) => branch(index, i, text)));
-    else if (version.text || !version.calls.length) nodes.push(el("div", { class: "text" }, version.text));
-    nodes.push(...version.calls.map((call) => callNode(call, index)));
-    if (version.error) nodes.push(el("p", { class: "wrong", role: "alert" }, version.error));
-    const isWaiting = running?.index === index && version.endedAt == null && version.firstAt == null;
-    nodes.push(isWaiting ? el("p", { class: "waiting" }, "waiting for the first token…") : el("p", { class: "summary" }, summaryOf(version)));
-    return nodes;
-  }
-
-  function callNode(call, index) {
-    let shown = call.arguments;
-    try {
-      shown = JSON.stringify(JSON.parse(call.arguments), null, 1);
-    } catch {
-      // a call that is not complete yet is shown as it is
-    }
-    const isAnswered = turns().some((turn) => turn.role === "tool" && turn.id === call.id);
-    const answer = el("textarea", { rows: 2, "aria-label": `Answer of ${call.name}`, placeholder: "what the tool returns" });
+  /** Return the form for the answer of a call, or null for a call that is answered or that other turns follow. */
+  function formOf(call, turn, index) {
+    const after = turns().slice(index + 1);
+    const isAnswered = ({ id }) => after.some((each) => each.id === id);
+    if (isAnswered(call) || after.some((each) => each.role !== "tool")) return null;
+    const properties = { "aria-label": `Answer of ${call.name}`, placeholder: "what the tool returns", "data-key": `answer-${call.id}` };
+    const answer = el("textarea", { rows: 2, dir: "auto", value: answers.get(call) ?? "", ...properties });
+    answer.oninput = () => answers.set(call, answer.value);
     const send = () => {
-      turns().splice(index + 1 + turns().slice(index + 1).filter((turn) => turn.role === "tool").length, 0, { role: "tool", id: call.id, text: answer.value });
-      const { calls } = turns()[index].versions[turns()[index].chosen];
-      const isLast = calls.every((each) => turns().some((turn) => turn.id === each.id && turn.role === "tool"));
-      if (isLast) run(turns().length);
+      after.push({ role: "tool", id: call.id, text: answer.value });
+      turns().push(after.at(-1));
+      if (turn.versions[turn.chosen].calls.every(isAnswered)) run(turns().length);
       else render();
     };
-    const form = !running && !isAnswered && el("div", { class: "row" }, answer, button("Answer", send));
-    return el("div", { class: "call" }, el("h4", {}, `calls ${call.name}`), el("pre", {}, shown), form);
+    return el("div", { class: "row" }, answer, button("Answer", send));
   }
 
-  function render() {
+  /** Show the turns. Elements stay, with focus and selection, but for those of turns that have `changed` or have calls. */
+  function render(...changed) {
     const isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 40;
-    const empty = el("li", { class: "empty" }, mode === "chat" ? "Write a message to begin." : "Write the beginning of a text.");
-    keepFocus(log, () => log.replaceChildren(...(turns().length ? turns().map(nodeOf) : [empty])));
+    const withCalls = turns().filter((turn) => turn.versions?.[turn.chosen].calls.length);
+    for (const turn of [...changed, ...withCalls]) views.delete(turn);
+    const nodes = turns().map((turn, index) => {
+      if (!views.has(turn)) views.set(turn, makeView(turn, index));
+      views.get(turn).update();
+      return views.get(turn).node;
+    });
+    if (!nodes.length) nodes.push(el("li", { class: "empty" }, mode === "chat" ? "Write a message to begin." : "Write the beginning of a text."));
+    if (removal) nodes.push(removal);
+    const stay = new Set(nodes);
+    keepFocus(log, () => {
+      for (const node of [...log.children]) if (!stay.has(node)) node.remove();
+      nodes.forEach((node, i) => log.children[i] === node || log.insertBefore(node, log.children[i] ?? null));
+    });
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
-  /** Show what has come since, in the turn that runs alone: others keep their focus and their selection. */
+  /** Show what has come since in the turn that runs. */
   function renderRunning() {
-    if (!running || running.mode !== mode) return;
+    if (running?.mode !== mode) return;
     const isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 40;
-    log.children[running.index]?.querySelector(".body").replaceChildren(...versionNodes(turns()[running.index], running.index));
+    views.get(running.turn)?.update();
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
   // ---- what is done ----
 
+  /** Cut the conversation to a number of turns, and offer to take that back. */
+  function cut(length) {
+    const list = turns();
+    const before = list.map((turn) => ({ ...turn }));
+    const undo = () => {
+      stop();
+      removal = null;
+      list.splice(0, Infinity, ...before);
+      render();
+      prompt.focus();
+    };
+    const count = list.length - length;
+    list.length = length;
+    removal = count ? el("li", { class: "removal" }, `${count} ${count === 1 ? "turn was" : "turns were"} removed. `, button("Undo", undo)) : null;
+  }
+
   function edit(turn, index, body) {
-    const text = el("textarea", { rows: Math.min(12, turn.text.split("\n").length + 1), value: turn.text, "aria-label": "Message" });
+    const text = el("textarea", { rows: Math.min(12, turn.text.split("\n").length + 1), value: turn.text, "aria-label": "Message", dir: "auto" });
     const save = () => {
-      turns().splice(index, Infinity, { ...turn, text: text.value, prompt: null });
+      cut(index);
+      turns().push({ ...turn, text: text.value, prompt: null });
       run(index + 1);
     };
     const cancel = () => {
-      render();
+      render(turn);
       log.querySelector(`[data-key="edit-${index}"]`)?.focus();
     };
     text.onkeydown = (event) => {
-      if (event.key === "Escape") cancel();
+      if (event.key === "Escape") {
+        event.stopPropagation(); // it stops no answer
+        cancel();
+      }
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save();
     };
     body.replaceChildren(text, el("div", { class: "row" }, button("Send again", save, { class: "primary" }), button("Cancel", cancel)));
@@ -156,13 +174,14 @@ export function startPlayground(settings, modelOf) {
     const request = requestAt(index, prefix);
     if (!request) return;
     const turn = (turns()[index] ??= { role: "assistant", versions: [], chosen: 0 });
-    turns().length = index + 1;
+    if (turns().length > index + 1) cut(index + 1);
+    const asked = turns()[index - 1];
     const first = { ...emptyVersion(), text: prefix, tokens, startedAt: performance.now() };
     const versions = [first];
     turn.chosen = turn.versions.push(first) - 1;
-    const own = (running = { abort: new AbortController(), index, mode });
+    const own = (running = { abort: new AbortController(), turn, mode });
     setRunning(true);
-    render();
+    render(turn);
     const draw = onceAFrame(renderRunning);
     try {
       const body = { ...request.body, return_timings: true };
@@ -177,18 +196,18 @@ export function startPlayground(settings, modelOf) {
       const isStopped = error.name === "AbortError";
       if (!isStopped && !settings.fail(error)) say(error.message, true);
       if (!isStopped) first.error = error.message;
-      else say("stopped");
+      else if (!running) say("stopped");
     }
-    first.endedAt = performance.now();
+    for (const version of versions) version.endedAt = performance.now();
     byId("announcement").textContent = `${NAMES.assistant}: ${first.text}`;
     turn.versions.push(...versions.slice(1));
     if (running === own) setRunning(false);
+    if (versions.length > 1) views.delete(turn);
     render();
-    const asked = turns()[index - 1];
     if (first.error || !asked?.images?.length || !byId("show-tokens").checked) return;
     try {
       asked.prompt = await promptOf(request.body);
-      render();
+      render(asked);
     } catch (error) {
       say(error.message, true);
     }
@@ -238,8 +257,9 @@ export function startPlayground(settings, modelOf) {
 
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!prompt.value.trim() || running || settings.read() === null) return;
-    if (mode === "completion") turns().length = 0;
+    if (running) return say("an answer is running; Esc stops it", true);
+    if (!(prompt.value.trim() || images.count()) || settings.read() === null) return;
+    cut(mode === "completion" ? 0 : turns().length);
     turns().push({ role: "user", text: prompt.value, images: images.take() });
     prompt.value = "";
     run(turns().length);
@@ -253,7 +273,7 @@ export function startPlayground(settings, modelOf) {
   addEventListener("keydown", (event) => event.key === "Escape" && byId("token-card").hidden && !byId("key-dialog").open && stop());
   byId("stop").onclick = stop;
   byId("show-tokens").onchange = () => {
-    render();
+    render(...turns().filter((turn) => turn.versions || turn.prompt));
     const isLate = byId("show-tokens").checked && turns().some((turn) => turn.versions && !turn.versions[turn.chosen].tokens.length);
     say(isLate ? "the next answer shows them" : "");
   };
@@ -261,7 +281,7 @@ export function startPlayground(settings, modelOf) {
   byId("export-curl").onclick = exportCurl;
   byId("clear").onclick = () => {
     stop();
-    turns().length = 0;
+    cut(0);
     render();
     prompt.focus();
   };
@@ -273,6 +293,7 @@ export function startPlayground(settings, modelOf) {
       images.allow(mode === "chat" && readsImages);
     },
     setMode(name) {
+      if (name !== mode) removal = null;
       mode = name;
       images.allow(mode === "chat" && readsImages);
       byId("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";

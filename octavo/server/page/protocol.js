@@ -48,7 +48,7 @@ export function messagesOf(system, turns) {
     if (turn.role !== "assistant") {
       const { role, text, id, images = [] } = turn;
       const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
-      const content = parts.length ? [...parts, { type: "text", text }] : text;
+      const content = parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text;
       messages.push(id ? { role, content, tool_call_id: id } : { role, content });
       continue;
     }

@@ -1,5 +1,5 @@
 // The token view: each token shaded by its probability, with its alternatives on hover and on focus.
-import { byId, button, el } from "./dom.js";
+import { byId, button, el, lineAdder } from "./dom.js";
 import { percent, surprise } from "./protocol.js";
 
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "→").replaceAll(" ", "·") || "∅";
@@ -33,18 +33,22 @@ function show(span, token, onbranch) {
   card().style.top = `${bottom + height + 8 < innerHeight ? bottom + 4 : Math.max(8, top - height - 4)}px`;
 }
 
-/** Return the tokens as elements. `onbranch(i, text)` is called for token `i` and the alternative that was chosen. */
-export function tokenView(tokens, onbranch) {
-  const leave = () => (hideTimer = setTimeout(hide, 250));
-  const spans = tokens.map((token, i) => {
-    const open = () => show(spans[i], token, (text) => onbranch(i, text));
-    const properties = { class: "token", tabindex: i ? -1 : 0, role: "button", "aria-label": `${visible(token.text)}, ${percent(token.logprob)}` };
-    const span = el("span", { ...properties, onmouseenter: open, onmouseleave: leave, onfocus: open }, token.text);
-    span.style.setProperty("--surprise", surprise(token.logprob).toFixed(3));
-    return span;
-  });
-  const view = el("div", { class: "tokens", role: "group", "aria-label": "Tokens; arrow keys move, Enter opens the alternatives" }, spans);
-  view.addEventListener("keydown", (event) => {
+/** Return an element for tokens, and `show(tokens)`, which adds those that are new. `onbranch(i, text)` is called for token `i`
+ * and the alternative that was chosen. */
+export function tokenView(onbranch) {
+  const [spans, shown] = [[], []];
+  const node = el("div", { class: "tokens", role: "group", "aria-label": "Tokens; arrow keys move, Enter opens the alternatives" });
+  const addToLine = lineAdder(node);
+  const open = ({ target }) => {
+    const at = spans.indexOf(target);
+    if (at >= 0) show(target, shown[at], (text) => onbranch(at, text));
+  };
+  const leave = () => {
+    clearTimeout(hideTimer);
+    hideTimer = setTimeout(hide, 250);
+  };
+  for (const [event, act] of Object.entries({ mouseover: open, focusin: open, mouseout: leave })) node.addEventListener(event, act);
+  node.addEventListener("keydown", (event) => {
     const at = spans.indexOf(event.target);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: spans.length - 1 }[event.key];
     if (to !== undefined && spans[to]) {
@@ -57,7 +61,15 @@ export function tokenView(tokens, onbranch) {
       card().querySelector("button:not(:disabled)")?.focus();
     }
   });
-  return view;
+  const add = (token) => {
+    const properties = { class: "token", tabindex: spans.length ? -1 : 0, role: "button", "aria-label": `${visible(token.text)}, ${percent(token.logprob)}` };
+    const span = el("span", properties, token.text);
+    span.style.setProperty("--surprise", surprise(token.logprob).toFixed(3));
+    shown.push(token);
+    spans.push(span);
+    addToLine(token.text, span);
+  };
+  return { node, show: (tokens) => tokens.slice(shown.length).forEach(add) };
 }
 
 /** Keep the card open while it is used, and close it on Esc and by a click elsewhere. */

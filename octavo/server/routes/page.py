@@ -18,8 +18,8 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 
 FILES: Final = (
-    *("api.js", "app.js", "dom.js", "engine.js", "icon.svg", "images.js", "live.js", "playground.js", "protocol.js"),
-    *("settings.js", "style.css", "tokens.js"),
+    *("answer.js", "api.js", "app.js", "dom.js", "engine.js", "icon.svg", "images.js", "live.js", "playground.js"),
+    *("protocol.js", "settings.js", "style.css", "tokens.js"),
 )
 """What `/page/` has: everything in the folder but `index.html`."""
 

@@ -56,11 +56,12 @@ test("a conversation has its chosen versions, its calls and their answers as mes
 });
 
 test("images stand before the text of their message", () => {
-  const messages = messagesOf("", [{ ...user("what?"), images: ["data:a", "data:b"] }, { ...user("and?"), images: [] }]);
+  const messages = messagesOf("", [{ ...user("what?"), images: ["data:a", "data:b"] }, { ...user("and?"), images: [] }, { ...user(""), images: ["data:c"] }]);
   const image = (url) => ({ type: "image_url", image_url: { url } });
   assert.deepEqual(messages, [
     { role: "user", content: [image("data:a"), image("data:b"), { type: "text", text: "what?" }] },
     { role: "user", content: "and?" },
+    { role: "user", content: [image("data:c")] },
   ]);
 });
 

@@ -69,6 +69,77 @@ def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: 
     assert page.run("document.querySelectorAll('.turn').length") == 2
 
 
+@pytest.mark.parametrize("shown", [".text", ".token"])
+def test_what_is_shown_of_an_answer_stays_while_it_grows(page: Browser, server: Served, shown: str) -> None:
+    server.llm.token_interval_s = 0.01
+    if shown == ".token":
+        page.click("#show-tokens")
+    send(page, "hello")
+    page.wait(f"Boolean(window.first = {LAST}?.querySelector('{shown}')?.firstChild)")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    assert page.run(f"first === {LAST}.querySelector('{shown}').firstChild")
+    text = page.run(f"{LAST}.querySelector('{shown}').closest('.text, .tokens').textContent")
+    assert (text[:16], text[-12:]) == (SENTENCE[:16], SENTENCE[-12:])
+
+
+def test_turns_that_were_removed_come_back(page: Browser) -> None:
+    texts = "[...document.querySelectorAll('.user .text')].map((each) => each.textContent).join()"
+    for number in (1, 2):
+        send(page, f"message {number}")
+        page.wait(f"document.querySelectorAll('.summary:not(:empty)').length === {number}")
+    page.click(".turn:nth-child(2) button", "Regenerate")
+    page.wait(f"{LAST}.querySelector('.count')?.textContent === '2/2' && {SUMMARY}?.includes('ended by')")
+    assert page.run("document.querySelector('.removal').textContent") == "2 turns were removed. Undo"
+    page.click(".removal button")
+    assert page.run(texts) == "message 1,message 2"
+    assert page.run("document.querySelector('.assistant .count').textContent") == "1/2"
+    page.click(".user button", "Edit")
+    page.write(" again")
+    page.click(".user button", "Send again")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    page.click("#clear")
+    assert page.run(texts) == ""
+    page.click(".removal button")
+    assert page.run(texts) == "message 1 again"
+    send(page, "message 3")
+    assert not page.run("document.querySelector('.removal')"), "it would remove the new turn"
+
+
+STREAM = """(() => {
+  const call = { index: 0, id: "call_1", function: { name: "look", arguments: '{"a": 1}' } };
+  const choices = [{ index: 0, delta: { content: "שלום!\\nhello", tool_calls: [call] }, finish_reason: "tool_calls" }];
+  window.sent = [];
+  window.fetch = async (url, { body }) => {
+    sent.push(JSON.parse(body));
+    return new Response(`data: ${JSON.stringify({ choices })}\\n\\ndata: [DONE]\\n\\n`);
+  };
+})()"""
+
+
+def test_a_call_is_answered_and_each_line_has_the_direction_of_its_script(page: Browser) -> None:
+    page.run(STREAM)
+    send(page, "hello")
+    page.click(".call textarea")
+    page.write("42")
+    page.click("#show-tokens")
+    assert page.run("document.querySelector('.call textarea').value") == "42", "what was typed is gone"
+    page.click(".call button", "Answer")
+    page.wait("document.querySelectorAll('.assistant').length === 2")
+    assert (
+        page.run("JSON.stringify(sent.at(-1).messages.at(-1))")
+        == '{"role":"tool","content":"42","tool_call_id":"call_1"}'
+    )
+    assert page.run("document.querySelectorAll('.call textarea').length") == 1, "the first call has its answer"
+    ends = page.run(
+        """[...document.querySelector('.assistant .text').children].map((line) => {
+          const range = document.createRange();
+          range.selectNodeContents(line);
+          return range.getBoundingClientRect().left - line.getBoundingClientRect().left > 200;
+        })"""
+    )
+    assert ends == [True, False]
+
+
 FOCUS = "document.activeElement.textContent || document.activeElement.id"
 
 
