@@ -254,6 +254,16 @@ def test_environment_is_read_in_one_place() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_paths_of_people_who_are_not_there_are_left_as_they_are() -> None:
+    """`Path.expanduser` raises RuntimeError for ~name of nobody, which a person or a request may write."""
+    calls = [f"{file}:{node.lineno}" for file in source_files() for node in nodes(file) if _expands_a_path(node)]
+    assert not calls, f"use os.path.expanduser: {calls}"
+
+
+def _expands_a_path(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "expanduser"
+
+
 def test_whole_configuration_is_taken_apart_only_where_parts_are_put_together() -> None:
     """Everybody else takes a section or single values; functions that only carry it to a builder look at no parts."""
     wrong = []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -172,7 +173,7 @@ def make_load(options: ServeOptions) -> list[Asked]:
         raise ConfigError(f"dataset_path is not set; give the file of the dataset {options.dataset_name}")
     else:
         try:
-            content = Path(options.dataset_path).expanduser().read_bytes()
+            content = Path(expanduser(options.dataset_path)).read_bytes()
             prompts = _sharegpt(options, content) if options.dataset_name == "sharegpt" else _custom(options, content)
         except (OSError, msgspec.MsgspecError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -248,7 +249,7 @@ def _counter(tokenizer: str | None) -> Any:
         return lambda text: len(text) // 4
     from tokenizers import Tokenizer
 
-    path = Path(tokenizer).expanduser()
+    path = Path(expanduser(tokenizer))
     try:
         found = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
     except Exception as error:  # the library raises nothing narrower

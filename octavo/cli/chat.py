@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -232,4 +233,4 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
 def _file_of(text: str) -> Path:
     if not text:
         raise InvalidRequest("there is no file name; write one behind the command")
-    return Path(text).expanduser()
+    return Path(expanduser(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from os.path import expanduser
 from pathlib import Path
 
 from octavo.cli.options import Given, with_options
@@ -65,6 +66,6 @@ def _without_weights(args: EngineArgs) -> EngineArgs:
 
     The weights of a model on a hub are not fetched.
     """
-    path = Path(args.model).expanduser()
+    path = Path(expanduser(args.model))
     are_here = args.model == BUILTIN_MODEL or path.is_file() or any(any(path.glob(files)) for files in _WEIGHTS)
     return args if are_here else dataclasses.replace(args, load_format="dummy")

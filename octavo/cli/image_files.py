@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import mimetypes
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ MOST_BYTES: Final = 20 << 20
 def image_part(path: Path) -> dict[str, Any]:
     """Return the part of a message that an image file is. Raises ConfigError or InvalidRequest."""
     try:
-        with path.expanduser().open("rb") as file:
+        with open(expanduser(path), "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

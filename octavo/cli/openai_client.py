@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ def read_api_key(api_key_file: str | None) -> str | None:
     if api_key_file is None:
         return None
     try:
-        lines = Path(api_key_file).expanduser().read_text().splitlines()
+        lines = Path(expanduser(api_key_file)).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"api_key_file is {api_key_file!r}, which cannot be read: {error}") from error
     if not lines or not lines[0].strip().isascii() or not lines[0].strip().isprintable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def check_file(name: str, path: str | None) -> None:
     """Raise ConfigError where the file that the option `name` gives could not be written: before the work for it."""
     if path is None:
         return
-    place = Path(path).expanduser()
+    place = Path(expanduser(path))
     is_there = place.exists()
     must_be = place if is_there else place.parent
     if must_be.is_dir() == is_there or not os.access(must_be, os.W_OK):
@@ -49,7 +50,7 @@ def check_file(name: str, path: str | None) -> None:
 def write_file(name: str, path: str, body: bytes) -> None:
     """Write the file that the option `name` gives. Raises ConfigError."""
     try:
-        Path(path).expanduser().write_bytes(body)
+        Path(expanduser(path)).write_bytes(body)
     except OSError as error:
         raise ConfigError(f"{name} is {path!r}, which cannot be written: {error.strerror}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +91,7 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
             "words into quotes",
             field="model",
         )
-    if _is_surely_a_model(first) or is_hub_name(first) or Path(first).expanduser().exists():
+    if _is_surely_a_model(first) or is_hub_name(first) or Path(expanduser(first)).exists():
         return first, prompt
     raise InvalidRequest(
         f"{first!r} before the prompt names no model (a hub name, a directory or {BUILTIN_MODEL}); put a prompt of "
@@ -101,7 +102,7 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
 
 def _is_surely_a_model(word: str) -> bool:
     """Return whether a word can only be a model, not a text to continue."""
-    is_directory = (Path(word).expanduser() / CONFIG).is_file()
+    is_directory = (Path(expanduser(word)) / CONFIG).is_file()
     return word == BUILTIN_MODEL or is_directory or is_short_name(word) or ("/" in word and is_hub_name(word))
 
 

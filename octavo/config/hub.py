@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +50,7 @@ def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
     """Return the directory or tokenizer.json of `args.tokenizer`; by default `model_path`."""
     if args.tokenizer is None:
         return model_path
-    path = Path(args.tokenizer).expanduser()
+    path = Path(expanduser(args.tokenizer))
     if path.is_file():
         return path
     return _locate(args, args.tokenizer, args.tokenizer_revision, with_weights=False)
@@ -75,7 +76,7 @@ def locate_mmproj(args: EngineArgs, model_path: Path) -> Path | None:
     if media_limits(args)["image"] == 0:
         return None
     if args.mmproj is not None:
-        path = Path(args.mmproj).expanduser()
+        path = Path(expanduser(args.mmproj))
         if not is_gguf(path):
             state = "is no GGUF file" if path.exists() else "does not exist"
             raise CheckpointError(f"mmproj is {path}, which {state}; name the mmproj-*.gguf file of the model")
@@ -116,7 +117,7 @@ def locate(
     `endpoint` replaces the hub's address, `cache_dir` its library's own cache. Raises CheckpointError that says what to
     do.
     """
-    path = Path(model).expanduser()
+    path = Path(expanduser(model))
     try:
         if path.is_dir():
             return path

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, cast
 
@@ -265,7 +266,7 @@ def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Pat
         raise ConfigError(
             "packed_cache keeps the weights of a checkpoint, load_format dummy makes random ones; leave out one of them"
         )
-    return str(Path(args.packed_cache).expanduser())
+    return str(Path(expanduser(args.packed_cache)))
 
 
 def _for_whole_prompts(args: EngineArgs, pooling: PoolingConfig | None) -> EngineArgs:
@@ -373,7 +374,7 @@ def _generation_values(source: str, checkpoint: Checkpoint) -> tuple[Path, dict[
         return checkpoint.path, {}
     if source == "auto":
         return checkpoint.path / GENERATION_CONFIG, dict(checkpoint.generation_config)
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.is_dir():
         path /= GENERATION_CONFIG
     if not path.is_file():
@@ -385,7 +386,7 @@ def _chat_template(source: str | None) -> str | None:
     """Return the template's text. A value with Jinja braces or a line break is the template, anything else a file."""
     if source is None or "{" in source or "\n" in source:
         return source
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if not path.is_file():
         raise ConfigError(f"chat_template is {source!r}: there is no such file; give a file or the template itself")
     return path.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import secrets
 import socket
 import tempfile
 from contextlib import suppress
+from os.path import expanduser
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -36,7 +37,7 @@ def read_secret(path: str | None) -> bytes:
     if path is None:
         raise ConfigError("cluster_secret_file is not set; give all machines the same secret")
     try:
-        secret = Path(path).expanduser().read_bytes().strip()
+        secret = Path(expanduser(path)).read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"cluster_secret_file is {path}, which cannot be read: {error.strerror}") from error
     if len(secret) < _LEAST_SECRET:

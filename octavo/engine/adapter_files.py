@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
+from os.path import expanduser
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -33,7 +34,7 @@ class AdapterFiles:
         take seconds. Raises InvalidRequest."""
         if adapter.digest:
             return adapter
-        folder = str(Path(adapter.lora_path).expanduser().absolute())
+        folder = str(Path(expanduser(adapter.lora_path)).absolute())
         signature = _signature(folder)
         with self._lock:
             known = self._known.get(folder)

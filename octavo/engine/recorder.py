@@ -16,6 +16,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
@@ -104,7 +105,8 @@ class Recorder:
         self._disguise = secrets.token_bytes(32)
         self._file: BinaryIO | None = None
         try:
-            self._file = Path(path).expanduser().open("wb")
+            file = Path(expanduser(path))
+            self._file = file.open("wb")
             self._append(self._file, Began(settings, max_steps_in_flight, speculates))
         except OSError as error:
             self.close()

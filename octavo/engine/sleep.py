@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Final
 
@@ -97,7 +98,7 @@ def checkpoint_path(path: str | Path) -> str:
     """Return a path that means the same in every process and when the weights are read again. Raises InvalidRequest."""
     if not path:
         raise InvalidRequest("model_path is empty; give the directory or the file of a checkpoint", field="model_path")
-    return str(Path(path).expanduser().absolute())
+    return str(Path(expanduser(path)).absolute())
 
 
 def check_level(level: int) -> None:

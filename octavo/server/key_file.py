@@ -11,6 +11,7 @@ import logging
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -120,7 +121,7 @@ def _listed(words: list[str]) -> str:
 def _read_file(path: str) -> list[_Entry]:
     import yaml
 
-    file = Path(path).expanduser()
+    file = Path(expanduser(path))
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         if file.stat().st_mode & stat.S_IROTH:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from os.path import expanduser
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,7 @@ class KeyRing:
 
     def __init__(self, args: ServerArgs, callers: Callers | None = None) -> None:
         self._args = args
-        self._file = None if args.api_key_file is None else Path(args.api_key_file).expanduser()
+        self._file = None if args.api_key_file is None else Path(expanduser(args.api_key_file))
         self._seen = file_stamp(self._file)
         self._next_look = 0.0
         self._looking: asyncio.Task[None] | None = None

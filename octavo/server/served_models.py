@@ -7,6 +7,7 @@ import itertools
 import os
 from collections import OrderedDict
 from functools import partial
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -40,7 +41,7 @@ class ServedModels:
         self._modules = config.lora.lora_modules
         self._folder: Path | None = None
         if (folder := config.lora.lora_resolver_cache_dir) is not None:
-            self._folder = Path(folder).expanduser().resolve()
+            self._folder = Path(expanduser(folder)).resolve()
             if not self._folder.is_dir():
                 raise ConfigError(f"lora_resolver_cache_dir is {folder!r}, which is no folder")
         self._loaded: dict[str, LoRARequest] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -58,7 +59,7 @@ def device_names() -> list[str]:
 
 def read_device(source: str) -> DataSheet:
     """Return the device of this name, or that a JSON file describes. Raises ConfigError."""
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if not path.is_file():
         path = _FOLDER / f"{_ALIASES.get(source, source)}.json"
         if source not in device_names():

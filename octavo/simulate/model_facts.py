@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ def read_model_facts(model: str) -> ModelFacts:
     """
     if model in NAMED:
         return NAMED[model]
-    path = Path(model).expanduser()
+    path = Path(expanduser(model))
     if not path.is_file():
         path = locate(model, with_weights=False, text_files=(CONFIG,)) / CONFIG
     config = Checkpoint.open(path).values if path.suffix == ".gguf" else read_json_object(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Final
 
@@ -121,7 +122,7 @@ def preset(name: str) -> Roofline:
 
 def load_cost_model(source: str) -> CostModel:
     """Return a cost model from a JSON file, or a preset by name. Raises ConfigError."""
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if not path.is_file():
         if source.endswith(".json"):
             raise ConfigError(

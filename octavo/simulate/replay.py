@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from os.path import expanduser
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -60,7 +61,7 @@ def read_recording(path: str | Path, progress: Callable[[float], None] | None = 
     Raises ConfigError when the file cannot be read or is no recording of this version.
     """
     try:
-        data = Path(path).expanduser().read_bytes()
+        data = Path(expanduser(path)).read_bytes()
     except OSError as error:
         raise ConfigError(f"the recording {str(path)!r} cannot be read: {error.strerror}") from error
     decoder = msgspec.msgpack.Decoder(Event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from os.path import expanduser
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ _NOUNS: Final = {
 def read_trace(path: str | Path) -> Trace:
     """Return a trace from a file of JSON lines. Raises ConfigError with the line, the field, and what is expected."""
     try:
-        lines = Path(path).expanduser().read_bytes().splitlines()
+        lines = Path(expanduser(path)).read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"trace is {str(path)!r}, which cannot be read: {error.strerror}") from error
     decoder = msgspec.json.Decoder(TraceRequest)

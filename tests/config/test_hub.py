@@ -114,7 +114,9 @@ def test_a_name_that_no_disk_takes_is_refused() -> None:
         locate("x" * 3000)
 
 
-@pytest.mark.parametrize("model", ["./missing", "/nowhere/at/all", "a/b/c", "~/missing", "what is this?"])
+@pytest.mark.parametrize(
+    "model", ["./missing", "/nowhere/at/all", "a/b/c", "~/missing", "~nobody-there/missing", "what is this?"]
+)
 def test_a_path_that_does_not_exist_is_no_reason_to_ask_a_hub(model: str) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         locate(model, endpoint="http://127.0.0.1:9")

@@ -250,6 +250,8 @@ def test_a_path_means_the_same_until_the_next_update(
         assert generated(llm) == after
         with pytest.raises(InvalidRequest, match="model_path is empty"):
             llm.update_weights_from_disk("")
+        with pytest.raises(ConfigError, match=r"~nobody-there/weights: does not exist"):
+            llm.update_weights_from_disk("~nobody-there/weights")
     assert "the engine sleeps" in caplog.text
     assert f"computes with the weights of {new}" in caplog.text
 

@@ -221,6 +221,8 @@ class FakeAsyncLLM:
     async def read_adapter(self, adapter: LoRARequest) -> LoRARequest:
         if self.adapter_error is not None:
             raise InvalidRequest(self.adapter_error, field="lora_path")
+        if self.sleeps:
+            raise RequestFailed("the engine sleeps; wake it up first")
         while self.holds_adapters:
             await asyncio.sleep(0.001)
         return await self.resolved(adapter)

@@ -6,6 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.errors import RequestFailed
 from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import ApiError
@@ -45,7 +46,10 @@ async def load(context: ServerContext, request: Request) -> Response:
     """Load an adapter, for requests that name it as their model. Raises InvalidRequest or ApiError."""
     _check_allowed(context)
     asked = decode(b"".join(await read_body(request)), LoadAdapterRequest)
-    adapter = await context.models.load(asked.lora_name, asked.lora_path, in_place=asked.load_inplace)
+    try:
+        adapter = await context.models.load(asked.lora_name, asked.lora_path, in_place=asked.load_inplace)
+    except RequestFailed as error:
+        raise ApiError(409, str(error), code="asleep") from error
     return json_response(AdapterLoaded(adapter.lora_name, adapter.digest))
 
 

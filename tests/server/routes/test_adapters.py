@@ -96,6 +96,9 @@ def test_an_error_of_the_engine_about_an_adapter_is_the_answer(start_server: Sta
     answer = ask(server.url, LOAD, {"lora_name": "new", "lora_path": "a"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "lora_path")
     assert "max_lora_rank" in answer.json["error"]["message"]
+    server.llm.adapter_error, server.llm.sleeps = None, True
+    answer = ask(server.url, LOAD, {"lora_name": "new", "lora_path": "a"})
+    assert (answer.status, answer.json["error"]["code"]) == (409, "asleep")
 
 
 def test_several_api_servers_load_no_adapters_by_request() -> None:
