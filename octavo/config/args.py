@@ -40,7 +40,7 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs):
         ),
     ] = BUILTIN_MODEL
     tokenizer: Annotated[
-        str | None, Arg("Hub name, directory or tokenizer.json of the tokenizer; by default the model's.")
+        str | None, Arg("Hub name, directory, tokenizer.json or tekken.json of the tokenizer; by default the model's.")
     ] = None
     revision: Annotated[str | None, Arg("Branch, tag or commit of the model on the hub.")] = None
     tokenizer_revision: Annotated[str | None, Arg("The same for the tokenizer.")] = None

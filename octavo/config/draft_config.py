@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.speculative_args import DraftConfig, SpeculativeConfig
+from octavo.core.tekken import read_tekken, tekken_beside
 from octavo.errors import ConfigError
 
 _TOKENIZER = "tokenizer.json"
@@ -84,9 +84,12 @@ def _check_tokens(checkpoint: Checkpoint, tokenizer_path: Path, draft: Checkpoin
 def _tokens(path: Path) -> Mapping[int, str] | None:
     """Return the tokens of a tokenizer.json by their ids; None where there is none with a table of them."""
     file = path / _TOKENIZER if path.is_dir() else path
-    if file.name != _TOKENIZER or not file.is_file():
+    if (tekken := tekken_beside(path)) is not None:
+        values, _ = read_tekken(tekken)
+    elif file.name != _TOKENIZER or not file.is_file():
         return None
-    values: dict[str, Any] = read_json_object(file)
+    else:
+        values = read_json_object(file)
     vocabulary = values.get("model", {}).get("vocab")
     if isinstance(vocabulary, list):  # (token, score) by id
         tokens = {token_id: str(token) for token_id, (token, _) in enumerate(vocabulary)}

@@ -1,7 +1,8 @@
-"""Text to token ids and back, over a model directory's `tokenizer.json`."""
+"""Text to token ids and back, over a model directory's `tokenizer.json` or Mistral's `tekken.json`."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.checkpoint import read_json_object
 from octavo.core.prompt import checked_text
+from octavo.core.tekken import byte_of_char, read_tekken, tekken_beside
 from octavo.engine.special_spellings import SpecialSpellings
 from octavo.errors import CheckpointError
 from octavo.gguf.reader import is_gguf, read_gguf
@@ -85,9 +87,9 @@ class Tokenizer:
             backend, special, config = read_tokenizer(read_gguf(path))
         else:
             directory = path.parent if path.is_file() else path
-            config = _read_object(directory / TOKENIZER_CONFIG)
+            backend, config = _open_backend(path)
+            config |= _read_object(directory / TOKENIZER_CONFIG)
             special = _special_tokens({**_read_object(directory / SPECIAL_TOKENS_MAP), **config})
-            backend = _open_backend(path if path.is_file() else directory)
             _add_missing_tokens(backend, config, directory)
         states_bos_or_eos = config.get("add_bos_token") is not None or config.get("add_eos_token") is not None
         return cls(
@@ -266,29 +268,30 @@ def _shares(lengths: Sequence[int], room: int) -> list[int]:
     return [short, long] if lengths[0] <= lengths[1] else [long, short]
 
 
-def _byte_of_char() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for: printable ones, as GPT-2 defines them,
-    stand for themselves, the others have characters from 256 on in their order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+_BYTE_OF_CHAR: Final = byte_of_char()
 
 
-_BYTE_OF_CHAR: Final = _byte_of_char()
+def _open_backend(path: Path) -> tuple[Backend, dict[str, Any]]:
+    """Open a tokenizer.json or tekken.json, or a directory with one (or with the older vocab.json and merges.txt).
 
-
-def _open_backend(path: Path) -> Backend:
-    """Open a tokenizer.json, or a directory with one (or with the older vocab.json and merges.txt)."""
+    Return with it what a tokenizer_config.json would say of a tekken.json.
+    """
     from tokenizers import Tokenizer as Backend
 
+    if (tekken := tekken_beside(path)) is not None:
+        contents, config = read_tekken(tekken)
+        try:
+            return Backend.from_str(json.dumps(contents)), config
+        except Exception as error:  # the library raises bare Exception for every kind of damage
+            raise CheckpointError(f"{tekken}: is not a usable tokenizer ({error}); download it again") from error
     file = path if path.is_file() else path / TOKENIZER_JSON
     if file.is_file():
         try:
-            return Backend.from_file(str(file))
+            return Backend.from_file(str(file)), {}
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise CheckpointError(f"{file}: is not a usable tokenizer ({error}); download it again") from error
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return _byte_level_bpe(path)
+        return _byte_level_bpe(path), {}
     if (path / "tokenizer.model").is_file():
         raise CheckpointError(
             f"{path}: has a sentencepiece tokenizer.model but no {TOKENIZER_JSON}; convert it once with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.core.tekken import read_tekken, tekken_beside
 from octavo.errors import InvalidRequest
 from octavo.structured_output.grammars import grammar_of, parser_limits, without_forcing
 from octavo.structured_output.marks import Vocabulary
@@ -31,8 +33,8 @@ class Matchers:
     """Compiles grammars for a vocabulary, which is read when the first one is wanted."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        """tokenizer: a tokenizer.json, or the directory that has it."""
-        self._tokenizer_file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+        """tokenizer: a tokenizer.json or tekken.json, or the directory that has it."""
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = list(end_token_ids)
         self._vocabulary: Vocabulary | None = None
@@ -90,7 +92,9 @@ class Matchers:
                     "structured_outputs need a model that has an end-of-sequence token", field="structured_outputs"
                 )
             try:
-                text = self._tokenizer_file.read_text(encoding="utf-8")
+                tekken = tekken_beside(self._tokenizer)
+                file = self._tokenizer / "tokenizer.json" if self._tokenizer.is_dir() else self._tokenizer
+                text = json.dumps(read_tekken(tekken)[0]) if tekken else file.read_text(encoding="utf-8")
                 tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_token_ids)
             except (OSError, ValueError) as error:
                 raise InvalidRequest(

@@ -1,0 +1,113 @@
+"""Mistral's tokenizer files (tekken.json) in the layout of tokenizer.json."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from octavo.errors import CheckpointError
+
+TEKKEN_JSON: Final = "tekken.json"
+_MOST_TOKENS: Final = 1 << 24
+_SPECIAL: Final = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
+"""Those of files that list none, from id 0 on."""
+_TEMPLATE: Final = """\
+{%- set left = namespace(tools=tools) %}{{ bos_token }}{% for message in messages %}\
+{% set said %}{% if message.content %}{% for part in message.content %}\
+{% if part.type == 'audio' %}[BEGIN_AUDIO][AUDIO]{% elif part.type == 'image' %}[IMG]{% else %}\
+{% if loop.previtem is defined and loop.previtem.type == 'text' %}{{ '\\n\\n' }}{% endif %}{{ part.text }}\
+{% endif %}{% endfor %}{% endif %}{% endset %}\
+{% if message.role == 'system' %}[SYSTEM_PROMPT]{{ said }}[/SYSTEM_PROMPT]\
+{% elif message.role == 'tool' %}[TOOL_RESULTS]{{ said }}[/TOOL_RESULTS]\
+{% elif message.role == 'assistant' %}{{ said }}{% for call in message.tool_calls or [] %}\
+[TOOL_CALLS]{{ call.function.name }}[ARGS]\
+{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}\
+{% endfor %}{{ eos_token }}{% else %}\
+{% if left.tools %}[AVAILABLE_TOOLS]{{ left.tools | tojson }}[/AVAILABLE_TOOLS]{% set left.tools = none %}{% endif %}\
+[INST]{{ said }}[/INST]{% endif %}{% endfor %}"""
+"""Of version 13, which writes tools before the first message of a user and names no calls."""
+
+
+def tekken_beside(path: Path) -> Path | None:
+    """Return the tekken.json of a directory without a tokenizer.json, or the file itself; None for another path."""
+    if path.is_dir():
+        path = path / TEKKEN_JSON if not (path / "tokenizer.json").is_file() else path
+    return path if path.name == TEKKEN_JSON and path.is_file() else None
+
+
+def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what would be in the tokenizer.json and the tokenizer_config.json. Raises CheckpointError."""
+    try:
+        tekken = json.loads(file.read_text(encoding="utf-8"))
+        names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+        template = {"chat_template": _TEMPLATE} if tekken["config"].get("version") == "v13" else {}
+        return _tokenizer_of(tekken), {"add_bos_token": True, "add_eos_token": False, **names, **template}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error
+
+
+def byte_of_char() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for: printable ones, as GPT-2 defines them,
+    stand for themselves, the others have characters from 256 on in their order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _tokenizer_of(tekken: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of a tokenizer.json that cuts texts as a tekken.json does.
+
+    Special tokens have the first ids, also those without a name.
+    """
+    config = tekken["config"]
+    num_special, vocab_size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
+    if not 0 <= num_special <= vocab_size <= min(_MOST_TOKENS, num_special + len(tekken["vocab"])):
+        raise ValueError(f"default_vocab_size is {vocab_size}, default_num_special_tokens {num_special}")
+    listed = tekken.get("special_tokens")
+    special = [each["token_str"] for each in sorted(listed, key=lambda each: each["rank"])] if listed else [*_SPECIAL]
+    special += [f"<SPECIAL_{token_id}>" for token_id in range(len(special), num_special)]
+    entries = sorted(tekken["vocab"], key=lambda each: each["rank"])[: vocab_size - num_special]
+    ranks = {base64.b64decode(each["token_bytes"], validate=True): rank for rank, each in enumerate(entries)}
+    char_of_byte = {byte: char for char, byte in byte_of_char().items()}
+    texts = {token: "".join(map(char_of_byte.__getitem__, token)) for token in ranks}
+    split = {"type": "Split", "pattern": {"Regex": str(config["pattern"])}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": token_id, "content": text, **flags} for token_id, text in enumerate(special)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": {text: token_id for token_id, text in enumerate(special)}
+            | {texts[token]: num_special + rank for token, rank in ranks.items()},
+            "merges": [[texts[left], texts[right]] for left, right in _merges(ranks)],
+        },
+    }
+
+
+def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all pairs of tokens that are one token together, in the order of the latter."""
+    for token in ranks:
+        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+        yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
