@@ -16,15 +16,10 @@ from octavo import __version__
 from octavo.server.context import ServerContext
 from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
-from octavo.server.generation import json_response
+from octavo.server.generation import Generation, json_response
 from octavo.server.keys import Right
-from octavo.server.responses.audio import VerboseTranscription
-from octavo.server.responses.chat import ChatCompletionResponse
-from octavo.server.responses.completions import CompletionResponse
-from octavo.server.responses.messages import MessageResponse, TokenCount
-from octavo.server.responses.responses import InputTokens, ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
-from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
+from octavo.server.responses.tokens import DetokenizeResponse, InputTokens, TokenCount, TokenizeResponse
 from octavo.server.routes import (
     adapters,
     audio,
@@ -45,11 +40,9 @@ from octavo.server.routes import (
     vectors,
 )
 from octavo.server.schema.audio import TranscriptionRequest
-from octavo.server.schema.chat import ChatCompletionRequest, Message
-from octavo.server.schema.completions import CompletionRequest
-from octavo.server.schema.infill import InfillRequest
-from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
-from octavo.server.schema.responses import InputTokensRequest, Reasoning, ResponsesRequest, TextConfig
+from octavo.server.schema.chat import Message
+from octavo.server.schema.messages import CountTokensRequest, OutputConfig
+from octavo.server.schema.responses import InputTokensRequest, Reasoning, TextConfig
 from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
 from octavo.server.schema.vectors import (
     ClassifyRequest,
@@ -138,6 +131,16 @@ async def openapi(context: ServerContext, request: Request) -> Response:
     return json_response(document())
 
 
+def _generation(path: str, kind: type[Generation], response: type[msgspec.Struct]) -> Endpoint:
+    """Return an endpoint that generates text."""
+    return Endpoint("POST", path, kind.create, kind.kind, response)
+
+
+def _form(path: str, handler: Handler, request: type[msgspec.Struct], response: type[msgspec.Struct]) -> Endpoint:
+    """Return an endpoint whose request is a form with files."""
+    return Endpoint("POST", path, handler, request, response, is_form=True)
+
+
 def _command(
     path: str,
     handler: Handler,
@@ -153,13 +156,13 @@ def _command(
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", chat.ChatCompletion.create, ChatCompletionRequest, ChatCompletionResponse),
-    Endpoint("POST", "/v1/completions", completions.Completion.create, CompletionRequest, CompletionResponse),
-    Endpoint("POST", "/infill", infill.Infill.create, InfillRequest, infill.InfillResponse),
-    Endpoint("POST", "/v1/responses", responses.ModelTurn.create, ResponsesRequest, ModelResponse),
+    _generation("/v1/chat/completions", chat.ChatCompletion, chat.ChatCompletionResponse),
+    _generation("/v1/completions", completions.Completion, completions.CompletionResponse),
+    _generation("/infill", infill.Infill, infill.InfillResponse),
+    _generation("/v1/responses", responses.ModelTurn, responses.ModelResponse),
     Endpoint("POST", "/v1/responses/input_tokens", tokens.input_tokens, InputTokensRequest, InputTokens),
     *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),
-    Endpoint("POST", "/v1/messages", messages.Message.create, MessagesRequest, MessageResponse),
+    _generation("/v1/messages", messages.Message, messages.MessageResponse),
     Endpoint("POST", "/v1/messages/count_tokens", tokens.count_tokens, CountTokensRequest, TokenCount),
     Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, vectors.EmbeddingList),
     Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, vectors.CohereEmbeddings),
@@ -167,12 +170,8 @@ ENDPOINTS = (
     *(Endpoint("POST", path, vectors.score, ScoreRequest, vectors.ScoreList) for path in ("/score", "/v1/score")),
     Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, vectors.ClassificationList),
     Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, vectors.PooledList),
-    Endpoint(
-        "POST", "/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, VerboseTranscription, is_form=True
-    ),
-    Endpoint(
-        "POST", "/v1/audio/translations", audio.translate, TranscriptionRequest, VerboseTranscription, is_form=True
-    ),
+    _form("/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, audio.VerboseTranscription),
+    _form("/v1/audio/translations", audio.translate, TranscriptionRequest, audio.VerboseTranscription),
     Endpoint("GET", "/v1/models", models.list_models, None, models.ModelList),
     Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, models.Model),
     _command("/v1/load_lora_adapter", adapters.load, adapters.LoadAdapterRequest, adapters.AdapterLoaded),

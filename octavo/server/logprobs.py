@@ -6,13 +6,45 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from octavo.core.outputs import Logprob
-from octavo.server.responses.chat import ChatLogprobs, ContentLogprob, TokenLogprob
-from octavo.server.responses.completions import CompletionLogprobs
 
 Position = dict[int, Logprob]
 """The likeliest tokens at one position, and the drawn one."""
+
+
+class TokenLogprob(Struct, frozen=True, gc=False):
+    """A token of a chat response. `bytes` is None for a token whose bytes are not a character by themselves.
+
+    A response may have hundreds of thousands: the garbage collector visits neither them nor tuples of numbers.
+    """
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class ContentLogprob(TokenLogprob, frozen=True, gc=False):
+    """A token that was drawn, and the likeliest ones at its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Log-probabilities of a completion choice; with echo the prompt's come first, its first token has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 def chat_logprobs(

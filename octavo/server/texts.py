@@ -30,9 +30,7 @@ from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
-from octavo.server.responses.messages import TokenCount
-from octavo.server.responses.responses import InputTokens
-from octavo.server.responses.tokens import DetokenizeResponse, MediaSpan, TokenizeResponse
+from octavo.server.responses.tokens import DetokenizeResponse, InputTokens, MediaSpan, TokenCount, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest

@@ -11,12 +11,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.speech import SpeechTokens
 from octavo.multimodal.transcripts import compression_ratio, cut_pieces
-from octavo.server.responses.audio import SpeechSegment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,6 +47,21 @@ class _Attempt(NamedTuple):
     @property
     def is_good(self) -> bool:
         return self.compression_ratio <= MOST_COMPRESSED and self.avg_logprob >= LEAST_LOGPROB
+
+
+class SpeechSegment(Struct, frozen=True):
+    """A piece of text with its times in seconds. `seek`: where its window begins, in hundredths of a second."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
 
 
 @dataclass

@@ -16,8 +16,7 @@ from octavo.server.context import ServerContext
 from octavo.server.formats.events import OutputEvent, TextDelta
 from octavo.server.formats.reading import OutputReader
 from octavo.server.generation import Generation, named_by_the_client
-from octavo.server.logprobs import chat_logprobs
-from octavo.server.responses.chat import ChatLogprobs
+from octavo.server.logprobs import ChatLogprobs, chat_logprobs
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.shim import ShimRequest
 

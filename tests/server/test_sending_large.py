@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.server.logprobs import CompletionLogprobs
 from octavo.server.responses.common import PromptTokensDetails, Usage
-from octavo.server.responses.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from octavo.server.routes.completions import CompletionChoice, CompletionResponse
 from octavo.server.sending import SLICE, LargeAnswers, encode, is_large
 
 

@@ -15,8 +15,8 @@ from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.speech import SpeechTokens
 from octavo.multimodal.log_mel import LogMel
-from octavo.server.responses.audio import SpeechSegment, subtitles
-from octavo.server.transcription import Transcriber
+from octavo.server.routes.audio import subtitles
+from octavo.server.transcription import SpeechSegment, Transcriber
 
 END, STAMP = 130, 139
 TOKENS = SpeechTokens(

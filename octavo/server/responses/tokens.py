@@ -1,4 +1,4 @@
-"""The responses of `POST /tokenize` and `POST /detokenize`."""
+"""The responses of the endpoints about tokens."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ class DetokenizeResponse(Struct, kw_only=True):
     """Response of `POST /detokenize`."""
 
     prompt: str
+
+
+class TokenCount(Struct, frozen=True):
+    """Response of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class InputTokens(Struct, frozen=True):
+    """Response of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,24 +22,64 @@ from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.generation import EngineRequests, json_response
-from octavo.server.responses.audio import (
-    DurationUsage,
-    SpeechUsage,
-    TextDelta,
-    TextDone,
-    Transcription,
-    VerboseTranscription,
-    subtitles,
-)
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
 from octavo.server.sounds import HeardSound, log_mel, read_sound
-from octavo.server.transcription import FALLBACKS, Transcriber
+from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
 
 if TYPE_CHECKING:
     from octavo.core.adapter import LoRARequest
 
 _TIMED: Final = ("verbose_json", "srt", "vtt")
+
+
+class DurationUsage(Struct, frozen=True):
+    """What a sound counts for: its length."""
+
+    seconds: float
+    type: Literal["duration"] = "duration"
+
+
+class SpeechUsage(Struct, frozen=True):
+    """The tokens of prompts and texts of all windows."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    type: Literal["tokens"] = "tokens"
+
+
+class Transcription(Struct, frozen=True):
+    """The response in the format json."""
+
+    text: str
+    usage: DurationUsage
+
+
+class VerboseTranscription(Struct, frozen=True):
+    """The response in the format verbose_json."""
+
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    text: str
+    segments: list[SpeechSegment]
+    usage: DurationUsage
+
+
+class TextDelta(Struct, frozen=True):
+    """An event of a stream: more text."""
+
+    delta: str
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+
+
+class TextDone(Struct, frozen=True):
+    """The last event of a stream: the whole text."""
+
+    text: str
+    usage: SpeechUsage
+    type: Literal["transcript.text.done"] = "transcript.text.done"
 
 
 async def transcribe(context: ServerContext, request: Request) -> Response | EventStream:
@@ -155,3 +196,19 @@ async def _events(talk: _Talk, transcriber: Transcriber) -> AsyncGenerator[bytes
     num_in, num_out = talk.num_tokens
     yield make(TextDone("".join(texts).strip(), SpeechUsage(num_in, num_out, num_in + num_out)))
     yield DONE
+
+
+def subtitles(segments: Iterable[SpeechSegment], kind: Literal["srt", "vtt"]) -> str:
+    """Return segments as subtitles in SubRip's format or in WebVTT."""
+    mark, lines = (",", []) if kind == "srt" else (".", ["WEBVTT\n"])
+    for number, each in enumerate(segments, 1):
+        times = f"{_time(each.start, mark)} --> {_time(each.end, mark)}"
+        head = f"{number}\n" if kind == "srt" else ""
+        # an arrow in the text would be read as times
+        lines.append(f"{head}{times}\n{each.text.strip().replace('-->', '->')}\n")
+    return "\n".join(lines) + "\n"
+
+
+def _time(seconds: float, mark: str) -> str:
+    minutes, rest = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import text_offsets
 from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.generation import Generation
-from octavo.server.logprobs import Position, completion_logprobs, token_text
-from octavo.server.responses.common import Usage
-from octavo.server.responses.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from octavo.server.logprobs import CompletionLogprobs, Position, completion_logprobs, token_text
+from octavo.server.responses.common import Generated, PromptLogprobsField, Usage
 from octavo.server.schema.completions import CompletionRequest
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """One completion, or what is new of it in a chunk of a stream."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobsField = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionResponse(Generated, kw_only=True):
+    """Response of `POST /v1/completions`, and each chunk of its stream."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
 
 
 class Completion(Generation):
