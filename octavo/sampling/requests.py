@@ -46,13 +46,13 @@ class PackedRequest:
         processors: tuple[LogitsProcessor, ...] = (),
         *,
         masks: MaskingProcessor | None = None,
-        has_other_filters: bool = False,
+        is_for_reference: bool = False,
     ) -> None:
         params = sequence.params
         self._masks = masks
         self._mask: NDArray[np.uint32] | None = None
-        self.has_other_filters = has_other_filters and not params.is_greedy
-        """Whether it needs filters that the compiled sampler does not implement."""
+        self.is_for_reference = is_for_reference
+        """Whether it needs filters or built-in processors that the compiled sampler does not implement."""
         self.processors = processors
         """The processors that this request needs before the compiled sampler."""
         # after a processor the logits are no longer the model's

@@ -35,7 +35,8 @@ _LARGEST_BY_STATUS = {_NOT_FINITE: (math.nan, math.nan), _ALL_BARRED: (0.0, -mat
 class NativeSampler:
     """A `Sampler` on the compiled library. `processors` act before those that are part of its call.
 
-    Rows with a filter that is not part of its call go through the reference.
+    Rows with a filter or a built-in processor that is not part of its call go through the reference, which applies all
+    of them in their order.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class NativeSampler:
     ) -> None:
         self._kernels = kernels
         built_in = default_processors()
-        self._processors = [each for each in (*processors, *built_in) if not isinstance(each, IN_THE_CALL)]
+        self._processors = [each for each in processors if not isinstance(each, IN_THE_CALL)]
+        self._other_built_in = [each for each in built_in if not isinstance(each, IN_THE_CALL)]
         self._masking = next((each for each in processors if isinstance(each, MaskingProcessor)), None)
         all_filters = (*default_filters(), *filters)
         self._other_filters = [each for each in all_filters if not isinstance(each, FILTERS_IN_THE_CALL)]
@@ -60,8 +62,8 @@ class NativeSampler:
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
         requests = [self._request_of(row, vocab_size) for row in rows]
-        if any(request.has_other_filters for request in requests):
-            return self._sample_apart(logits, rows, [request.has_other_filters for request in requests])
+        if any(request.is_for_reference for request in requests):
+            return self._sample_apart(logits, rows, [request.is_for_reference for request in requests])
         processed = process(logits, rows, requests) if self._processors else {}
         packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
         packed += [request.keys(row) for request, row in zip(requests, rows, strict=True)]
@@ -93,7 +95,7 @@ class NativeSampler:
         num_rows, vocab_size = logits.shape
         requests = [self._request_of(row, vocab_size) for row in rows]
         # a processor of another's making acts on log-probabilities too, and before the compiled ones
-        others = [place for place, request in enumerate(requests) if request.processors]
+        others = [place for place, request in enumerate(requests) if request.processors or request.is_for_reference]
         ranked = self._reference.rank(logits[others], *_chosen(others, rows, counts)) if others else []
         packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
         # the call changes the logits of the tokens whose scores the processors change
@@ -157,11 +159,16 @@ class NativeSampler:
         request = self._requests.get(sequence)
         if request is None:
             processors = tuple(each for each in self._processors if each.needs(sequence.params))
-            has_other_filters = any(each.needs(sequence.params) for each in self._other_filters)
+            is_filtered = any(each.needs(sequence.params) for each in self._other_filters)
+            is_processed = any(each.needs(sequence.params) for each in self._other_built_in)
             is_masked = self._masking is not None and self._masking.needs(sequence.params)
             masks = self._masking if is_masked else None
             request = self._requests[sequence] = PackedRequest(
-                sequence, vocab_size, processors, masks=masks, has_other_filters=has_other_filters
+                sequence,
+                vocab_size,
+                processors,
+                masks=masks,
+                is_for_reference=is_processed or (is_filtered and not sequence.params.is_greedy),
             )
         return request.for_row(row)
 

@@ -66,12 +66,30 @@ def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
         assert all(token_id % 2 == 0 for token_id in drawn) or row % 2
 
 
-def test_a_processor_that_is_built_in_but_not_compiled_acts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    built_in = default_processors()
-    monkeypatch.setattr("octavo.devices.cpu.sampler.default_processors", lambda: (*built_in, OnlyEven()))
-    rows = [sampling_row(seed=2, num_samples=20, temperature=3.0)]
-    (result,) = native().sample(make_logits(1), rows)
-    assert all(token.token_id % 2 == 0 for token in result.tokens)
+class Ascending(OnlyEven):
+    """Adds more to larger token ids."""
+
+    def apply(self, logits: Tensor) -> None:
+        for each in self._rows:
+            logits[each.row] += torch.linspace(0, 9, logits.shape[1])
+
+
+def test_a_processor_that_is_built_in_but_not_compiled_acts_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = (*default_processors(), Ascending())
+    monkeypatch.setattr("octavo.devices.cpu.sampler.default_processors", lambda: every)
+    prompt = tuple(range(100, 257))
+    rows = [
+        sampling_row(prompt=prompt, seed=seed, num_samples=20, repetition_penalty=1.8, temperature=temperature)
+        for seed, temperature in ((2, 3.0), (4, 0.0), (5, 3.0))
+    ]
+    found, expected = native(), ReferenceSampler(every)
+    for one, other in zip(found.sample(make_logits(3), rows), expected.sample(make_logits(3), rows), strict=True):
+        assert [each.token_id for each in one.tokens] == [each.token_id for each in other.tokens]
+    ranked = [sampler.rank(make_logits(3), rows, [3] * 3) for sampler in (found, expected)]
+    for one, other in zip(*ranked, strict=True):
+        assert one.candidates is not None
+        assert other.candidates is not None
+        assert list(one.candidates.top_ids) == list(other.candidates.top_ids)
 
 
 def test_errors_tell_what_the_model_did_from_what_processors_did() -> None:
