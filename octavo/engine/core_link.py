@@ -23,9 +23,8 @@ from octavo.core.authentication import GREETING_S, authenticate, introduce, keep
 from octavo.core.listening import Greetings, cut, in_time
 from octavo.core.messages import CoreFailed, FromCore, Shutdown
 from octavo.core.processes import report_failure
-from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import CoreServer, Inbox
+from octavo.engine.core_process import AnnouncedExecutor, CoreServer, Inbox
 from octavo.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:

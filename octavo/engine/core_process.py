@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -39,7 +40,7 @@ from octavo.core.messages import (
     Wake,
 )
 from octavo.core.processes import end_with, report_failure, run_reporting
-from octavo.engine.announced_executor import AnnouncedExecutor
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.control_calls import NOT_WAITED_FOR
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
@@ -47,6 +48,7 @@ from octavo.logging import set_up
 
 if TYPE_CHECKING:
     from octavo.engine.engine_core import EngineCore
+    from octavo.executor.executor import Executor
 
 STATS_INTERVAL_S: Final = 0.5
 """How often the state goes to the front while steps bring no output, as in a long prefill."""
@@ -77,6 +79,31 @@ Message = ToCore | CoreFailed | Wake | Callable[[], None]
 Inbox = SimpleQueue[Message]
 """What the core has to process: messages of its front, the death of a rank, news of KV transfers, and functions that
 run between steps."""
+
+
+class AnnouncedExecutor:
+    """Wraps the executor of a core, and sends before a step which requests it computes for the first time: if the step
+    ends the process, the front knows what ran in it."""
+
+    def __init__(self, core: EngineCore, send: Callable[[StepOutputs], None]) -> None:
+        self._core = core
+        self._executor = core.executor
+        self._send = send
+
+    @classmethod
+    def around(cls, core: EngineCore, send: Callable[[StepOutputs], None]) -> Executor:
+        """Return the executor of a core, announced."""
+        return cast("Executor", cls(core, send))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        if step.new_sequences:
+            groups = [self._core.scheduler.find(each.seq_id)[0] for each in step.new_sequences]
+            began = list(dict.fromkeys(group.request_id for group in groups if group is not None))
+            self._send(StepOutputs(outputs=[], stats=self._core.stats(), began=began))
+        return self._executor.submit(step)
 
 
 class CoreServer:
@@ -156,7 +183,7 @@ class CoreServer:
                     value = core.call(method, *arguments)
                 except (OctavoError, TypeError, ValueError) as error:
                     if method in _LOADING and call_id == NOT_WAITED_FOR:
-                        raise  # it would answer with other weights than those before it
+                        raise  # it would compute with other weights than those before it
                     self.send(CallResult(call_id=call_id, error=str(error)))
                 else:
                     self.send(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(value))))

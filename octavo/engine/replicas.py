@@ -31,8 +31,7 @@ from octavo.core.messages import (
 from octavo.engine.control_calls import LastingCalls, Replies, failure_of, merged
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.engine.dispatch import Dispatch, ToResume
-from octavo.engine.patience import Patience
+from octavo.engine.dispatch import Dispatch, Patience, ToResume
 from octavo.engine.replica import Replica, ReplicaState
 from octavo.engine.router import RoundRobin, Router, make_router
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest

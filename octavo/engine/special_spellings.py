@@ -2,7 +2,7 @@
 
 Before a conversation is rendered, each such spelling gets a cut behind its first character: a private character, which
 templates carry along whatever they trim, split or repeat. In the rendered text the cuts are taken out again, and their
-positions tell the tokenizer what no token may span. What the template itself writes has no cut.
+positions are what no token may span. What the template itself writes has no cut.
 
 Only the spellings of special tokens are cut. An added token that is not special, such as `<think>`, stays a token in
 what a message says, as in transformers and vLLM: templates split the messages of earlier turns at its text.

@@ -14,7 +14,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import LiveFeed
 from octavo.server.open_requests import OpenRequests
-from octavo.server.sending import LargeAnswers
+from octavo.server.sending import LargeResponses
 from octavo.server.served_models import ServedModels
 from octavo.server.texts import TextPolicy, Texts
 
@@ -40,7 +40,7 @@ class ServerContext:
 
     args: ServerArgs
     open_requests: OpenRequests = field(default_factory=OpenRequests)
-    large_answers: LargeAnswers = field(default_factory=LargeAnswers)
+    large_responses: LargeResponses = field(default_factory=LargeResponses)
     kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
     live: LiveFeed = field(default_factory=LiveFeed)
     created: int = field(default_factory=lambda: int(time()))

@@ -236,13 +236,13 @@ def document() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": endpoint.summary}
+    success: dict[str, Any] = {"description": endpoint.summary}
     if endpoint.response is not None:
-        answer["content"] = _json(endpoint.response)
+        success["content"] = _json(endpoint.response)
     error = error_kind(endpoint.path)
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
-        "responses": {"200": answer, "default": {"description": "an error", "content": _json(error)}},
+        "responses": {"200": success, "default": {"description": "an error", "content": _json(error)}},
         # for a scheme of the type http the list names what the sender must be allowed
         "security": [] if endpoint.is_open else [{"key": [] if endpoint.right is None else [endpoint.right.value]}],
     }

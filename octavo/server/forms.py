@@ -79,7 +79,7 @@ def _of_response_format(value: dict[str, Any]) -> StructuredOutputsParams:
             return StructuredOutputsParams(json_object=True)
         case "json_schema":
             described = value.get("json_schema")
-            # an answer without a schema is any JSON, as OpenAI has it where strict is off
+            # a response without a schema is any JSON, as OpenAI has it where strict is off
             schema = described.get("schema", {}) if isinstance(described, dict) else None
             if not isinstance(described, dict) or not isinstance(schema, dict):
                 raise InvalidRequest(

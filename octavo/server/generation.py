@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 _UNIQUE_DIGITS: Final = 12
 _DIRECT_SEQUENCES: Final = 16
 """Streams of more sequences are sent by their tasks, which take turns."""
-_ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
+_ENGINE_ID: Final = re.compile(rf"(?P<response>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
 
 
 def is_about(request_id: str, asked: str) -> bool:
     """Return whether the engine's `request_id` is meant by what a client asked for: a response's id or the engine's."""
     found = _ENGINE_ID.fullmatch(request_id)
-    return request_id == asked or (found is not None and found["answer"] == asked)
+    return request_id == asked or (found is not None and found["response"] == asked)
 
 
 class EngineRequests:
@@ -279,7 +279,7 @@ class Generation(ABC):
             final = [last[index] for index in range(len(self.prompts))]
             if not is_large(final):
                 return json_response(self.whole(final))
-            body = await self.context.large_answers.build(lambda: encode(self.whole(final)))
+            body = await self.context.large_responses.build(lambda: encode(self.whole(final)))
             return Response(body, media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -292,7 +292,7 @@ class Generation(ABC):
                 self.count(index, output)
                 chunks = self.chunks(index, output)
                 if output.prompt_logprobs and is_large([output]):
-                    chunks = await self.context.large_answers.build(partial(list, chunks))
+                    chunks = await self.context.large_responses.build(partial(list, chunks))
                 for chunk in chunks:
                     yield self.event(encoder, chunk)
         for chunk in self.last_chunks():

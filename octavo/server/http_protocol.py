@@ -34,7 +34,7 @@ _LINGER_S: Final = 10.0
 """How long what a client sends is discarded, so that it can read its last response."""
 _SHORT_LINGER_S: Final = 0.2
 """How long that is when the server stops."""
-_UNREAD_ANSWER_S: Final = 120.0
+_UNREAD_RESPONSE_S: Final = 120.0
 """How long a client may leave a response unread that fills all buffers."""
 _HEALTH: Final = b"/health"
 
@@ -200,7 +200,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._disarm()
         if len(self.pipeline) >= _MOST_PIPELINED:
-            message = f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"
+            message = f"more than {_MOST_PIPELINED} requests were sent ahead of their responses"
             raise ApiError(429, message, code="too_many_requests_ahead")
         if (
             refusal := self._over_limit or self._forwarded.count(self.headers)
@@ -286,7 +286,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(_UNREAD_ANSWER_S, self.transport.abort)
+        self._write_timer = self.loop.call_later(_UNREAD_RESPONSE_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()

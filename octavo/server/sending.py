@@ -144,7 +144,7 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class LargeAnswers:
+class LargeResponses:
     """Builds large responses one after the other, in a thread."""
 
     def __init__(self) -> None:

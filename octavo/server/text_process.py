@@ -30,7 +30,7 @@ from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.decode import RequestBody, decode
 from octavo.server.errors import as_api_error
 from octavo.server.sounds import HEAR, hear
-from octavo.server.texts import AnswerRequest, Preparer, TextSetup, prepared
+from octavo.server.texts import Preparer, TextSetup, TokensRequest, prepared
 
 JOB_CPU_S: Final = 30.0
 """Processor time that one job may take."""
@@ -82,10 +82,10 @@ def work(connection: socket.socket, do: Callable[[str, bytes], bytes]) -> None:
     while (kind := frames.read(connection)) is not None and (body := frames.read(connection)) is not None:
         _end_when_closed(connection, True)
         signal.setitimer(signal.ITIMER_PROF, JOB_CPU_S)  # its signal ends the process, also inside a library
-        answer = _answer(do, kind.decode(), body)
+        result = _result(do, kind.decode(), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _end_when_closed(connection, False)
-        connection.sendall(frames.pack(answer))
+        connection.sendall(frames.pack(result))
 
 
 def _end_when_closed(connection: socket.socket, is_on: bool) -> None:
@@ -96,7 +96,7 @@ def _end_when_closed(connection: socket.socket, is_on: bool) -> None:
         sys.exit()  # it was closed before
 
 
-def _answer(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWorker:
+def _result(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWorker:
     try:
         return Done(do(kind, body))
     except MustReadElsewhere as error:
@@ -121,8 +121,8 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
         if kind.startswith(HEAR):
             return hear(kind.removeprefix(HEAR), body, setup.input.model.path)
         asked: RequestBody = decode(body, resolve_name(kind))
-        if isinstance(asked, AnswerRequest):
-            return msgspec.msgpack.encode(preparer.answer(asked))
+        if isinstance(asked, TokensRequest):
+            return msgspec.msgpack.encode(preparer.response(asked))
         return prepared(asked, preparer.prompts(asked), tools)
 
     if (process := os.fork()) == 0:

@@ -59,7 +59,7 @@ _PROMPTS: Final = ("prompt_embeds", "messages", "input", "prompt")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
-AnswerRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest | InputTokensRequest
+TokensRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest | InputTokensRequest
 """The requests whose response is about tokens alone."""
 
 
@@ -144,10 +144,10 @@ class Preparer:
             raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
         return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds is not False)
 
-    def answer(self, asked: AnswerRequest, limits: RenderLimits | None = None) -> Answered:
+    def response(self, asked: TokensRequest, limits: RenderLimits | None = None) -> TokensResponse:
         """Return the response of an endpoint about tokens. limits: what rendering may cost."""
         value = self._detokenized(asked) if isinstance(asked, DetokenizeRequest) else self._counted(asked, limits)
-        return Answered(asked.model, msgspec.json.encode(value))
+        return TokensResponse(asked.model, msgspec.json.encode(value))
 
     def _counted(
         self, asked: TokenizeRequest | CountTokensRequest | InputTokensRequest, limits: RenderLimits | None
@@ -225,7 +225,7 @@ class Preparer:
         return self.tools.render_chat(messages, options, limits)
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True):
+class TokensResponse(msgspec.Struct, frozen=True, array_like=True):
     """The model that a request about tokens names, and the response as JSON."""
 
     model: str | None
@@ -319,13 +319,13 @@ class Texts:
         done = _decoder(Prepared).decode(await self._elsewhere(request, kind, pieces))
         return _decoder(kind).decode(done.asked), await _prompts(done)
 
-    async def answer(self, request: Request, kind: type[AnswerRequest]) -> Answered:
+    async def respond(self, request: Request, kind: type[TokensRequest]) -> TokensResponse:
         """Return the response of an endpoint about tokens. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
-        if (here := await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.answer)) is not None:
+        if (here := await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.response)) is not None:
             return here[1]
-        answered: Answered = _decoder(Answered).decode(await self._elsewhere(request, kind, pieces))
-        return answered
+        response: TokensResponse = _decoder(TokensResponse).decode(await self._elsewhere(request, kind, pieces))
+        return response
 
     async def _here(
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]

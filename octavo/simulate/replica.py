@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreOutput, EngineCoreRequest, ToCore
-from octavo.engine.announced_executor import AnnouncedExecutor
+from octavo.engine.core_process import AnnouncedExecutor
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import CostModel

@@ -29,11 +29,12 @@ from octavo.core.processes import report_failure
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import Inbox, build_and_serve, serve_core
+from octavo.engine.core_process import AnnouncedExecutor, Inbox, build_and_serve, serve_core
 from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless, engine_config
 from tests.fakes.engine import make_core, run_alone
 from tests.fakes.engine import make_request as make_hash_request
+from tests.fakes.engine import run as run_core
 from tests.fakes.executor import HashExecutor
 from tests.fakes.prefix_source import ToySource
 from tests.fakes.served_core import served_core
@@ -278,3 +279,17 @@ def test_garbage_is_collected_once_the_core_is_there_and_never_among_what_was_lo
         command = [sys.executable, "-c", _COLLECTOR, str(theirs.fileno())]
         run = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.split()) == (0, ["False", "True", "True"]), run.stderr
+
+
+def test_requests_are_announced_before_the_step_that_begins_them() -> None:
+    core, said = make_core(), []
+
+    def say(message: StepOutputs) -> None:
+        assert not message.outputs
+        said.append((message.began, message.stats.num_steps))
+
+    core.executor = AnnouncedExecutor.around(core, say)
+    run_core(core, [make_hash_request("a", range(5), max_tokens=3), make_hash_request("b", range(30), max_tokens=3)])
+    assert said == [(["a"], 1), (["b"], 2)]
+    run_core(core, [make_hash_request("c", range(5), max_tokens=3)])
+    assert [began for began, _ in said[2:]] == [["c"]]

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine import patience, remote_replicas
+from octavo.engine import dispatch, remote_replicas
 from octavo.engine.core_link import Address
 from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
 from octavo.errors import ConfigError, EngineDeadError, EngineRestartingError
@@ -165,7 +165,7 @@ async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, mo
         waits.append(seconds)
         await turns[len(waits) - 1].wait()
 
-    monkeypatch.setattr(patience, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(dispatch, "asyncio", SimpleNamespace(sleep=sleep))
 
     async def error(llm: AsyncLLM) -> Any:
         [last] = [each async for each in llm.generate([1, 2, 3, 4], PARAMS) if each.finished]
@@ -175,7 +175,7 @@ async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, mo
         running = asyncio.create_task(error(llm))
         await until(lambda: llm.stats.num_running == 1)
         await only.end()
-        await until(lambda: waits == [patience.PATIENCE_S])
+        await until(lambda: waits == [dispatch.PATIENCE_S])
         waiting = asyncio.create_task(error(llm))
         await until(lambda: len(llm._client._dispatch.sent) == 2)
         turns[0].set()
@@ -185,7 +185,7 @@ async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, mo
         with pytest.raises(EngineRestartingError, match="the server has no engine"):
             await tokens(llm)
         assert not running.done()
-        assert waits == [patience.PATIENCE_S, 20.0 - patience.PATIENCE_S]
+        assert waits == [dispatch.PATIENCE_S, 20.0 - dispatch.PATIENCE_S]
         turns[1].set()
         assert await running == refused
         async with linked(make_slow_core, hello=DECODE, port=only.address.port):

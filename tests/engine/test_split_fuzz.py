@@ -11,7 +11,7 @@ import pytest
 
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreRequest, StepOutputs, StopSequence
 from octavo.core.outputs import RequestMetrics
-from octavo.engine.announced_executor import AnnouncedExecutor
+from octavo.engine.core_process import AnnouncedExecutor
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import Replicas
 from octavo.engine.router import LeastLoaded, RoundRobin

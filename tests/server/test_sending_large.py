@@ -12,7 +12,7 @@ from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.server.logprobs import CompletionLogprobs
 from octavo.server.responses.common import PromptTokensDetails, Usage
 from octavo.server.routes.completions import CompletionChoice, CompletionResponse
-from octavo.server.sending import SLICE, LargeAnswers, encode, is_large
+from octavo.server.sending import SLICE, LargeResponses, encode, is_large
 
 
 def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
@@ -67,7 +67,7 @@ def test_no_call_encodes_many_short_lists(num_choices: int, num_tokens: int, mon
         (2, 2, 3000, True),
     ],
 )
-def test_large_answers_are_those_of_many_tokens_or_many_logprobs(
+def test_large_responses_are_those_of_many_tokens_or_many_logprobs(
     num_prompt_tokens: int, num_tokens: int, num_logprobs: int, expected: bool
 ) -> None:
     position = {i: Logprob(-0.5, i + 1, "a") for i in range(num_logprobs)}
@@ -82,8 +82,8 @@ def test_large_answers_are_those_of_many_tokens_or_many_logprobs(
     assert is_large([output]) == expected
 
 
-def test_large_answers_are_built_in_a_thread() -> None:
+def test_large_responses_are_built_in_a_thread() -> None:
     async def run() -> None:
-        assert await LargeAnswers().build(threading.get_ident) != threading.get_ident()
+        assert await LargeResponses().build(threading.get_ident) != threading.get_ident()
 
     asyncio.run(run())

@@ -23,7 +23,7 @@ from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
 from octavo.server.text_pool import SHORT_JOB_BYTES, TextPool
-from octavo.server.texts import Answered, Prepared, TextPolicy, TextSetup, name_of
+from octavo.server.texts import Prepared, TextPolicy, TextSetup, TokensResponse, name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.fakes.image_host import image_host
@@ -85,7 +85,7 @@ def test_the_body_of_a_new_endpoint_needs_no_entry_anywhere(tmp_path: Path) -> N
 
 
 def answered(reply: bytes) -> Any:
-    return json.loads(msgspec.msgpack.decode(reply, type=Answered).body)
+    return json.loads(msgspec.msgpack.decode(reply, type=TokensResponse).body)
 
 
 def test_answers_about_tokens_are_made_there(tmp_path: Path) -> None:

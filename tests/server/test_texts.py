@@ -122,7 +122,7 @@ def test_no_body_holds_up_the_loop(tmp_path: Path) -> None:
         await reads.read(request({"prompt": "x" * INLINE_BYTES}), CompletionRequest)
         for name, (kind, make, field) in ATTACKS.items():
             asked = request(make())
-            job: Any = reads.answer(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
+            job: Any = reads.respond(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
             error, seconds = await longest_turn(job)
             assert isinstance(error, ApiError), name
             assert (error.status, error.param) == (400, field), name
@@ -162,10 +162,10 @@ def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> Non
             assert ids == [BOS, *b"[user]", *content.encode(), EOS, *b"[assistant]"]
             assert asked.temperature == 0.5
             if kind is MessagesRequest:
-                counted = await reads.answer(request({"messages": messages}), CountTokensRequest)
+                counted = await reads.respond(request({"messages": messages}), CountTokensRequest)
                 assert json.loads(counted.body) == {"input_tokens": len(ids)}
             if kind is ResponsesRequest:
-                counted = await reads.answer(request({"input": content}), InputTokensRequest)
+                counted = await reads.respond(request({"input": content}), InputTokensRequest)
                 assert json.loads(counted.body) == {"input_tokens": len(ids), "object": "response.input_tokens"}
 
     asyncio.run(run())
@@ -197,7 +197,7 @@ def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops(tmp_p
 
         reads.pool.run = stuck  # type: ignore[method-assign]
         asked = request({"prompt": "x" * 2 * INLINE_BYTES})
-        coroutine: Any = reads.answer(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
+        coroutine: Any = reads.respond(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
         job = asyncio.create_task(coroutine)
         await started.wait()
         reads._open_requests.end_all(shutting_down())
@@ -240,7 +240,7 @@ async def test_each_api_gives_templates_the_engines_values_unless_the_request_ha
 
     async def written(kind: Any, **fields: Any) -> str:
         if kind is TokenizeRequest:
-            answered = await prepared.answer(request(chat | fields), kind)
+            answered = await prepared.respond(request(chat | fields), kind)
             return bytes(json.loads(answered.body)["tokens"]).decode()
         body = {"input": "x" * padding} if kind is ResponsesRequest else chat | {"max_tokens": 1}
         _, [prompt] = await prepared.read(request(body | fields), kind)

@@ -93,7 +93,7 @@ class Infill(Generation):
         """Return what is said of a complete text; where some fields are asked for, those alone."""
         num_generated = self._num_sent[completion.index] + len(token_ids)
         word = completion.stop_reason
-        answer = InfillResponse(
+        response = InfillResponse(
             index=completion.index,
             content=text,
             tokens=token_ids if self.asked.return_tokens else [],
@@ -105,15 +105,15 @@ class Infill(Generation):
             stopping_word=word if isinstance(word, str) else "",
         )
         if output.metrics is not None:
-            answer.timings = Timings.of(output, output.metrics, num_generated)
-        return _picked(answer, self.asked.response_fields) if self.asked.response_fields else answer
+            response.timings = Timings.of(output, output.metrics, num_generated)
+        return _picked(response, self.asked.response_fields) if self.asked.response_fields else response
 
 
-def _picked(answer: InfillResponse, fields: Sequence[str]) -> dict[str, Any]:
+def _picked(response: InfillResponse, fields: Sequence[str]) -> dict[str, Any]:
     """Return the fields that there are; a slash leads into an object."""
     found = {}
     for field in fields:
-        value: Any = msgspec.to_builtins(answer)
+        value: Any = msgspec.to_builtins(response)
         for step in field.split("/"):
             value = value.get(step) if isinstance(value, dict) else None
         if value is not None:

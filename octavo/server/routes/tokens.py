@@ -9,7 +9,7 @@ from octavo.server.context import ServerContext
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
-from octavo.server.texts import AnswerRequest
+from octavo.server.texts import TokensRequest
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
@@ -32,8 +32,8 @@ async def input_tokens(context: ServerContext, request: Request) -> Response:
     return await _respond(context, request, InputTokensRequest)
 
 
-async def _respond(context: ServerContext, request: Request, kind: type[AnswerRequest]) -> Response:
+async def _respond(context: ServerContext, request: Request, kind: type[TokensRequest]) -> Response:
     """Return the response to a request about tokens, which an adapter does not change. Raises ApiError 404."""
-    answered = await context.texts.answer(request, kind)
-    await context.models.adapter(answered.model)
-    return Response(answered.body, media_type="application/json")
+    response = await context.texts.respond(request, kind)
+    await context.models.adapter(response.model)
+    return Response(response.body, media_type="application/json")

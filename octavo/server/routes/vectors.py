@@ -202,7 +202,7 @@ def _endpoint(
                 found = [last[index] for index in range(len(prompts))]
                 model, labels = context.models.name(asked.model), context.llm.input.vectors.checked(None).labels
                 done = _Done(requests.id, request.url.path, model, labels, found)
-                body = await context.large_answers.build(lambda: encode(make(asked, done)))
+                body = await context.large_responses.build(lambda: encode(make(asked, done)))
             return Response(body, media_type="application/json")
 
         return respond
