@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from octavo.core.request_options import BatchKeywords
+from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from octavo.errors import CheckpointError, InvalidRequest
 from octavo.gguf.reader import is_gguf
@@ -21,7 +22,6 @@ from octavo.gguf.reader import is_gguf
 if TYPE_CHECKING:
     import jinja2
 
-    from octavo.engine.template_budget import RenderLimits
     from octavo.engine.template_sandbox import TemplateSandbox
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -106,8 +106,6 @@ class ChatTemplate:
         InvalidRequest, which names the message or has what the template complains about, and TemplateTooExpensive.
         """
         import jinja2
-
-        from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 
         options = options or ChatOptions()
         if options.add_generation_prompt and options.continue_final_message:

@@ -43,12 +43,11 @@ from octavo.core.processes import end_with, report_failure, run_reporting
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.control_calls import NOT_WAITED_FOR
 from octavo.errors import OctavoError
-from octavo.executor.executor import import_ahead
+from octavo.executor.executor import Executor, import_ahead
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
     from octavo.engine.engine_core import EngineCore
-    from octavo.executor.executor import Executor
 
 STATS_INTERVAL_S: Final = 0.5
 """How often the state goes to the front while steps bring no output, as in a long prefill."""

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from octavo.config.explain import MemoryPlan
+from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
@@ -37,10 +38,6 @@ from octavo.scheduler.draft_choices import NotedChoices
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculation import Speculation
-
-if TYPE_CHECKING:
-    from octavo.config.schema import EngineConfig, ModelConfig
-
 
 _LAST_SAVES_S: Final = 5.0
 """How long the end of an engine may wait for blocks that are being saved."""

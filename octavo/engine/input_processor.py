@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,14 +22,12 @@ from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message, no_template
+from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import FOR_VECTORS, VectorInput, pair_of
 from octavo.errors import ContextTooLong, InvalidRequest
 from octavo.multimodal.parts import without_media
 from octavo.multimodal.reader import MediaReader, placeholders
-
-if TYPE_CHECKING:
-    from octavo.engine.template_budget import RenderLimits
 
 PrefixLike = PromptLike | Sequence[Message]
 """What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import NoReturn, cast
 
 from octavo import logging as octavo_logging
+from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.engine.hub_client import HubClient
+from octavo.engine.replicas import Replicas
 from octavo.errors import OctavoError
 from octavo.server.api_servers import Setup
 from octavo.server.app import loading_app
 from octavo.server.serving import serve_on
 from octavo.server.sockets import bind
-
-if TYPE_CHECKING:
-    from octavo.config.schema import EngineConfig
-    from octavo.engine.replicas import Replicas
 
 
 def main() -> int:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.config.server_args import ServerArgs
+from octavo.core.adapter import LoRARequest
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import LiveFeed
 from octavo.server.open_requests import OpenRequests
@@ -20,8 +22,6 @@ from octavo.server.texts import TextPolicy, Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.config.schema import EngineConfig, ModelConfig
-    from octavo.core.adapter import LoRARequest
     from octavo.engine.metric_views import Counts
     from octavo.server.tracing import Tracer
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing, contextmanager
 from functools import partial
 from time import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import msgspec
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
+from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
@@ -34,9 +35,6 @@ from octavo.server.rate_limits import Meter
 from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, is_large
-
-if TYPE_CHECKING:
-    from octavo.core.adapter import LoRARequest
 
 _UNIQUE_DIGITS: Final = 12
 _DIRECT_SEQUENCES: Final = 16
@@ -172,13 +170,14 @@ class UsageCounts:
 class Generation(ABC):
     """One request for generated text, from its prompts to its response. Each API has a subclass with its structs.
 
-    kind: the struct of its body. id_prefix: what its ids begin with. end_of_stream: what follows the last chunk of a
-    stream. field_names: what the client calls a field that the engine knows by another name, for the messages of
-    errors. Raises ApiError 404 for the model, and InvalidRequest.
+    kind: the struct of its body. id_prefix: what its ids begin with. chunk_kind: that of chunks with choices.
+    end_of_stream: what follows the last chunk of a stream. field_names: what the client calls a field that the engine
+    knows by another name, for the messages of errors. Raises ApiError 404 for the model, and InvalidRequest.
     """
 
     kind: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
+    chunk_kind: ClassVar[type[msgspec.Struct]]
     end_of_stream: ClassVar[bytes] = DONE
 
     def __init__(
@@ -220,9 +219,17 @@ class Generation(ABC):
     def chunks(self, index: int, output: RequestOutput) -> Iterable[Any]:
         """Return the chunks of a stream for an output of prompt `index`."""
 
-    @abstractmethod
     def last_chunks(self) -> Iterable[msgspec.Struct]:
-        """Return the chunks that follow the last output."""
+        """Return the chunks that follow the last output: one with the usage, where that is asked for."""
+        return [self.chunk([])] if self.asked.wants_usage_chunk else []
+
+    def chunk(self, choices: list[Any]) -> msgspec.Struct:
+        """Return a chunk with these choices, or without any the last one, which has the usage. In streams that end with
+        it the usage of other chunks is null, unless each has it."""
+        usage: Usage | UnsetType | None = None if self.asked.wants_usage_chunk else UNSET
+        if self.asked.wants_usage_always or not choices:
+            usage = self.usage()
+        return self.chunk_kind(**self.frame, choices=choices, usage=usage)
 
     def event(self, encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
         """Return the event of a chunk."""
@@ -245,12 +252,6 @@ class Generation(ABC):
         if not details:
             return usage
         return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(**details))
-
-    def usage_of_chunk(self) -> Usage | UnsetType | None:
-        """Return the usage field of a chunk: null in streams that end with the usage, unless each chunk has it."""
-        if self.asked.wants_usage_always:
-            return self.usage()
-        return None if self.asked.wants_usage_chunk else UNSET
 
     def token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
         """Return the token ids of a choice where the request asks for them."""

@@ -20,6 +20,7 @@ import uvloop
 
 from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
+from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import ConfigError
@@ -33,7 +34,6 @@ from octavo.server.sockets import listening, load_certificate, stop_listening, t
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.config.schema import EngineConfig
 
 logger = logging.getLogger(__name__)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.format import CallFormat, Format
 from octavo.server.formats.marks import Mark
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.tools import Tool
-
-if TYPE_CHECKING:
-    from octavo.engine.tokenizer import Tokenizer
 
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LENIENT: Final = {**_STRICT, "lenient": True}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.custom import CustomInputs
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
@@ -21,9 +22,7 @@ from octavo.server.formats.parser import OutputParser
 from octavo.server.forms import warn_once
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.shim import as_json
-
-if TYPE_CHECKING:
-    from octavo.engine.tokenizer import Tokenizer
+from octavo.structured_output.grammars import check_grammar
 
 _TAIL_TOKENS: Final = 16
 """Tokens in which a mark of reasoning is looked for."""
@@ -103,7 +102,6 @@ class ModelFormat:
             )
         if not asked.constrains_calls:
             return
-        from octavo.structured_output.grammars import check_grammar
 
         form = call_form(self.format, asked, self.tokenizer)
         try:
@@ -271,7 +269,6 @@ class _Choice:
 
 def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
     """Return the error of calls whose grammar cannot be used: that of the first tool whose schema is to blame."""
-    from octavo.structured_output.grammars import check_grammar
 
     for index, tool in enumerate(asked.tools or []):
         function, is_custom = tool.function, tool.custom is not None

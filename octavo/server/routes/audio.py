@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
@@ -26,9 +27,6 @@ from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
 from octavo.server.sounds import HeardSound, log_mel, read_sound
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
-
-if TYPE_CHECKING:
-    from octavo.core.adapter import LoRARequest
 
 _TIMED: Final = ("verbose_json", "srt", "vtt")
 

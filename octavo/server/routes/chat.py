@@ -120,6 +120,7 @@ class ChatCompletion(Turn):
 
     kind = ChatCompletionRequest
     id_prefix = "chatcmpl-"
+    chunk_kind = ChatCompletionChunk
     _has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
@@ -142,7 +143,7 @@ class ChatCompletion(Turn):
             response.prompt_token_ids = output.prompt_token_ids
         return response
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[ChatCompletionChunk]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[Struct]:
         if not self._has_begun:
             self._has_begun = True
             yield from self._first_chunks(output)
@@ -172,7 +173,7 @@ class ChatCompletion(Turn):
             tool_calls=calls or UNSET,
         )
 
-    def _first_chunks(self, output: RequestOutput) -> Iterator[ChatCompletionChunk]:
+    def _first_chunks(self, output: RequestOutput) -> Iterator[Struct]:
         """Yield the role of each choice. A beam search may find fewer than n, and returns all of them at once."""
         num_found = len(output.outputs) if self.params.use_beam_search else self.params.n
         for index in range(num_found):
@@ -186,14 +187,8 @@ class ChatCompletion(Turn):
             if echoed := self.asked.echoed_text:
                 yield self._chunk(index, Delta(content=echoed))
 
-    def _chunk(self, index: int, delta: Delta, **fields: Any) -> ChatCompletionChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, **fields)
-        return ChatCompletionChunk(**self.frame, choices=[choice], usage=self.usage_of_chunk())
-
-    def last_chunks(self) -> list[ChatCompletionChunk]:
-        if not self.asked.wants_usage_chunk:
-            return []
-        return [ChatCompletionChunk(**self.frame, choices=[], usage=self.usage())]
+    def _chunk(self, index: int, delta: Delta, **fields: Any) -> Any:
+        return self.chunk([ChatChunkChoice(index=index, delta=delta, **fields)])
 
 
 def _delta(event: OutputEvent) -> Delta | None:

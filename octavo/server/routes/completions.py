@@ -46,6 +46,7 @@ class Completion(Generation):
 
     kind = CompletionRequest
     id_prefix = "cmpl-"
+    chunk_kind = CompletionResponse
     asked: CompletionRequest
 
     def sampling_params(self) -> SamplingParams:
@@ -83,23 +84,15 @@ class Completion(Generation):
                 choices.append(choice)
         return CompletionResponse(**self.frame, choices=choices, usage=self.usage())
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[CompletionResponse]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[Struct]:
         for completion in output.outputs:
             choice = self._choice(index, output, completion)
             if choice.text or choice.logprobs or choice.token_ids or choice.prompt_token_ids:
-                yield self._chunk(choice)
+                yield self.chunk([choice])
             if completion.finish_reason is not None:
                 reason, stop_reason = self._finish(completion)
                 last = CompletionChoice(index=choice.index, text="", finish_reason=reason, stop_reason=stop_reason)
-                yield self._chunk(last)
-
-    def _chunk(self, choice: CompletionChoice) -> CompletionResponse:
-        return CompletionResponse(**self.frame, choices=[choice], usage=self.usage_of_chunk())
-
-    def last_chunks(self) -> list[CompletionResponse]:
-        if not self.asked.wants_usage_chunk:
-            return []
-        return [CompletionResponse(**self.frame, choices=[], usage=self.usage())]
+                yield self.chunk([last])
 
     def _finish(self, completion: CompletionOutput) -> tuple[str | None, int | str | None]:
         return ("length", None) if self.echoes_only else (completion.finish_reason, completion.stop_reason)

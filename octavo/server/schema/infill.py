@@ -8,11 +8,9 @@ from msgspec import Struct
 
 from octavo.core.prompt import Prompt
 from octavo.engine.fill_in import fill_in_prompt
+from octavo.engine.input_processor import InputProcessor
 from octavo.server.decode import Int, Refused
 from octavo.server.schema.common import GenerationRequest
-
-if TYPE_CHECKING:
-    from octavo.engine.input_processor import InputProcessor
 
 _ELSEWHERE: Final = Refused("POST /v1/completions has it", harmless=(False, 0))
 _NAMES: Final = {"max_tokens": "n_predict", "n": "n_cmpl", "repetition_penalty": "repeat_penalty"}

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
 
 from octavo.core.pooling import CLASSIFY, EMBED, PoolingParams
 from octavo.core.prompt import Prompt
+from octavo.engine.input_processor import InputProcessor
 from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, Int, RequestBody, TokenId
 from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
-
-if TYPE_CHECKING:
-    from octavo.engine.input_processor import InputProcessor
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
