@@ -17,7 +17,7 @@ function setTheme(theme) {
 
 async function askForKey(failure) {
   const dialog = byId("key-dialog");
-  if (failure) byId("key-reason").textContent = failure.message;
+  byId("key-reason").textContent = failure && keyOf() ? failure.message : "";
   byId("key").value = "";
   if (!dialog.open) dialog.showModal();
   dialog.returnValue = "";
@@ -58,7 +58,6 @@ async function start() {
   setTheme(localStorage.getItem("octavo-theme") ?? "auto");
   byId("theme").onclick = () =>
     setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
-  byId("key-button").onclick = () => askForKey();
   byId("key-button").classList.toggle("set", keyOf() !== "");
   byId("key").onkeydown = (event) => {
     if (event.key !== "Enter") return;
@@ -83,6 +82,10 @@ async function start() {
   const showEngine = startEngine(byId("engine"));
   const show = () => showView(playground, settings, showEngine);
   addEventListener("hashchange", show);
+  byId("key-button").onclick = async () => {
+    await askForKey();
+    show(); // what the key before was refused
+  };
   show();
   let models = null;
   while (models === null) {

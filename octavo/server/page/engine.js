@@ -13,6 +13,7 @@ const swatch = (number) => {
   return node;
 };
 const short = (id) => id.replace(/^(chatcmpl|cmpl)-/, "").replace(/-\d+-[0-9a-f]{12}$/, "").slice(0, 14);
+const readable = (because) => because.replace(/\S+-\d+-[0-9a-f]{12}\b/g, short);
 
 /** Start the view. Returns `show(isShown)`: the stream is open only while it is shown and the tab is visible. */
 export function startEngine(panel) {
@@ -21,6 +22,7 @@ export function startEngine(panel) {
   let isShown = false;
   let chosen = null; // [replica, request id]
   let only = ""; // the replica that is shown alone
+  let hovered = { map: "", place: 0 }; // the block below the pointer
   const note = el("p", { class: "note", role: "status" }, "Connecting…");
   const views = el("div", { class: "cores" });
   panel.replaceChildren(el("h2", { class: "hidden" }, "Engine"), note, views);
@@ -65,20 +67,23 @@ export function startEngine(panel) {
     for (const cell of map.cells) counts[KINDS.indexOf(kindOf(cell))]++;
     const legend = KINDS.map((kind, place) => (counts[place] || place < 3) && el("li", {}, el("i", { class: `swatch k${place}` }), `${kind} ${counts[place].toLocaleString("en")}`));
     const title = `KV blocks${map.tier === "host" ? " on the host" : ""}${map.group ? `, group ${map.group}` : ""}`;
+    const key = `${number}-${i}`;
     const about = el("span", { class: "about-cell" });
-    const canvas = el("canvas", { "data-map": `${number}-${i}`, role: "img", "aria-label": `${title}: ${KINDS.map((kind, place) => `${counts[place]} ${kind}`).join(", ")}` });
+    const tell = () => {
+      const [{ place }, cell] = [hovered, map.cells[hovered.place]];
+      const owner = cores.get(number)?.requests.get(ownerOf(cell ?? 0));
+      const isOver = hovered.map === key && cell !== undefined;
+      about.textContent = isOver ? `block ${place + 1}: ${kindOf(cell)}${owner ? `, ${short(owner.request_id)}` : ""}` : "";
+    };
+    tell();
+    const canvas = el("canvas", { "data-map": key, role: "img", "aria-label": `${title}: ${KINDS.map((kind, place) => `${counts[place]} ${kind}`).join(", ")}` });
     const cellAt = (event) => {
       const { side, columns } = canvas.grid;
       const box = canvas.getBoundingClientRect();
       return Math.floor((event.clientY - box.top) / side) * columns + Math.floor((event.clientX - box.left) / side);
     };
-    canvas.addEventListener("mousemove", (event) => {
-      const place = cellAt(event);
-      const cell = map.cells[place];
-      const owner = cores.get(number)?.requests.get(ownerOf(cell ?? 0));
-      if (cell !== undefined) about.textContent = `block ${place + 1}: ${kindOf(cell)}${owner ? `, ${short(owner.request_id)}` : ""}`;
-    });
-    canvas.addEventListener("mouseleave", () => (about.textContent = ""));
+    canvas.addEventListener("mousemove", (event) => tell((hovered = { map: key, place: cellAt(event) })));
+    canvas.addEventListener("mouseleave", () => tell((hovered = { map: "", place: 0 })));
     canvas.addEventListener("click", (event) => {
       const owner = cores.get(number)?.requests.get(ownerOf(map.cells[cellAt(event)] ?? 0));
       if (owner) choose(number, owner.request_id);
@@ -88,7 +93,7 @@ export function startEngine(panel) {
 
   function drawMap(canvas, map, core) {
     const plain = KINDS.map((_, place) => getComputedStyle(views.querySelector(`.probe.k${place}`)).backgroundColor);
-    const { side, columns, rows } = (canvas.grid = gridOf(map.cells.length, canvas.parentNode.clientWidth));
+    const { side, columns, rows } = (canvas.grid = gridOf(map, canvas.parentNode.clientWidth));
     const scale = devicePixelRatio;
     canvas.width = columns * side * scale;
     canvas.height = rows * side * scale;
@@ -97,7 +102,7 @@ export function startEngine(panel) {
     const context = canvas.getContext("2d");
     context.scale(scale, scale);
     const isChosenOpen = [...core.requests.values()].some((each) => each.request_id === chosen?.[1]);
-    map.cells.forEach((cell, i) => {
+    map.cells.subarray(0, rows * columns).forEach((cell, i) => {
       const [kind, owner] = [KINDS.indexOf(kindOf(cell)), ownerOf(cell)];
       const [x, y, inner] = [(i % columns) * side, Math.floor(i / columns) * side, side - 1];
       const isDim = isChosenOpen && owner && core.requests.get(owner)?.request_id !== chosen[1];
@@ -147,7 +152,7 @@ export function startEngine(panel) {
     const row = el("tr", { class: isChosen ? "chosen" : "" }, el("td", {}, mark, name), el("td", {}, state), cells.map((text) => el("td", { class: "number" }, text)));
     if (!isChosen) return [row];
     const why = core.decisions.filter((each) => each.request_id === request.request_id && each.because);
-    const all = [...events, ...why.map((each) => [each.time, `${each.kind}: ${each.because}`])].sort((a, b) => a[0] - b[0]);
+    const all = [...events, ...why.map((each) => [each.time, `${each.kind}: ${readable(each.because)}`])].sort((a, b) => a[0] - b[0]);
     const items = all.map(([at, event], i) => el("li", {}, el("span", { class: "when" }, i ? `+${duration(at - events[0][0])}` : "0"), el("span", {}, event)));
     return [row, el("tr", { class: "timeline" }, el("td", { colspan: 7 }, el("ol", { "aria-label": `Timeline of ${request.request_id}` }, items)))];
   }
@@ -156,7 +161,7 @@ export function startEngine(panel) {
     const items = core.decisions.slice(-60).reverse().map((each) => {
       const steps = each.last_step > each.step ? ` for ${each.last_step - each.step + 1} steps` : "";
       const name = button(short(each.request_id), () => choose(number, each.request_id), { "data-key": `d${number}-${each.step}-${each.kind}-${each.request_id}` });
-      return el("li", {}, el("span", { class: "when" }, `${duration(Math.max(0, core.at - each.time))} ago`), el("span", {}, name, el("b", {}, each.kind.replace("_", " ")), `${steps}${each.because ? `: ${each.because}` : ""}`));
+      return el("li", {}, el("span", { class: "when" }, `${duration(Math.max(0, core.at - each.time))} ago`), el("span", {}, name, el("b", {}, each.kind.replace("_", " ")), `${steps}${each.because ? `: ${readable(each.because)}` : ""}`));
     });
     return el("section", {}, el("div", { class: "head" }, el("h4", {}, "Decisions")), items.length ? el("ol", { class: "decisions" }, items) : el("p", { class: "none" }, "No decision yet."));
   }

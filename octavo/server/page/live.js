@@ -42,6 +42,7 @@ export function applyLive(cores, event) {
 function applyMap(maps, { tier, group, num_blocks: size, runs }) {
   let map = maps.find((each) => each.tier === tier && each.group === group);
   if (!map) maps.push((map = { tier, group, cells: new Uint32Array(size) }));
+  if (size === 0 && tier === "host") return void map.cells.fill(0); // unused for now: what is below it stays in its place
   if (size === 0) maps.splice(maps.indexOf(map), 1);
   if (map.cells.length !== size) map.cells = new Uint32Array(size);
   for (const [first, count, cell] of runs) map.cells.fill(cell, first, first + count);
@@ -100,9 +101,14 @@ export function linePoints(values, width, height) {
   return values.map((value, i) => `${x(i).toFixed(1)},${(height - (value / most) * height).toFixed(1)}`).join(" ");
 }
 
-/** Return the side of a cell and the number of columns for blocks that fill a width: large where there are few. */
-export function gridOf(numBlocks, width) {
-  const side = Math.max(4, Math.min(14, Math.floor(Math.sqrt((width * 260) / Math.max(1, numBlocks)))));
+const MAP_HEIGHT = 300;
+
+/** Return the side of a cell, and columns and rows for a map that fills a width: cells are large where blocks are few. Free blocks
+ * behind the last one in use have cells as far as the map needs no scrolling; on the host, none. */
+export function gridOf({ tier, cells }, width) {
+  const side = Math.max(tier === "host" ? 8 : 4, Math.min(14, Math.floor(Math.sqrt((width * 260) / Math.max(1, cells.length)))));
   const columns = Math.max(1, Math.floor(width / side));
-  return { side, columns, rows: Math.ceil(numBlocks / columns) };
+  const least = tier === "host" ? 1 : Math.floor(MAP_HEIGHT / side);
+  const used = Math.ceil((cells.findLastIndex((cell) => cell !== 0) + 1) / columns);
+  return { side, columns, rows: Math.min(Math.ceil(cells.length / columns), Math.max(least, used)) };
 }

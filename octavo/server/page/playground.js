@@ -8,11 +8,24 @@ import { startTokenCard } from "./tokens.js";
 
 /** Return the property by which a button of a turn keeps the focus when the log is made anew. */
 const keyed = (name, index) => ({ "data-key": `${name}-${index}` });
+const KEPT = "octavo-conversations-1"; // another number where turns get other fields
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
+
+/** Return the conversations of this tab, which outlive a reload of the page. */
+function keptConversations() {
+  const kept = JSON.parse(sessionStorage.getItem(KEPT)) ?? { chat: [], completion: [] };
+  const versions = Object.values(kept).flat().flatMap((turn) => turn.versions ?? []);
+  for (const version of versions) version.endedAt ??= 0; // the reload has stopped it
+  addEventListener("pagehide", () => {
+    sessionStorage.removeItem(KEPT); // where there is no room for all, nothing older comes back
+    sessionStorage.setItem(KEPT, JSON.stringify(kept));
+  });
+  return kept;
+}
 
 /** Start the view. `settings` is what makeSettings returns, `modelOf` returns the chosen model. */
 export function startPlayground(settings, modelOf) {
-  const conversations = { chat: [], completion: [] };
+  const conversations = keptConversations();
   let mode = "chat";
   let running = null;
   const [log, prompt, status] = [byId("log"), byId("prompt"), byId("status")];
@@ -176,7 +189,8 @@ export function startPlayground(settings, modelOf) {
     const turn = (turns()[index] ??= { role: "assistant", versions: [], chosen: 0 });
     if (turns().length > index + 1) cut(index + 1);
     const asked = turns()[index - 1];
-    const first = { ...emptyVersion(), text: prefix, tokens, startedAt: performance.now() };
+    const model = byId("model").length > 1 ? modelOf() : "";
+    const first = { ...emptyVersion(), model, text: prefix, tokens, startedAt: performance.now() };
     const versions = [first];
     turn.chosen = turn.versions.push(first) - 1;
     const own = (running = { abort: new AbortController(), turn, mode });
@@ -198,7 +212,7 @@ export function startPlayground(settings, modelOf) {
       if (!isStopped) first.error = error.message;
       else if (!running) say("stopped");
     }
-    for (const version of versions) version.endedAt = performance.now();
+    for (const version of versions) Object.assign(version, { model, endedAt: performance.now() });
     byId("announcement").textContent = `${NAMES.assistant}: ${first.text}`;
     turn.versions.push(...versions.slice(1));
     if (running === own) setRunning(false);

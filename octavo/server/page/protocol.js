@@ -168,11 +168,11 @@ export function duration(seconds) {
   return seconds < 100 ? `${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
 }
 
-/** Return what is under a finished answer: tokens, speed, time to the first token, tokens from the cache. The speed is the
+/** Return what is under a finished answer: the model where there are several, tokens, speed, time to the first token, tokens from the cache. The speed is the
  * engine's: chunks of a stream come together when the browser or the network is slower. */
-export function summaryOf({ error, finish, usage, startedAt, firstAt, endedAt }) {
+export function summaryOf({ model, error, finish, usage, startedAt, firstAt, endedAt }) {
   if (endedAt == null) return "";
-  const parts = [];
+  const parts = model ? [model] : [];
   const count = usage?.completion_tokens;
   if (usage) parts.push(`${usage.prompt_tokens} + ${count} tokens`);
   if (usage?.prompt_tokens_details?.cached_tokens) parts.push(`${usage.prompt_tokens_details.cached_tokens} from the cache`);

@@ -17,6 +17,8 @@ test("events add up to the state", () => {
   assert.equal(core.samples.at(-1).generated, 20);
   applyLive(cores, change({ time: 2, requests: { 1: null }, maps: [{ tier: "device", group: 0, num_blocks: 0, runs: [] }] }));
   assert.deepEqual(core.maps, []);
+  for (const [num_blocks, runs] of [[3, [[1, 2, 10]]], [0, []]]) applyLive(cores, change({ maps: [{ tier: "host", group: 0, num_blocks, runs }] }));
+  assert.deepEqual([...core.maps[0].cells], [0, 0, 0], "a host that is unused for now stays in its place");
   assert.deepEqual([...core.requests.keys()], [2]);
   applyLive(cores, { cores: { 0: null } });
   assert.equal(cores.size, 0);
@@ -46,7 +48,12 @@ test("rows, lines and grids", () => {
   assert.equal(describeRow({ start: 0, tokens: 4, samples: 0 }), "positions 0 to 3, a piece of the prompt");
   assert.equal(linePoints([0, 2], 79, 20), "78.0,20.0 79.0,0.0");
   for (const [blocks, width] of [[8, 300], [16384, 1200], [200000, 350]]) {
-    const { side, columns, rows } = gridOf(blocks, width);
+    const cells = new Uint32Array(blocks);
+    const free = gridOf({ tier: "device", cells }, width);
+    assert.ok(free.rows * free.side <= 300, "a map of free blocks is not scrolled");
+    assert.equal(gridOf({ tier: "host", cells }, width).rows, 1);
+    cells[blocks - 1] = 1;
+    const { side, columns, rows } = gridOf({ tier: "device", cells }, width);
     assert.ok(side >= 4 && columns * side <= width && columns * rows >= blocks);
   }
   assert.notEqual(hueOf(1), hueOf(2));
