@@ -5,9 +5,10 @@ Ranks share the heads, and keys and queries with them, as they share those of at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.core.model_shape import State
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
-from octavo.layers.layer import CachedLayer, Layer, TensorSlot
+from octavo.layers.layer import Binding, CachedLayer, Layer, TensorSlot
 from octavo.layers.linear import Pick, PickedLinear, joined_linear
 from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import TensorSpec
@@ -78,14 +79,26 @@ class ConvolutionSizes:
 
 
 class ShortConvolution(Layer):
-    """A causal convolution of each channel, stored as [channels, 1, taps]; `own` are this rank's channels, in order."""
+    """A causal convolution of each channel, stored as [channels, 1, taps]; `own` are this rank's channels, in order.
 
-    def __init__(self, channels: int, own: Sequence[slice], taps: int, *, bias: bool) -> None:
+    `reads` names tensors beside the layer that hold so many of the channels each; else one tensor holds all.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        own: Sequence[slice],
+        taps: int,
+        *,
+        bias: bool,
+        reads: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        assert not (bias and reads), "no family has biases in several tensors"
         super().__init__()
         count = sum(each.stop - each.start for each in own)
         self.weight = nn.Parameter(torch.empty(taps, count), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(count), requires_grad=False) if bias else None
-        self._channels, self._own = channels, own
+        self._channels, self._own, self._reads = channels, own, reads
 
     def forward(
         self, x: Tensor, states: Tensor, metadata: AttentionMetadata, gates: tuple[Tensor, Tensor] | None = None
@@ -95,10 +108,33 @@ class ShortConvolution(Layer):
         return out
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        first, beside = 0, path.removesuffix(path.rpartition(".")[2])
+        for name, count in self._reads.items():
+            placed = self._placed(first, count)
+            fill, parts = partial(self._fill_part, placed), tuple((rows,) for rows, _ in placed)
+            yield TensorSlot(f"{beside}{name}.weight", (count, 1, len(self.weight)), fill, parts=parts)
+            first += count
+        if self._reads:
+            return
         for name, _ in self.named_parameters(recurse=False):
             inner = (1, self.weight.shape[0]) if name == "weight" else ()
             parts = tuple((each,) for each in self._own)
             yield TensorSlot(f"{path}.{name}", (self._channels, *inner), partial(self._fill, name), parts=parts)
+
+    def _placed(self, first: int, count: int) -> list[tuple[slice, int]]:
+        """Return this rank's rows of a tensor of the `count` channels from `first` on, and their places."""
+        found, target = [], 0
+        for own in self._own:
+            start, stop = max(own.start, first), min(own.stop, first + count)
+            if start < stop:
+                found.append((slice(start - first, stop - first), target + start - own.start))
+            target += own.stop - own.start
+        return found
+
+    def _fill_part(self, placed: Sequence[tuple[slice, int]], stored: Tensor) -> None:
+        room = self.room("weight", stored.device)
+        for rows, target in placed:
+            room[:, target : target + rows.stop - rows.start].copy_(stored[rows].squeeze(1).t())
 
     def _fill(self, name: str, stored: Tensor) -> None:
         own = torch.cat([stored[each] for each in self._own])
@@ -160,24 +196,46 @@ class RecurrentLayer(CachedLayer):
         return {name: TensorSpec(tuple(parameter.shape), torch.float32) for name, parameter in own}
 
 
+def convolution(sizes: RecurrentSizes, mesh: Mesh, reads: Mapping[str, int]) -> ShortConvolution:
+    """Make the convolution of queries, keys and values. reads: as of `ShortConvolution`."""
+    keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
+    values = sizes.rows(mesh, of_keys=False, width=sizes.value_dim, start=2 * sizes.key_size)
+    channels = keys(), keys(start=sizes.key_size), values
+    return ShortConvolution(sizes.channels, channels, sizes.taps, bias=False, reads=reads)
+
+
 class GatedDeltaNet(RecurrentLayer):
     """The gated delta rule behind a short convolution, and a gated norm of each head.
 
-    `picks` makes the picks of the input's projection: queries, keys, values, gate, beta, step.
+    `picks` makes the picks of the input's projection: queries, keys, values, gate, beta, step. `factor`: of beta's
+    sigmoid. `convolutions` names the tensors of the convolution with their channels, where there are several.
     """
 
-    def __init__(self, sizes: RecurrentSizes, hidden: int, eps: float, mesh: Mesh, picks: Sequence[Pick]) -> None:
+    def __init__(
+        self,
+        sizes: RecurrentSizes,
+        hidden: int,
+        eps: float,
+        mesh: Mesh,
+        picks: Sequence[Pick],
+        *,
+        factor: float = 1.0,
+        convolutions: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         super().__init__(("A_log", "dt_bias"), sizes.heads, sizes.rows(mesh, of_keys=False))
         self.sizes = own = sizes.share(mesh)
         self.in_proj = PickedLinear(hidden, picks)
-        keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
-        values = sizes.rows(mesh, of_keys=False, width=sizes.value_dim, start=2 * sizes.key_size)
-        channels = keys(), keys(start=sizes.key_size), values
-        self.conv1d = ShortConvolution(sizes.channels, channels, sizes.taps, bias=False)
-        dim = sizes.value_dim
-        self.norm = GatedNorm(dim, slice(0, dim), dim, eps, is_gate_first=False)
+        self.conv1d = convolution(sizes, mesh, convolutions)
+        dim, self._factor = sizes.value_dim, factor
+        self.gated_norm = GatedNorm(dim, slice(0, dim), dim, eps, is_gate_first=False)
         self.out_proj = joined_linear(sizes.value_size, hidden, mesh)
         self._tail = (own.taps - 1) * own.channels
+
+    def bind(self, binding: Binding) -> None:
+        """Store the operators, and the factor for each head."""
+        super().bind(binding)
+        ones = torch.ones(self.sizes.heads, device=binding.device)
+        self._factors = () if self._factor == 1.0 else (ones * self._factor,)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -190,10 +248,9 @@ class GatedDeltaNet(RecurrentLayer):
         q, k, v = torch.split(mixed, [own.key_size, own.key_size, own.value_size], dim=1)
         q, k = (each.view(tokens, own.key_heads, own.key_dim) for each in (q, k))
         v = v.view(tokens, own.heads, own.value_dim)
-        out = self.ops.gated_delta_rule(
-            q, k, v, step, beta, (self.A_log, self.dt_bias), states[:, self._tail :], metadata
-        )
-        projected: Tensor = self.out_proj(self.norm(out.view(tokens, -1), gate))
+        numbers = self.A_log, self.dt_bias, *self._factors
+        out = self.ops.gated_delta_rule(q, k, v, step, beta, numbers, states[:, self._tail :], metadata)
+        projected: Tensor = self.out_proj(self.gated_norm(out.view(tokens, -1), gate))
         return projected
 
 

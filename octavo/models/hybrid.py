@@ -13,7 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, shown
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.layer import Layer
 from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, RecurrentSizes
 from octavo.models.blocks import GatedDecoder, RotaryAttention
@@ -83,6 +83,21 @@ def read_kinds(
     if len(found) > MOST_LAYERS:
         raise c.error("layer_types", f"at most {MOST_LAYERS} layers")
     return tuple(found)
+
+
+def stored_convolutions(c: Checkpoint, sizes: RecurrentSizes) -> dict[str, int]:
+    """Return the tensors of the convolution of queries, keys and values, and the channels of each.
+
+    A release has a tensor for each of the three; transformers joins them, and cuts what it writes into thirds.
+    """
+    names, counts = [f"{each}_conv1d" for each in "qkv"], [sizes.key_size, sizes.key_size, sizes.value_size]
+    try:
+        tensors = c.tensors
+    except CheckpointError:
+        tensors = {}  # a config without weights may be read, too; loading them tells what is wrong
+    shapes = {name.split(".")[-2]: tensor.shape for name, tensor in tensors.items() if "_conv1d." in name}
+    found = [shapes[name][0] for name in names if len(shapes.get(name, ())) == 3]
+    return dict(zip(names, found if len(found) == 3 and sum(found) == sizes.channels else counts, strict=True))
 
 
 def mamba2(c: HybridConfig, mesh: Mesh, options: MambaOptions) -> Mamba2:

@@ -26,7 +26,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
     """
 
     RECURRENT_NAME = "linear_attn"
-    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
+    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert", "gated_norm": "norm"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:

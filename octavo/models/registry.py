@@ -79,6 +79,7 @@ _FILES: Final = {
     "llama4": ("Llama4",),
     "mamba": ("Bamba", "FalconH1", "Mamba2", "NemotronH"),
     "mixtures": ("FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
+    "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     "whisper": ("Whisper",),

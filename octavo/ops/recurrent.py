@@ -9,7 +9,8 @@ a step up. Everything goes token by token, so that a cut of a prompt changes no 
 `states` is float32 [blocks, values], a part of the layer's cache, which is updated in place.
 
 Sources: Yang, Kautz and Hatamizadeh, "Gated Delta Networks", https://arxiv.org/abs/2412.06464; Dao and Gu,
-"Transformers are SSMs" (Mamba2), https://arxiv.org/abs/2405.21060.
+"Transformers are SSMs" (Mamba2), https://arxiv.org/abs/2405.21060; decays of rows: Kimi Team, "Kimi Linear",
+https://arxiv.org/abs/2510.26692.
 """
 
 from __future__ import annotations
@@ -86,26 +87,32 @@ def gated_delta_rule(
     value: Tensor,
     step: Tensor,
     beta: Tensor,
-    numbers: tuple[Tensor, Tensor],
+    numbers: tuple[Tensor, ...],
     states: Tensor,
     metadata: TokenRows,
 ) -> Tensor:
     """Return `S^T query / sqrt(key_dim)` of every head [tokens, heads, value_dim], after S of each token is
 
-    `decay · S + key (sigmoid(beta) · (value - decay · S^T key))^T`, decay being `exp(-exp(decay_log) · softplus(step +
-    step_bias))`. query and key [tokens, key_heads, key_dim] are brought to length 1, and each serves as many heads as
-    there are for it; value is [tokens, heads, value_dim], step and beta are [tokens, heads], and `numbers` decay_log
-    and step_bias, float32 [heads]. A state is S [heads, key_dim, value_dim].
+    `decay · S + key (factor · sigmoid(beta) · (value - (decay · S)^T key))^T`, decay being `exp(-exp(decay_log) ·
+    softplus(step + step_bias))`. query and key [tokens, key_heads, key_dim] are brought to length 1, and each serves as
+    many heads as there are for it; value is [tokens, heads, value_dim], step and beta are [tokens, heads]. `numbers`
+    are decay_log, step_bias and factor, float32 [heads]; the last one is 1 unless given. With step [tokens, heads ·
+    key_dim] and step_bias [heads · key_dim] each row of S has a decay of its own. A state is S [heads, key_dim,
+    value_dim].
     """
     heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    repeats = heads // key_heads
+    repeats, (decay_log, step_bias, *factors) = heads // key_heads, numbers
+    decay_log = decay_log.repeat_interleave(step.shape[1] // heads)
 
     def advance(token: int, state: Tensor) -> Tensor:
         q, k = (_of_length_one(each[token].float()).repeat_interleave(repeats, 0) for each in (query, key))
-        kept = state.view(heads, key_dim, value_dim) * _decay(step[token], *numbers)[1][:, None, None]
+        kept = state.view(heads, key_dim, value_dim) * _decay(step[token], decay_log, step_bias)[1].view(heads, -1, 1)
         change = value[token].float() - (kept * k[:, :, None]).sum(1)
-        kept = kept + k[:, :, None] * (change * torch.sigmoid(beta[token].float())[:, None])[:, None]
+        opened = torch.sigmoid(beta[token].float())
+        for factor in factors:
+            opened = opened * factor
+        kept = kept + k[:, :, None] * (change * opened[:, None])[:, None]
         out[token] = (kept * (q * key_dim**-0.5)[:, :, None]).sum(1)
         return kept.flatten()
 
@@ -222,7 +229,7 @@ def convolution_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 def delta_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Yield heads that share keys, and columns that fill no vector."""
+    """Yield heads that share keys, columns that fill no vector, and each with factors and decays of rows."""
     for key_heads, heads, key_dim, value_dim in ((2, 4, 8, 12), (1, 2, 64, 80)):
         for states, metadata in _example_rows(heads * key_dim * value_dim):
             tokens = sum(metadata.query_lengths)
@@ -230,14 +237,17 @@ def delta_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             parts = torch.split(_normal(tokens, sum(sizes)).to(dtype), sizes, dim=1)
             step, beta = _normal(tokens, 2 * heads).to(dtype).chunk(2, dim=1)
             counts = key_heads, key_heads, heads
-            views = (part.view(tokens, count, -1) for part, count in zip(parts, counts, strict=True))
+            views = [part.view(tokens, count, -1) for part, count in zip(parts, counts, strict=True)]
             yield *views, step, beta, (_normal(heads), _normal(heads + 1)[:heads]), states, metadata
+            steps, biases = _normal(tokens, heads * key_dim).to(dtype), _normal(heads * key_dim)
+            yield *views, steps, beta, (_normal(heads), biases, _normal(heads).abs()), states, metadata
 
 
 def mamba2_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Yield the same with limits of the time step."""
-    for q, k, v, step, _, (decay_log, step_bias), states, metadata in delta_examples(dtype):
-        yield q, k, v, step, (decay_log, step_bias, step_bias * 0.5), (0.1, 1.5), states, metadata
+    for q, k, v, step, _, (decay_log, step_bias, *others), states, metadata in delta_examples(dtype):
+        if not others:
+            yield q, k, v, step, (decay_log, step_bias, step_bias * 0.5), (0.1, 1.5), states, metadata
 
 
 def gated_norm_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:

@@ -64,7 +64,7 @@ def test_a_cut_changes_no_bit(name: str, source: Ops, dtype: torch.dtype) -> Non
     operator = getattr(source, name)
     examples = [each for each in EXAMPLES[name](dtype) if each[0].shape[0] >= LENGTH]
     assert examples
-    for arguments in examples[:2]:
+    for arguments in examples:
         whole, states = run(operator, arguments, [LENGTH])
         assert whole.isfinite().all()
         assert states.isfinite().all()

@@ -377,6 +377,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"num_key_value_heads": 2}),
     "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        "OlmoHybridForCausalLM",
+        {
+            **{name: value for name, value in _QWEN_LINEAR.items() if name != "head_dim"},
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
     "olmoe": (
         "OlmoeConfig",
         "OlmoeForCausalLM",

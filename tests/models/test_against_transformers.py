@@ -160,6 +160,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", {}),
     "nemotron_h with latent experts": ("nemotron_h", {"moe_latent_size": 20}),
     "nemotron_h with latent experts and biases": ("nemotron_h", {"moe_latent_size": 20, "mlp_bias": True}),
+    "olmo_hybrid": ("olmo_hybrid", {}),
+    "olmo_hybrid with rotation and decays alone": (
+        "olmo_hybrid",
+        {"rope_parameters": LLAMA3, "linear_allow_neg_eigval": False, "attention_bias": True},
+    ),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "opt without biases": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),

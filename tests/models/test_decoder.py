@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": ("granite", {"tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
+    "olmo_hybrid": ("olmo_hybrid", {}),
     "phi": ("phi", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "gpt2": ("gpt2", {}),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from octavo.errors import CheckpointError, UnsupportedModel
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_layout_with_images
@@ -69,6 +70,21 @@ def test_gemma_3n_as_the_hub_has_it(tmp_path: Path) -> None:
     absent |= dict.fromkeys(("altup_num_inputs", "altup_active_idx", "altup_correct_scale", "final_logit_softcapping"))
     older = {"rope_theta": 5e5, "rope_local_base_freq": 3e3, "intermediate_size": [56] * 12}
     to_layout_with_images(path, "Gemma3nForConditionalGeneration", **absent, **older)
+    assert torch.equal(logits(path), expected)
+
+
+def test_olmo_hybrid_as_the_hub_has_it(tmp_path: Path) -> None:
+    """A convolution for each projection and two names of norms; transformers writes thirds, and these names alone."""
+    path = make_checkpoint("olmo_hybrid", tmp_path)
+    expected = logits(path)
+    tensors, changes = load_file(path / "model.safetensors"), {}
+    for layer in (0, 2):
+        name = f"model.layers.{layer}.linear_attn.{{}}_conv1d.weight"
+        whole = torch.cat([tensors[name.format(each)] for each in "qkv"])
+        changes |= {name.format(each): part for each, part in zip("qkv", whole.split([16, 16, 48]), strict=True)}
+    written = "model.layers.1.feedforward_layer_norm.weight"
+    changes["model.layers.1.post_attention_layernorm.weight"] = tensors[written]
+    edit_tensors(path, remove=(written,), **changes)
     assert torch.equal(logits(path), expected)
 
 

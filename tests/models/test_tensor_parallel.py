@@ -65,6 +65,7 @@ FAMILIES |= {
     "nemotron": ("nemotron", {}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
+    "olmo_hybrid": ("olmo_hybrid", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "qwen3_moe": ("qwen3_moe", {}),
     "falcon_h1": ("falcon_h1", {}),

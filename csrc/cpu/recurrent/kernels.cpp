@@ -102,6 +102,8 @@ struct HeadInputs {
   alignas(64) float queries[kRunTokens][kMostKeyDim];
   float decays[kRunTokens];
   float factors[kRunTokens];  // of u
+  alignas(64) float key_decays[kRunTokens][kMostKeyDim];  // of each row of the matrix, where they have their own
+  alignas(64) float faded_keys[kRunTokens][kMostKeyDim];  // keys times these
 };
 
 template <class Element>
@@ -118,6 +120,22 @@ float scale_to_one(const Element* x, int dim) {
   return 1.0f / __builtin_sqrtf(squares + 1e-6f);
 }
 
+// softplus(x) within the limits.
+inline float step_of(const Recurrence& a, float x) {
+  const float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
+  return step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
+}
+
+template <class Element>
+void read_key_decays(const Recurrence& a, const Element* steps, int head, const float* key, float* decays, float* faded) {
+  const std::int64_t first = static_cast<std::int64_t>(head) * a.key_dim;
+  const float rate = -__builtin_expf(a.decay_log[head]);
+  for (int i = 0; i < a.key_dim; ++i) {
+    decays[i] = __builtin_expf(rate * step_of(a, to_float(steps[first + i]) + a.step_bias[first + i]));
+    faded[i] = decays[i] * key[i];
+  }
+}
+
 template <class Element>
 void read_head(const Recurrence& a, int head, std::int64_t first, int tokens, HeadInputs& in) {
   const std::int64_t key_first = static_cast<std::int64_t>(head / (a.heads / a.key_heads)) * a.key_dim;
@@ -125,16 +143,19 @@ void read_head(const Recurrence& a, int head, std::int64_t first, int tokens, He
     const std::int64_t token = first + t;
     const Element* key = static_cast<const Element*>(a.key) + token * a.key_stride + key_first;
     const Element* query = static_cast<const Element*>(a.query) + token * a.query_stride + key_first;
-    const float raw = to_float(static_cast<const Element*>(a.step)[token * a.step_stride + head]) + a.step_bias[head];
-    float step = raw > 20.0f ? raw : __builtin_log1pf(__builtin_expf(raw));
-    step = step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
-    in.decays[t] = __builtin_expf(-__builtin_expf(a.decay_log[head]) * step);
+    const Element* steps = static_cast<const Element*>(a.step) + token * a.step_stride;
+    float step = 0.0f;
+    if (!a.decays_by_key) {
+      step = step_of(a, to_float(steps[head]) + a.step_bias[head]);
+      in.decays[t] = __builtin_expf(-__builtin_expf(a.decay_log[head]) * step);
+    }
     if (a.beta) {
       const float beta = to_float(static_cast<const Element*>(a.beta)[token * a.beta_stride + head]);
-      in.factors[t] = 1.0f / (1.0f + __builtin_expf(-beta));
+      in.factors[t] = (a.skip ? a.skip[head] : 1.0f) / (1.0f + __builtin_expf(-beta));
       widen_row(key, a.key_dim, scale_to_one(key, a.key_dim), in.keys[t]);
       widen_row(query, a.key_dim, scale_to_one(query, a.key_dim) / __builtin_sqrtf(static_cast<float>(a.key_dim)),
                 in.queries[t]);
+      if (a.decays_by_key) read_key_decays(a, steps, head, in.keys[t], in.key_decays[t], in.faded_keys[t]);
     } else {
       in.factors[t] = step;
       widen_row(key, a.key_dim, 1.0f, in.keys[t]);
@@ -144,7 +165,7 @@ void read_head(const Recurrence& a, int head, std::int64_t first, int tokens, He
 }
 
 // Sums over rows in two turns, even and odd ones, so that no addition waits for the one before.
-template <class Element, bool kIsDelta>
+template <class Element, bool kIsDelta, bool kByKey>
 void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int64_t first, int tokens, int column,
                    float* state) {
   for (int t = 0; t < tokens; ++t) {
@@ -152,7 +173,7 @@ void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int
     const Element* value = static_cast<const Element*>(a.value) + (first + t) * a.value_stride + place;
     Element* out = static_cast<Element*>(a.out) + (first + t) * a.heads * a.value_dim + place;
     const Floats decay = all(in.decays[t]);
-    const float *key = in.keys[t], *query = in.queries[t];
+    const float *key = in.keys[t], *query = in.queries[t], *faded = kByKey ? in.faded_keys[t] : key;
     Floats values[kColumnVectors], updates[kColumnVectors], sums[2][kColumnVectors];
     int counts[kColumnVectors];
     for (int v = 0; v < kColumnVectors; ++v) {
@@ -165,10 +186,11 @@ void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int
       for (int i = 0; i < a.key_dim; i += 2)
         for (int parity = 0; parity < 2; ++parity)
           for (int v = 0; v < kColumnVectors; ++v)
-            sums[parity][v] = fma(load(state + (i + parity) * kColumns + v * kLanes), all(key[i + parity]), sums[parity][v]);
+            sums[parity][v] =
+                fma(load(state + (i + parity) * kColumns + v * kLanes), all(faded[i + parity]), sums[parity][v]);
       for (int v = 0; v < kColumnVectors; ++v) {
-        const Floats kept = mul(decay, add(sums[0][v], sums[1][v]));
-        updates[v] = mul(all(in.factors[t]), sub(values[v], kept));
+        const Floats sum = add(sums[0][v], sums[1][v]);
+        updates[v] = mul(all(in.factors[t]), sub(values[v], kByKey ? sum : mul(decay, sum)));
         sums[0][v] = sums[1][v] = zero();
       }
     } else {
@@ -178,13 +200,14 @@ void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int
       for (int parity = 0; parity < 2; ++parity)
         for (int v = 0; v < kColumnVectors; ++v) {
           float* at = state + (i + parity) * kColumns + v * kLanes;
-          const Floats next = fma(all(key[i + parity]), updates[v], mul(decay, load(at)));
+          const Floats fade = kByKey ? all(in.key_decays[t][i + parity]) : decay;
+          const Floats next = fma(all(key[i + parity]), updates[v], mul(fade, load(at)));
           store(at, next);
           sums[parity][v] = fma(next, all(query[i + parity]), sums[parity][v]);
         }
     for (int v = 0; v < kColumnVectors; ++v) {
       Floats sum = add(sums[0][v], sums[1][v]);
-      if (a.skip) sum = fma(all(a.skip[head]), values[v], sum);
+      if (!kIsDelta && a.skip) sum = fma(all(a.skip[head]), values[v], sum);
       if (counts[v]) store_some(out + v * kLanes, sum, counts[v]);
     }
   }
@@ -200,7 +223,7 @@ void for_chunk_rows(const Recurrence& a, int column, const Copy& copy) {
     }
 }
 
-template <class Element, bool kIsDelta>
+template <class Element, bool kIsDelta, bool kByKey = false>
 void recur_of(const Recurrence& a, int row_index, int head, int begin, int end) {
   const StateRow row(a.rows, row_index);
   if (row.count == 0) return;
@@ -223,7 +246,7 @@ void recur_of(const Recurrence& a, int row_index, int head, int begin, int end) 
           store(state + near, from && count ? load_some(from + far, count) : zero());
         });
       }
-      advance_chunk<Element, kIsDelta>(a, in, head, row.first_token + done, tokens, column, state);
+      advance_chunk<Element, kIsDelta, kByKey>(a, in, head, row.first_token + done, tokens, column, state);
       if (target) {
         float* to = target + head * head_floats;
         for_chunk_rows(a, column, [&](std::int64_t far, int near, int count) {
@@ -235,11 +258,15 @@ void recur_of(const Recurrence& a, int row_index, int head, int begin, int end) 
   }
 }
 
+template <class Element>
+void recur_in(const Recurrence& a, int row, int head, int begin, int end) {
+  if (!a.beta) return recur_of<Element, false>(a, row, head, begin, end);
+  a.decays_by_key ? recur_of<Element, true, true>(a, row, head, begin, end)
+                  : recur_of<Element, true>(a, row, head, begin, end);
+}
+
 void recur(const Recurrence& a, int row, int head, int begin, int end) {
-  if (a.type == Type::float32)
-    a.beta ? recur_of<float, true>(a, row, head, begin, end) : recur_of<float, false>(a, row, head, begin, end);
-  else
-    a.beta ? recur_of<bf16, true>(a, row, head, begin, end) : recur_of<bf16, false>(a, row, head, begin, end);
+  a.type == Type::float32 ? recur_in<float>(a, row, head, begin, end) : recur_in<bf16>(a, row, head, begin, end);
 }
 
 template <class Element>

@@ -42,6 +42,28 @@ void run_recurrence(Cpu& cpu, const Recurrence& a, const RecurrentKernels& kerne
   });
 }
 
+template <bool kDecaysByKey>
+void bind_recurrence(nb::class_<Cpu>& cpu, const char* name, const char* text) {
+  cpu.def(
+      name,
+      [](Cpu& cpu, Address query, Address key, Address value, Address step, Address beta, Address decay_log,
+         Address step_bias, Address skip, Address out, std::int64_t query_stride, std::int64_t key_stride,
+         std::int64_t value_stride, std::int64_t step_stride, std::int64_t beta_stride, int heads, int key_heads,
+         int key_dim, int value_dim, float least_step, float most_step, int type, Address states,
+         std::int64_t block_stride, Address query_starts, Address sequence_lengths, Address block_tables,
+         std::int64_t table_stride, int rows, int block_size) {
+        const Recurrence a{pointer(query), pointer(key), pointer(value), pointer(step), pointer(beta),
+                           pointer<float>(decay_log), pointer<float>(step_bias), pointer<float>(skip), pointer(out),
+                           query_stride, key_stride, value_stride, step_stride, beta_stride, heads, key_heads, key_dim,
+                           value_dim, least_step, most_step, kDecaysByKey, static_cast<Type>(type),
+                           {pointer<float>(states), block_stride, pointer<std::int32_t>(query_starts),
+                            pointer<std::int32_t>(sequence_lengths), pointer<std::int32_t>(block_tables), table_stride,
+                            rows, block_size}};
+        cpu.submit([&cpu, a, &kernels = recurrent_kernels(cpu.level)] { run_recurrence(cpu, a, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(), text);
+}
+
 }  // namespace
 
 void bind_recurrent(nb::class_<Cpu>& cpu) {
@@ -59,25 +81,10 @@ void bind_recurrent(nb::class_<Cpu>& cpu) {
         cpu.submit([&cpu, a, &kernels = recurrent_kernels(cpu.level)] { run_convolution(cpu, a, kernels); });
       },
       nb::call_guard<nb::gil_scoped_release>(), "Causal convolution of each channel, behind the inputs in the states.");
-  cpu.def(
-      "recurrence",
-      [](Cpu& cpu, Address query, Address key, Address value, Address step, Address beta, Address decay_log,
-         Address step_bias, Address skip, Address out, std::int64_t query_stride, std::int64_t key_stride,
-         std::int64_t value_stride, std::int64_t step_stride, std::int64_t beta_stride, int heads, int key_heads,
-         int key_dim, int value_dim, float least_step, float most_step, int type, Address states,
-         std::int64_t block_stride, Address query_starts, Address sequence_lengths, Address block_tables,
-         std::int64_t table_stride, int rows, int block_size) {
-        const Recurrence a{pointer(query), pointer(key), pointer(value), pointer(step), pointer(beta),
-                           pointer<float>(decay_log), pointer<float>(step_bias), pointer<float>(skip), pointer(out),
-                           query_stride, key_stride, value_stride, step_stride, beta_stride, heads, key_heads, key_dim,
-                           value_dim, least_step, most_step, static_cast<Type>(type),
-                           {pointer<float>(states), block_stride, pointer<std::int32_t>(query_starts),
-                            pointer<std::int32_t>(sequence_lengths), pointer<std::int32_t>(block_tables), table_stride,
-                            rows, block_size}};
-        cpu.submit([&cpu, a, &kernels = recurrent_kernels(cpu.level)] { run_recurrence(cpu, a, kernels); });
-      },
-      nb::call_guard<nb::gil_scoped_release>(),
+  bind_recurrence<false>(
+      cpu, "recurrence",
       "A decaying sum of outer products, read by queries: the gated delta rule, or without `beta` Mamba2.");
+  bind_recurrence<true>(cpu, "recurrence_by_key", "The gated delta rule with a decay for each element of keys.");
   cpu.def(
       "gated_rms_norm",
       [](Cpu& cpu, Address x, Address gate, Address weight, Address out, std::int64_t x_stride, std::int64_t gate_stride,

@@ -44,8 +44,9 @@ constexpr int kMostKeyDim = 256;
 
 // For each head: S = decay * S + key (x) u, out = S^T query + skip * value. A state is S [heads, key_dim, value_dim].
 //   step  = softplus(step + step_bias) within the limits, decay = e^(-e^decay_log * step)
-//   delta rule: u = sigmoid(beta) * (value - decay * S^T key), with key and query of length 1, the query times
-//               1 / sqrt(key_dim)
+//   delta rule: u = factor * sigmoid(beta) * (value - (decay * S)^T key), with key and query of length 1, the query
+//               times 1 / sqrt(key_dim); rows of S may have decays of their own, then with step [tokens, heads, key_dim]
+//               and step_bias [heads, key_dim]
 //   Mamba2:     u = step * value
 struct Recurrence {
   const void* query;  // [tokens, key_heads, key_dim]; tokens of all inputs lie their strides apart
@@ -55,11 +56,12 @@ struct Recurrence {
   const void* beta;   // [tokens, heads] for the delta rule, else null
   const float* decay_log;  // [heads]
   const float* step_bias;  // [heads]
-  const float* skip;       // [heads], or null
+  const float* skip;       // [heads], or null; for the delta rule the factors, or null for 1
   void* out;               // [tokens, heads, value_dim], dense
   std::int64_t query_stride, key_stride, value_stride, step_stride, beta_stride;
   int heads, key_heads, key_dim, value_dim;
   float least_step, most_step;
+  bool decays_by_key;  // for the delta rule alone
   Type type;
   StateRows rows;
 };

@@ -41,6 +41,13 @@ def delta_rule(ops: Ops, step: Step) -> Tensor:
     return ops.gated_delta_rule(q, k, v, numbers[:, 0], numbers[:, 1], heads, states, rows)
 
 
+def delta_rule_with_decays_of_rows(ops: Ops, step: Step) -> Tensor:
+    (q, k, v, numbers), states, rows = step
+    heads = torch.tensor([0.2, -0.3]), torch.linspace(-1.0, 1.0, 18), torch.tensor([2.0, 1.0])
+    steps = torch.cat((q.flatten(1), k.flatten(1)), 1)
+    return ops.gated_delta_rule(q, k, v, steps, numbers[:, 1], heads, states, rows)
+
+
 def mamba2(ops: Ops, step: Step) -> Tensor:
     (q, k, v, numbers), states, rows = step
     heads = torch.tensor([0.2, -0.3]), torch.tensor([0.5, 0.1]), torch.tensor([2.0, 1.0])
@@ -71,7 +78,7 @@ def run(compute: Callable[[Ops, Step], Tensor], cuts: Sequence[tuple[int, int]],
     return [*(torch.cat(each) for each in found), states[1:]]
 
 
-@pytest.mark.parametrize("compute", [convolution, delta_rule, mamba2])
+@pytest.mark.parametrize("compute", [convolution, delta_rule, delta_rule_with_decays_of_rows, mamba2])
 def test_a_cut_of_a_prompt_changes_no_bit(compute: Callable[[Ops, Step], Tensor]) -> None:
     whole = run(compute, [LENGTHS])
     cut = run(compute, [(1, 1), (6, 1), (1, 3), (3, 1)])

@@ -47,18 +47,20 @@ def make_short_convolution(runtime: CpuRuntime) -> Callable[..., Tensor]:
 def _recurrence(runtime: CpuRuntime, inputs: tuple[Tensor | None, ...], vectors: tuple[Tensor | None, ...]) -> Any:
     """Return a function of limits, states and metadata that runs the kernel; None where it lacks these sizes.
 
-    inputs: query, key, value, step, beta. vectors: decay_log, step_bias, skip.
+    inputs: query, key, value, step, beta. vectors: decay_log, step_bias, skip or factors.
     """
-    _, key, value, _, _ = inputs
+    _, key, value, step, _ = inputs
     assert key is not None
     assert value is not None
+    assert step is not None
     dtype, (tokens, heads, value_dim), (_, key_heads, key_dim) = value.dtype, value.shape, key.shape
     if dtype not in FLOAT_TYPES or key_dim % 2 or key_dim > _MOST_KEY_DIM or key_dim * value_dim > _MOST_HEAD_FLOATS:
         return None
     out = runtime.empty((tokens, heads, value_dim), dtype)
+    kernel = runtime.cpu.recurrence if step.shape[1] == heads else runtime.cpu.recurrence_by_key
 
     def run(limits: tuple[float, float], states: Tensor, metadata: reference.TokenRows) -> Tensor:
-        runtime.cpu.recurrence(
+        kernel(
             *(_address(each) for each in (*inputs, *vectors, out)),
             *(0 if each is None else each.stride(0) for each in inputs),
             *(heads, key_heads, key_dim, value_dim, *limits, TYPE_CODES[dtype]),
@@ -74,7 +76,7 @@ def make_gated_delta_rule(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
     def gated_delta_rule(*arguments: Any) -> Tensor:
         *inputs, numbers, states, metadata = arguments
-        run = _recurrence(runtime, tuple(inputs), (*numbers, None))
+        run = _recurrence(runtime, tuple(inputs), (*numbers, None)[:3])
         if run is None:
             return reference.gated_delta_rule(*arguments)
         out: Tensor = run(reference.NO_LIMITS, states, metadata)

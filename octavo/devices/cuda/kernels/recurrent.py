@@ -113,11 +113,11 @@ def recurrence(
     query_stride, key_stride, value_stride, step_stride, beta_stride, out_stride, block_stride, table_stride,
     repeats, least, most,
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr,
-    IS_DELTA: tl.constexpr,
+    IS_DELTA: tl.constexpr, HAS_FACTORS: tl.constexpr, DECAYS_BY_KEY: tl.constexpr,
 ):  # fmt: skip
     """Go through the tokens of a row with BV columns of a head's matrix: the gated delta rule, or Mamba2's scan.
 
-    repeats: heads that share a head of keys and queries.
+    repeats: heads that share a head of keys and queries. skip: of the delta rule its factors, where it has some.
     """
     first, count, context, block = _row(starts, lengths, tables, table_stride, BLOCK)
     head = tl.program_id(1)
@@ -128,19 +128,29 @@ def recurrence(
     state = tl.zeros([D, BV], tl.float32)
     if context > 0:
         state = tl.load(own + block * block_stride, mask=inside, other=0.0)
-    log, bias = tl.load(decay_log + head), tl.load(step_bias + head)
+    log = tl.load(decay_log + head)
+    if DECAYS_BY_KEY:
+        bias = tl.load(step_bias + head * DIM + d, mask=of_key, other=0.0)
+    else:
+        bias = tl.load(step_bias + head)
     shared = head // repeats * DIM + d
     for done in range(count):
         token = (first + done).to(tl.int64)
         q = tl.load(query + token * query_stride + shared, mask=of_key, other=0.0).to(tl.float32)
         k = tl.load(key + token * key_stride + shared, mask=of_key, other=0.0).to(tl.float32)
         v = tl.load(value + token * value_stride + head * VALUE + column, mask=of_value, other=0.0).to(tl.float32)
-        dt, decay = _step_and_decay(tl.load(step + token * step_stride + head).to(tl.float32), log, bias, least, most)
-        state = state * decay
+        if DECAYS_BY_KEY:
+            raw = tl.load(step + token * step_stride + head * DIM + d, mask=of_key, other=0.0).to(tl.float32)
+        else:
+            raw = tl.load(step + token * step_stride + head).to(tl.float32)
+        dt, decay = _step_and_decay(raw, log, bias, least, most)
+        state = state * (decay[:, None] if DECAYS_BY_KEY else decay)
         if IS_DELTA:
             q = q * (1.0 / tl.sqrt(tl.sum(q * q, 0) + 1e-6)) * (DIM**-0.5)
             k = k * (1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6))
             factor = sigmoid(tl.load(beta + token * beta_stride + head).to(tl.float32))
+            if HAS_FACTORS:
+                factor *= tl.load(skip + head)
             change = (v - tl.sum(state * k[:, None], 0)) * factor
         else:
             change = v * dt

@@ -60,7 +60,8 @@ def _recurrence(
 ) -> Tensor:
     """Return [tokens, heads, value_dim].
 
-    inputs: query, key, value, step, and of the delta rule beta. numbers: decay_log, step_bias, and of Mamba2 skip.
+    inputs: query, key, value, step, and of the delta rule beta. numbers: decay_log, step_bias, and of Mamba2 skip, of
+    the delta rule perhaps factors.
     """
     query, key, value, step, *others = inputs
     heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
@@ -80,6 +81,8 @@ def _recurrence(
         BV=columns,
         BLOCK=metadata.block_size,
         IS_DELTA=bool(others),
+        HAS_FACTORS=bool(others) and len(numbers) > 2,
+        DECAYS_BY_KEY=step.shape[1] != heads,
         num_warps=1,
     )
     return out
