@@ -21,7 +21,7 @@ from octavo.cli.terminal import columns, printable
 from octavo.config.explain import render_bar, render_table
 from octavo.config.fields import Arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
-from octavo.server.responses.scheduler import Timeline, TimelineList
+from octavo.server.schema.scheduler import Timeline, TimelineList
 
 _NUM_RECENT: Final = 6
 

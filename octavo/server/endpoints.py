@@ -18,8 +18,6 @@ from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
 from octavo.server.generation import Generation, json_response
 from octavo.server.keys import Right
-from octavo.server.responses.scheduler import DecisionList, TimelineList
-from octavo.server.responses.tokens import DetokenizeResponse, InputTokens, TokenCount, TokenizeResponse
 from octavo.server.routes import (
     adapters,
     audio,
@@ -43,7 +41,17 @@ from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import Message
 from octavo.server.schema.messages import CountTokensRequest, OutputConfig
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, TextConfig
-from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
+from octavo.server.schema.scheduler import DecisionList, TimelineList
+from octavo.server.schema.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    InputTokens,
+    PinPrefixRequest,
+    PrefixRequest,
+    TokenCount,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from octavo.server.schema.vectors import (
     ClassifyRequest,
     CohereEmbedRequest,

@@ -32,9 +32,9 @@ from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
-from octavo.server.responses.common import CacheInfo, CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, is_large
+from octavo.server.usage import CompletionTokensDetails, Usage, UsageCounts
 
 _UNIQUE_DIGITS: Final = 12
 _DIRECT_SEQUENCES: Final = 16
@@ -118,53 +118,13 @@ def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
     return msgspec.structs.replace(prompt, cache_namespace=caller.cache_namespace)
 
 
-class UsageCounts:
-    """Adds up the token counts of one request over the outputs of its prompts, each at the same cost."""
+class Generated(msgspec.Struct, kw_only=True):
+    """What every response with generated text, and every chunk of its stream, has."""
 
-    def __init__(self, num_prompts: int, asked: GenerationRequest, *, speculates: bool = False) -> None:
-        self._last: list[RequestOutput | None] = [None] * num_prompts
-        self._counts = [(0, 0, 0, 0)] * num_prompts
-        self._sums = [0, 0, 0, 0]
-        """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
-        self._speculates = speculates
-        self._asked = asked
-
-    def set(self, index: int, output: RequestOutput) -> int:
-        """Set the counts of prompt `index` from its latest output; return how many tokens are new."""
-        num_tokens, num_generated = len(output.prompt_token_ids), output.num_generated_tokens
-        counts = (num_tokens, output.num_cached_tokens, output.num_fetched_tokens, num_generated)
-        before = self._counts[index]
-        self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
-        self._last[index], self._counts[index] = output, counts
-        return num_tokens + num_generated - before[0] - before[3]
-
-    @property
-    def _known(self) -> list[RequestOutput]:
-        """The latest output of each prompt that has one."""
-        return [output for output in self._last if output is not None]
-
-    def draft_tokens(self) -> dict[str, int]:
-        """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
-        if not self._speculates:
-            return {}
-        metrics = [output.metrics for output in self._known if output.metrics is not None]
-        num_accepted = sum(each.num_accepted_tokens for each in metrics)
-        num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
-        return {"accepted_prediction_tokens": num_accepted, "rejected_prediction_tokens": num_rejected}
-
-    def usage(self, *, without_completion: bool = False) -> Usage:
-        """Return the counts of all prompts together."""
-        num_tokens, num_cached, num_fetched, num_generated = self._sums
-        infos: list[CacheInfo] | UnsetType = UNSET
-        timings: list[Timings] | UnsetType = UNSET
-        if self._asked.return_cache_info:
-            infos = [CacheInfo.of(each) for each in self._known]
-        if self._asked.return_timings:
-            timed = [(each, each.metrics) for each in self._known if each.metrics is not None]
-            timings = [Timings.of(each, times, each.num_generated_tokens) for each, times in timed]
-        num_shown = 0 if without_completion else num_generated
-        details = PromptTokensDetails(num_cached, num_fetched, num_tokens - num_cached - num_fetched, infos)
-        return Usage(num_tokens, num_shown, num_tokens + num_shown, details, timings)
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
 
 
 class Generation(ABC):

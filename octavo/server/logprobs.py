@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from octavo.core.outputs import Logprob
 
 Position = dict[int, Logprob]
 """The likeliest tokens at one position, and the drawn one."""
+
+PromptLogprobsField = list[Position | None] | UnsetType
 
 
 class TokenLogprob(Struct, frozen=True, gc=False):

@@ -30,7 +30,6 @@ from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
-from octavo.server.responses.tokens import DetokenizeResponse, InputTokens, MediaSpan, TokenCount, TokenizeResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
@@ -38,7 +37,16 @@ from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.shim import ShimRequest
-from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
+from octavo.server.schema.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    InputTokens,
+    MediaSpan,
+    PrefixRequest,
+    TokenCount,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from octavo.server.schema.vectors import VectorRequest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from octavo.cli import top
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.cli.top import Counters, Load, frame, line, loads
-from octavo.server.responses.scheduler import Timeline, TimelineEvent
+from octavo.server.schema.scheduler import Timeline, TimelineEvent
 from tests.fakes.openai_server import FakeOpenAI, serve_openai
 
 METRICS = """\

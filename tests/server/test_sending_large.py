@@ -10,9 +10,9 @@ import pytest
 
 from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.server.logprobs import CompletionLogprobs
-from octavo.server.responses.common import PromptTokensDetails, Usage
 from octavo.server.routes.completions import CompletionChoice, CompletionResponse
 from octavo.server.sending import SLICE, LargeResponses, encode, is_large
+from octavo.server.usage import PromptTokensDetails, Usage
 
 
 def answer(num_choices: int, num_tokens: int) -> CompletionResponse:

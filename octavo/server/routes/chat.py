@@ -9,10 +9,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, joined
-from octavo.server.logprobs import ChatLogprobs
-from octavo.server.responses.common import Generated, PromptLogprobsField, Usage
+from octavo.server.generation import Generated
+from octavo.server.logprobs import ChatLogprobs, PromptLogprobsField
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.turn import Turn
+from octavo.server.usage import Usage
 
 
 class FunctionCall(Struct, kw_only=True):

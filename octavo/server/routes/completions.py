@@ -11,10 +11,10 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import text_offsets
 from octavo.engine.fill_in import ends_of_filling_in
-from octavo.server.generation import Generation
-from octavo.server.logprobs import CompletionLogprobs, Position, completion_logprobs, token_text
-from octavo.server.responses.common import Generated, PromptLogprobsField, Usage
+from octavo.server.generation import Generated, Generation
+from octavo.server.logprobs import CompletionLogprobs, Position, PromptLogprobsField, completion_logprobs, token_text
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.usage import Usage
 
 
 class CompletionChoice(Struct, kw_only=True):

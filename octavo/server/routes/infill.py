@@ -13,8 +13,8 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.generation import Generation, named_by_the_client
-from octavo.server.responses.common import Timings
 from octavo.server.schema.infill import InfillRequest
+from octavo.server.usage import Timings
 
 
 class InfillChunk(Struct, kw_only=True):

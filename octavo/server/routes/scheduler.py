@@ -17,7 +17,7 @@ from octavo.core.messages import Decision, RequestTimeline
 from octavo.server.context import ServerContext
 from octavo.server.generation import is_about, json_response, without_details_of_others
 from octavo.server.keys import Right, caller_of
-from octavo.server.responses.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
+from octavo.server.schema.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
 E = TypeVar("E", Decision, RequestTimeline)
 

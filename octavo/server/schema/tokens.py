@@ -1,10 +1,10 @@
-"""The bodies of `POST /tokenize`, `/detokenize`, `/pin_prefix` and `/unpin_prefix`."""
+"""The bodies of `POST /tokenize`, `/detokenize`, `/pin_prefix` and `/unpin_prefix`, and the responses about tokens."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from octavo.server.decode import RequestBody, TokenId
 from octavo.server.schema.chat import Message
@@ -48,3 +48,40 @@ class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /pin_prefix`: a prefix, and for how many seconds it stays."""
 
     ttl_s: float
+
+
+class MediaSpan(Struct):
+    """The tokens that stand for a part of an image."""
+
+    kind: str
+    offset: int
+    length: int
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    """Response of `POST /tokenize`. media: absent where no token stands for an image."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+    media: list[MediaSpan] | UnsetType = UNSET
+
+
+class DetokenizeResponse(Struct, kw_only=True):
+    """Response of `POST /detokenize`."""
+
+    prompt: str
+
+
+class TokenCount(Struct, frozen=True):
+    """Response of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class InputTokens(Struct, frozen=True):
+    """Response of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
