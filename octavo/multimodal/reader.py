@@ -77,6 +77,13 @@ class MediaReader:
         return self._written is not None and "image" in self._written.kinds
 
     @property
+    def sounds(self) -> SoundPrompts | None:
+        """What writes sounds into prompts in the place of tokens; None for a model that reads none so."""
+        from octavo.multimodal.sound_prompts import SoundPrompts
+
+        return self._written if isinstance(self._written, SoundPrompts) else None
+
+    @property
     def image_marker(self) -> int | None:
         """The token that stands for an image in a prompt; None for a model that reads none."""
         return getattr(self._written, "marker", None)

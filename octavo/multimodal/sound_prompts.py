@@ -44,10 +44,13 @@ class SoundPrompts:
         )
         family = _FAMILIES[checkpoint.architecture]
         self._write = family.write
-        self._most_s = self._log_mel.seconds
+        self.most_s = self._log_mel.seconds
+        """Seconds that a sound may last."""
+        self.sampling_rate = self._log_mel.sampling_rate
+        """Samples per second that the encoder's spectrograms are made of."""
         if family.num_vectors is not None:
             self._log_mel = msgspec.structs.replace(self._log_mel, num_vectors=family.num_vectors(section))
-            self._most_s = min(MAX_SECONDS, self._most_s * max(1, max_model_len // self._log_mel.num_vectors))
+            self.most_s = min(MAX_SECONDS, self.most_s * max(1, max_model_len // self._log_mel.num_vectors))
 
     def open(self) -> None:
         """Import what reads sounds."""
@@ -76,7 +79,7 @@ class SoundPrompts:
     def _sound(self, value: Any, offset: int) -> list[MediaInput]:
         """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""
         settings = self._log_mel
-        samples = read_sound(value, settings.sampling_rate, FIELD, self._most_s)
+        samples = read_sound(value, settings.sampling_rate, FIELD, self.most_s)
         made = []
         for each in self._write(settings, samples):
             made.append(msgspec.structs.replace(each, spans=((offset, each.num_embeddings),)))

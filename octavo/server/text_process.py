@@ -119,7 +119,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
 
     def do(kind: str, body: bytes) -> bytes:
         if kind.startswith(HEAR):
-            return hear(kind.removeprefix(HEAR), body, setup.input.model.path)
+            return hear(kind.removeprefix(HEAR), body, setup.input.model, tools)
         asked: RequestBody = decode(body, resolve_name(kind))
         if isinstance(asked, TokensRequest):
             return msgspec.msgpack.encode(preparer.response(asked))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.tekken import SPECIAL, VOCABULARY, write_tekken
 from tests.fakes.vision import IMAGE, TEXT, write_random
 
 AUDIO = IMAGE
@@ -20,12 +21,12 @@ def _qwen2_audio() -> tuple[Any, Any]:
     return tf.Qwen2AudioConfig(text_config=text, audio_config=tower | _SIZES, audio_token_index=AUDIO), extractor()
 
 
-def _voxtral() -> tuple[Any, Any]:
+def _voxtral(audio: int = AUDIO, **own: Any) -> tuple[Any, Any]:
     import transformers as tf
 
     tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    text = tf.LlamaConfig(**TEXT).to_dict()
-    return tf.VoxtralConfig(text_config=text, audio_config=tower | _SIZES, audio_token_id=AUDIO), extractor()
+    text = tf.LlamaConfig(**{**TEXT, **own}).to_dict()
+    return tf.VoxtralConfig(text_config=text, audio_config=tower | _SIZES, audio_token_id=audio), extractor()
 
 
 FAMILIES = {
@@ -39,6 +40,15 @@ def make_hearing_checkpoint(family: str, path: Path) -> Path:
     """Write a random model to `path` and return it."""
     make, architecture = FAMILIES[family]
     return write_random(path, *make(), architecture)
+
+
+def make_voxtral(path: Path) -> Path:
+    """Write a random Voxtral with a tokenizer of its kind to `path` and return it."""
+    config = _voxtral(SPECIAL.index("[AUDIO]"), vocab_size=VOCABULARY)
+    write_random(path, *config, "VoxtralForConditionalGeneration")
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").unlink()
+    return write_tekken(path)
 
 
 def extractor() -> Any:

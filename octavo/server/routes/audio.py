@@ -17,7 +17,7 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.speech import SpeechTokens
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
@@ -25,7 +25,7 @@ from octavo.server.errors import ApiError
 from octavo.server.generation import EngineRequests, json_response
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
-from octavo.server.sounds import HeardSound, log_mel, read_sound
+from octavo.server.sounds import HeardSound, SoundInPrompt, log_mel, read_sound, writes_speech
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
 
 _TIMED: Final = ("verbose_json", "srt", "vtt")
@@ -95,24 +95,21 @@ async def _respond(
 ) -> Response | EventStream:
     speech = context.llm.config.model.speech
     if speech is None:
-        raise ApiError(400, "this model writes down no speech; start the server with Whisper", code="unsupported_task")
-    heard = await read_sound(context, request)
+        return await _respond_at_once(context, request, task)
+    heard = await read_sound(context, request, HeardSound)
     asked = heard.asked
     _check(asked, speech, task)
-    requests = EngineRequests(context, request, asked, "transcr-")
-    talk = _Talk(context, asked, requests, await requests.adapter())
+    talk = await _Talk.open(context, request, asked)
     transcriber = _transcriber(talk, heard, speech, task)
     if asked.stream:
-        return EventStream(_events(talk, transcriber), context.open_requests)
+        return EventStream(_events(talk, _segment_texts(transcriber)), context.open_requests)
     async with context.open_requests.track(request.receive), aclosing(transcriber.segments()) as windows:
         segments = [each async for window in windows for each in window]
     text, usage = "".join(each.text for each in segments).strip(), DurationUsage(heard.seconds)
-    if asked.response_format == "text":
-        return Response(f"{text}\n", media_type="text/plain")
     if asked.response_format in ("srt", "vtt"):
         return Response(subtitles(segments, asked.response_format), media_type="text/plain")
-    if asked.response_format == "json":
-        return json_response(Transcription(text, usage))
+    if asked.response_format != "verbose_json":
+        return _plain(asked, text, usage)
     return json_response(
         VerboseTranscription(
             task=task,
@@ -123,6 +120,32 @@ async def _respond(
             usage=usage,
         )
     )
+
+
+async def _respond_at_once(
+    context: ServerContext, request: Request, task: Literal["transcribe", "translate"]
+) -> Response | EventStream:
+    """Respond by a model that reads the whole sound in a prompt. Raises ApiError for one that does not."""
+    if task == "translate" or not writes_speech(context.llm.input):
+        instead = "start the server with Whisper" + " or Voxtral" * (task == "transcribe")
+        raise ApiError(400, f"this model does not {task} sounds; {instead}", code="unsupported_task")
+    heard = await read_sound(context, request, SoundInPrompt)
+    asked, prompt = heard.asked, Prompt(token_ids=heard.token_ids, media=heard.media)
+    talk = await _Talk.open(context, request, asked)
+    kind = OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY
+    temperature = asked.temperature or 0.0
+    params = SamplingParams(temperature=temperature, max_tokens=None, output_kind=kind, **asked.sampling)
+    if asked.stream:
+        return EventStream(_events(talk, _delta_texts(talk, prompt, params)), context.open_requests)
+    async with context.open_requests.track(request.receive):
+        [output] = (await talk.last(prompt, params)).outputs
+    return _plain(asked, output.text.strip(), DurationUsage(heard.seconds))
+
+
+def _plain(asked: TranscriptionRequest, text: str, usage: DurationUsage) -> Response:
+    if asked.response_format == "text":
+        return Response(f"{text}\n", media_type="text/plain")
+    return json_response(Transcription(text, usage))
 
 
 def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None:
@@ -149,16 +172,38 @@ class _Talk:
     num_tokens: list[int] = field(default_factory=lambda: [0, 0])
     """Of prompts and of outputs."""
 
+    @classmethod
+    async def open(cls, context: ServerContext, request: Request, asked: TranscriptionRequest) -> _Talk:
+        """Raises ApiError for a model that is not served."""
+        requests = EngineRequests(context, request, asked, "transcr-")
+        return cls(context, asked, requests, await requests.adapter())
+
     async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
         """Return the last output of a prompt over a window. Raises ApiError."""
-        outputs = self.requests.outputs([Prompt(token_ids=prompt, media=(media,))], params, self.adapter, {})
-        async with aclosing(outputs):
-            *_, last = [output async for _, output in outputs]
+        return await self.last(Prompt(token_ids=prompt, media=(media,)), params)
+
+    async def last(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        """Return the last output of a prompt. Raises ApiError."""
+        async with aclosing(self.outputs(prompt, params)) as outputs:
+            *_, last = [output async for output in outputs]
+        return last
+
+    async def outputs(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of a prompt, and count its tokens behind the last one that is read. Raises ApiError."""
+        outputs, last = self.requests.outputs([prompt], params, self.adapter, {}), None
+        try:
+            async with aclosing(outputs):
+                async for _, last in outputs:
+                    yield last
+        finally:
+            if last is not None:
+                self._count(last)
+
+    def _count(self, last: RequestOutput) -> None:
         counts = len(last.prompt_token_ids), last.num_generated_tokens
         self.num_tokens = [before + new for before, new in zip(self.num_tokens, counts, strict=True)]
         if self.requests.meter is not None:
             self.requests.meter.spend(sum(counts))
-        return last
 
 
 def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str) -> Transcriber:
@@ -183,14 +228,28 @@ def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str
     )
 
 
-async def _events(talk: _Talk, transcriber: Transcriber) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each segment, once its window is written, and one with the whole text."""
-    make, texts = partial(event, msgspec.json.Encoder()), list[str]()
+async def _segment_texts(transcriber: Transcriber) -> AsyncGenerator[str, None]:
+    """Yield the text of each segment, once its window is written."""
     async with aclosing(transcriber.segments()) as windows:
         async for window in windows:
             for segment in window:
-                texts.append(segment.text if texts else segment.text.lstrip())
-                yield make(TextDelta(texts[-1]))
+                yield segment.text
+
+
+async def _delta_texts(talk: _Talk, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[str, None]:
+    async with aclosing(talk.outputs(prompt, params)) as outputs:
+        async for output in outputs:
+            yield output.outputs[0].text
+
+
+async def _events(talk: _Talk, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
+    """Yield an event for each piece of text, and one with the whole text."""
+    make, texts = partial(event, msgspec.json.Encoder()), list[str]()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if text := piece if texts else piece.lstrip():
+                texts.append(text)
+                yield make(TextDelta(text))
     num_in, num_out = talk.num_tokens
     yield make(TextDone("".join(texts).strip(), SpeechUsage(num_in, num_out, num_in + num_out)))
     yield DONE
