@@ -115,7 +115,7 @@ def _with_images(rows: dict[str, dict[str, set[str]]]) -> dict[str, dict[str, se
         checkpoint = Checkpoint(Path(__file__).parent, values)
         text = getattr(resolve_model(checkpoint, reads_images=False), "__name__", "")
         found = next(row for row in rows.values() if text in row["architectures"])
-        row = added.setdefault(str(checkpoint.stored["model_type"]), {key: set() for key in _KEYS})
+        row = added.setdefault(str(checkpoint.stored.values["model_type"]), {key: set() for key in _KEYS})
         assert _open(checkpoint) is not None, f"{architecture} cannot be opened"
         row["architectures"] |= {architecture} | _ALSO.get(architecture, set())
         row["reads"] |= {"text", "sound" if architecture in READ_SOUND else "images"}

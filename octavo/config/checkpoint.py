@@ -70,8 +70,8 @@ class Checkpoint(Section):
         written, config = config, overridden(config, overrides or {})
         super().__init__(flattened(config, where), where, overrides=flat_overrides(written, overrides or {}))
         self.path = path
-        self.stored = config
-        """All of `config.json` as it is written."""
+        self.stored = Section(config, where, overrides=overrides or {})
+        """All of `config.json` in its own layout, with the overrides."""
 
     @classmethod
     def open(
@@ -125,8 +125,9 @@ class Checkpoint(Section):
         if names is None:
             code = self.section("auto_map")
             if code is not None and code.values:
+                where = self.origin("architectures", "auto_map")
                 raise UnsupportedModel(
-                    f"{self.where}: auto_map is {shown(code.values)} and architectures is missing: code in the "
+                    f"{where}: auto_map is {shown(code.values)} and architectures is missing: code in the "
                     "directory alone defines the model, which octavo does not run; use a model whose architectures "
                     "names a family that octavo has"
                 )
@@ -194,13 +195,11 @@ class Checkpoint(Section):
         `partial_rotary_factor` (GPT-NeoX: `rotary_emb_base`, `rotary_pct`) beside `rope_scaling`.
         """
         section = self.section("rope_parameters") or self.section("rope_scaling")
+        if section is not None and self.has_ropes_by_kind():
+            if not isinstance(section.values.get(kind), Mapping):
+                raise section.error(kind, "the rotary parameters of such layers")
+            section = section.section(kind)
         values: dict[builtins.str, Any] = {**(section.values if section else {})}
-        if self.has_ropes_by_kind():
-            if not isinstance(values.get(kind), Mapping):
-                raise Section(values, self.where, "rope_parameters.").error(
-                    kind, "the rotary parameters of such layers"
-                )
-            values = {**values[kind]}
         stated = values.get("rope_type") or values.get("type") or "default"
         values["rope_type"] = "yarn" if stated == "deepseek_yarn" else stated
         if values.get("rope_theta") is None:
@@ -211,8 +210,8 @@ class Checkpoint(Section):
         for name in ("partial_rotary_factor", "rotary_pct"):
             if values.get("partial_rotary_factor") is None:
                 values["partial_rotary_factor"] = self.values.get(name)
-        prefix = section._prefix if section else ""
-        return Section(values, self.where, prefix)
+        prefix, own = (section._prefix, section._overrides) if section else ("", {})
+        return Section(values, self.where, prefix, {**self._overrides, **own})
 
     def has_ropes_by_kind(self) -> builtins.bool:
         """Return whether the rotary parameters differ by kind of layer."""

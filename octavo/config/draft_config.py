@@ -53,8 +53,8 @@ def _check_sizes(checkpoint: Checkpoint, head: Checkpoint) -> None:
         mine, theirs = checkpoint.positive(name), head.positive(name)
         if mine != theirs:
             raise ConfigError(
-                f"speculative_config: {name} is {theirs:,} in {head.where}, and {mine:,} in that of the model; take a "
-                "head that was made for this model"
+                f"speculative_config: {name} is {theirs:,} in {head.origin(name)}, and {mine:,} in that of the model; "
+                "take a head that was made for this model"
             )
 
 

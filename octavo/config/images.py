@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.encoder_sizes import check_encoder
 from octavo.config.section import Section
 
 READ_IMAGES: Final = frozenset(
@@ -36,10 +37,12 @@ _MOST_TILES: Final = 1 << 8
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """Return the settings of the image processor of a checkpoint that has images read; None for one without.
 
-    Raises CheckpointError for a damaged file, and for settings with which images become NaN or take all memory.
+    Raises CheckpointError for a damaged file, for settings with which images become NaN or take all memory, and for
+    sizes that no encoder can have.
     """
     if checkpoint.architecture not in READ_IMAGES:
         return None
+    check_encoder(checkpoint.stored.section("vision_config"))
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
     for name in _FILES:

@@ -127,7 +127,8 @@ def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     if c.values.get("problem_type") == "multi_label_classification":
         activation = "sigmoid"
     if path is not None:
-        activation = _activation(path, c.where, "activation_fn")
+        where = c.origin("sentence_transformers", "sbert_ce_default_activation_function")
+        activation = _activation(path, where, "activation_fn")
     return msgspec.structs.replace(found, task=CLASSIFY, labels=labels, activation=activation)
 
 

@@ -303,7 +303,7 @@ def _max_model_len(args: EngineArgs, checkpoint: Checkpoint, pooling: PoolingCon
     if args.max_model_len is not None and args.max_model_len > longest:
         raise ConfigError(
             f"max_model_len is {args.max_model_len}, must be at most {longest}, {checkpoint.context_note} "
-            f"({checkpoint.where}); lower it or leave it out"
+            f"({checkpoint.origin()}); lower it or leave it out"
         )
     return args.max_model_len or longest
 

@@ -117,7 +117,7 @@ class Section:
         if value not in allowed:
             wanted = " or ".join(json.dumps(each) for each in allowed)
             raise UnsupportedModel(
-                f"{self._origin(name)}: {self._path(name)} is {shown(value)}, expected {wanted}; "
+                f"{self.origin(name)}: {self._path(name)} is {shown(value)}, expected {wanted}; "
                 "this variant of the model is not implemented"
             )
         return value
@@ -127,17 +127,19 @@ class Section:
         for name in names:
             if self.values.get(name):
                 raise UnsupportedModel(
-                    f"{self._origin(name)}: {self._path(name)} is {shown(self.values[name])}; {because}"
+                    f"{self.origin(name)}: {self._path(name)} is {shown(self.values[name])}; {because}"
                 )
 
     def error(self, name: builtins.str, expected: builtins.str) -> CheckpointError:
         """Return the complaint that `name` is not as `expected`."""
         found = f"is {shown(self.values[name])}" if name in self.values else "is missing"
-        return CheckpointError(f"{self._origin(name)}: {self._path(name)} {found}, expected {expected}")
+        return CheckpointError(f"{self.origin(name)}: {self._path(name)} {found}, expected {expected}")
 
-    def _origin(self, name: builtins.str) -> builtins.str:
-        """Return where the value of the key comes from."""
-        return f"--hf-overrides (over {self.where})" if name in self._overrides else self.where
+    def origin(self, *names: builtins.str) -> builtins.str:
+        """Return where the values of these keys come from; without names, those of all keys."""
+        if not names:
+            return f"{self.where} with --hf-overrides" if self._overrides else self.where
+        return f"--hf-overrides (over {self.where})" if self._overrides.keys() & set(names) else self.where
 
     def _path(self, name: builtins.str) -> builtins.str:
         """Return where the key is in the file."""

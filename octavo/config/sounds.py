@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.encoder_sizes import check_encoder
 from octavo.config.section import Section
 
 READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration"})
@@ -18,4 +19,6 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
     """
     if checkpoint.architecture not in READ_SOUND:
         return None
-    return Section(checkpoint.stored, checkpoint.where).section("audio_config")
+    section = checkpoint.stored.section("audio_config")
+    check_encoder(section)
+    return section

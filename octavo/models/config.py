@@ -127,9 +127,13 @@ class DecoderConfig:
             c.expect("hidden_act", "silu")
         kinds = c.values.get("layer_types") or []
         if "windows" not in own and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-            raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
+            raise UnsupportedModel(
+                f"{c.origin('layer_types')}: layer_types has {shown(kinds)}, expected full_attention alone"
+            )
         if "windows" not in own and c.has_ropes_by_kind():
-            raise UnsupportedModel(f"{c.where}: rope_parameters differ by kind of layer, expected those of all layers")
+            raise UnsupportedModel(
+                f"{c.origin('rope_parameters')}: rope_parameters differ by kind of layer, expected those of all layers"
+            )
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         num_kv_heads = c.positive("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
@@ -226,8 +230,8 @@ def read_windows(
     if kinds is not None:
         if not isinstance(kinds, list) or any(kind not in KINDS for kind in kinds) or len(kinds) != num_layers:
             raise UnsupportedModel(
-                f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(KINDS)} for each of "
-                f"{num_layers} layers"
+                f"{c.origin('layer_types', 'num_hidden_layers')}: layer_types has {shown(kinds)}, expected "
+                f"{' or '.join(KINDS)} for each of {num_layers} layers"
             )
         has_window = [kind == "sliding_attention" for kind in kinds]
     elif not is_windowed:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import ColumnLinear
@@ -174,12 +173,10 @@ class Eagle3Head(DraftHead):
 
     @classmethod
     def read(cls, c: Checkpoint) -> HeadConfig:
-        eagle = c.values.get("eagle_config") or {}
-        noted = eagle.get("eagle_aux_hidden_state_layer_ids")
-        if noted is not None and (not isinstance(noted, list) or len(noted) != NUM_NOTED):
-            raise CheckpointError(
-                f"{c.where}: eagle_aux_hidden_state_layer_ids is {noted}, expected {NUM_NOTED} layers"
-            )
+        eagle = c.section("eagle_config")
+        noted = None if eagle is None else eagle.values.get("eagle_aux_hidden_state_layer_ids")
+        if eagle is not None and noted is not None and (not isinstance(noted, list) or len(noted) != NUM_NOTED):
+            raise eagle.error("eagle_aux_hidden_state_layer_ids", f"{NUM_NOTED} layers")
         size = c.optional_positive("draft_vocab_size") or c.positive("vocab_size")
         return HeadConfig.read_head(c, vocab_size=size, noted_layers=None if noted is None else tuple(noted))
 

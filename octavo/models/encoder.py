@@ -51,12 +51,12 @@ def library_config(checkpoint: Checkpoint, name: str) -> Any:
     import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
     import transformers
 
-    values: Mapping[str, Any] = {key: value for key, value in checkpoint.stored.items() if key != "auto_map"}
+    values: Mapping[str, Any] = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"}
     try:
         return getattr(transformers, name).from_dict(values)
     except Exception as error:  # whatever it raises is about the values
         raise CheckpointError(
-            f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
+            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {first_line(error)}"
         ) from error
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -355,4 +354,4 @@ def _rope(c: Checkpoint, head_dim: int, *, is_local: bool) -> Rope:
     )
     if c.has_ropes_by_kind():
         return read_rope(c, head_dim, kind=kind)
-    return Rope(head_dim, Section(c.values, c.where).positive_float(old, theta))
+    return Rope(head_dim, c.positive_float(old, theta))

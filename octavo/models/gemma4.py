@@ -77,8 +77,8 @@ def _read_heads(c: Checkpoint, windows: Sequence[int | None], has_values: bool) 
         stated = stated or {(kv, heads.dim)}
         if set(overrides.values) not in (set(), set(full)) or len(stated) != 1:
             raise UnsupportedModel(
-                f"{c.where}: per_layer_config differs for other layers than those without a window, which are "
-                f"{', '.join(full)}; this variant of the model is not implemented"
+                f"{c.origin('per_layer_config', 'layer_types')}: per_layer_config differs for other layers than those "
+                f"without a window, which are {', '.join(full)}; this variant of the model is not implemented"
             )
         wide = Heads(query, *stated.pop())
     for each in (heads, wide):

@@ -76,8 +76,9 @@ def read_kinds(
     names = kinds if isinstance(kinds, list) and all(isinstance(each, str) for each in kinds) else []
     found = [ALIASES.get(each, each) for each in names]
     if not found or len(found) != (num_layers or len(found)) or any(each not in known for each in found):
+        where = c.origin("layer_types", "layers_block_type", "num_hidden_layers")
         raise UnsupportedModel(
-            f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
+            f"{where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
             f"{num_layers or 'the'} layers"
         )
     if len(found) > MOST_LAYERS:

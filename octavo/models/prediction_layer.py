@@ -109,8 +109,8 @@ def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
     count = c.optional_int(_PLACES) or 0
     if not count or not issubclass(family, DecoderStack):
         raise UnsupportedModel(
-            f"{c.where}: {_PLACES} is {count}, expected at least 1: method mtp guesses with the layers that a model "
-            "has for it, and this one has none; take another method"
+            f"{c.origin(_PLACES)}: {_PLACES} is {count}, expected at least 1: method mtp guesses with the layers that "
+            "a model has for it, and this one has none; take another method"
         )
     made: Any = type(f"{family.__name__}Prediction", (PredictionLayer, family), {})
     num_layers = c.positive("num_hidden_layers")

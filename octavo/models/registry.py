@@ -145,8 +145,9 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     if library_version() is not None and find_class(checkpoint) is not None:
         fallback: ModelClass = import_module("octavo.models.fallback.model").FallbackModel
         return fallback
+    where = checkpoint.origin("architectures", "model_type")
     raise UnsupportedModel(
-        f"{checkpoint.where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
+        f"{where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
         f"the families that are there: {', '.join(map(_family, known_architectures()))}{without}{own_code}"
     )
 

@@ -41,8 +41,9 @@ def read_rope(
     else:
         turned = int(head_dim * _turning_share(rope, share))
     if turned % 2 or not 0 < turned <= head_dim:
+        where = rope.origin("head_dim", "hidden_size", "partial_rotary_factor", "rotary_pct")
         raise CheckpointError(
-            f"{c.where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
+            f"{where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
             "them: they turn in pairs"
         )
     bent, axes = _read_scaling(c, rope, turned), _read_axes(c, rope, turned // 2)
@@ -91,8 +92,9 @@ def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None
     # of latents the share is that of a query with the elements that do not turn
     whole = c.positive("head_dim", head_dim) if c.values.get("qk_rope_head_dim") is not None else head_dim
     if int(whole * _turning_share(rope, 1.0)) != head_dim:
+        where = rope.origin("partial_rotary_factor", "rope_type", "type")
         raise UnsupportedModel(
-            f"{c.where}: partial_rotary_factor is {shown(factor)} and rope_type is {shown(rope.values['rope_type'])}; "
+            f"{where}: partial_rotary_factor is {shown(factor)} and rope_type is {shown(rope.values['rope_type'])}; "
             'expected 1, or rope_type "default", which turns whole heads whatever the factor is'
         )
 
@@ -119,8 +121,9 @@ def _read_scaling(c: Checkpoint, rope: Section, turned: int) -> Scaling | None:
         return _read_yarn(c, rope)
     if kind in ("longrope", "su"):
         return _read_longrope(c, rope, turned // 2)
+    where = rope.origin("rope_type", "type")
     raise UnsupportedModel(
-        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "ntk", "llama3", "yarn", "longrope", '
+        f'{where}: rope_type is "{kind}", expected "default", "linear", "ntk", "llama3", "yarn", "longrope", '
         '"dynamic" or "proportional"; '
         "this way to stretch the context is not implemented"
     )

@@ -49,7 +49,7 @@ class ImagePrompts:
         self._limits = limits
         self._changes = changes or {}
         settings = {**settings, **self._changes}
-        config = Section(checkpoint.stored, checkpoint.where)
+        config = checkpoint.stored
         self._context = Context(config, settings, encode)
         marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
         self.marker = marker

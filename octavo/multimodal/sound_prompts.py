@@ -36,7 +36,7 @@ class SoundPrompts:
 
     def __init__(self, checkpoint: Checkpoint, section: Section, limits: Mapping[str, int], max_model_len: int) -> None:
         """section: of the encoder in config.json. limits: sounds of one prompt. Raises CheckpointError."""
-        config = Section(checkpoint.stored, checkpoint.where)
+        config = checkpoint.stored
         self._token = first_positive(config, ("audio_token_index", "audio_token_id"))
         self._limit = limits["audio"]
         self._log_mel = LogMel.of(

@@ -86,10 +86,16 @@ def test_an_upper_limit_without_end_scales_nothing_up(tmp_path: Path) -> None:
     assert settings["size"] == sizes["size"]
 
 
+def test_sizes_of_the_encoder_are_checked_by_name(tmp_path: Path) -> None:
+    make_vision_checkpoint("qwen2_5_vl", tmp_path)
+    with pytest.raises(CheckpointError, match=r"^--hf-overrides .*: vision_config.depth is 0, expected an integer"):
+        LoadedModel.open(Checkpoint.open(tmp_path, {"vision_config": {"depth": 0}}), Mesh.single())
+
+
 def test_an_encoder_that_no_memory_can_describe_is_refused(tmp_path: Path) -> None:
     file = make_vision_checkpoint("qwen2_5_vl", tmp_path) / "config.json"
     config = json.loads(file.read_text())
-    config["vision_config"]["spatial_merge_size"] = 1 << 20
+    config["vision_config"] |= {"spatial_merge_size": 1 << 20, "window_size": 1 << 24}
     file.write_text(json.dumps(config))
     with pytest.raises(
         CheckpointError, match="cannot make the encoder that the config describes: RuntimeError: Storage"

@@ -14,6 +14,7 @@ from octavo.config.explain import model_facts
 from octavo.config.overrides import overridden
 from octavo.config.resolve import resolve
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
+from octavo.models.registry import resolve_model
 from octavo.platform import Platform
 from octavo.worker.identity import model_digest
 from tests.fakes.checkpoints import make_checkpoint
@@ -89,6 +90,32 @@ def test_errors_name_the_overrides_where_the_wrong_value_is_theirs(
         section.expect(last, 1)
     with pytest.raises(UnsupportedModel, match=f"^{source}: "):
         section.refuse(last, because="it is not supported")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "none"}}, 'rope_type is "none"'),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "rope_parameters.factor is -1"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": -1}}}, "rope_parameters differ by kind of layer"),
+        ({"head_dim": 3}, "head_dim is 3, and 3 elements of a head turn"),
+        ({"layer_types": ["none"]}, r'layer_types has \["none"\]'),
+        ({"architectures": ["None"]}, "there is no model family"),
+    ],
+)
+def test_a_model_that_the_overrides_describe_wrongly_is_refused_with_their_name(
+    overrides: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    checkpoint = Checkpoint.open(path, overrides)
+    with pytest.raises(CheckpointError, match=rf"^--hf-overrides \(over {path}/config.json\): {said}"):
+        resolve_model(checkpoint).read(checkpoint)
+    encoder = Checkpoint(path, {"vision_config": {"a": 1}}, {"vision_config": {"a": "x"}}).stored.section(
+        "vision_config"
+    )
+    assert encoder is not None
+    with pytest.raises(CheckpointError, match="^--hf-overrides .*: vision_config.a is"):
+        encoder.int("a")
 
 
 def test_a_longer_context_and_another_digest_follow(tmp_path: Path) -> None:

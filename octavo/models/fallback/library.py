@@ -110,8 +110,9 @@ def open_library(checkpoint: Checkpoint) -> Library:
 
     name, model_type = find_class(checkpoint), str(checkpoint.values.get("model_type"))
     if name is None:
+        where = checkpoint.origin("architectures", "model_type")
         raise UnsupportedModel(
-            f"{checkpoint.where}: architecture is {checkpoint.architecture} and model_type is {shown(model_type)}, "
+            f"{where}: architecture is {checkpoint.architecture} and model_type is {shown(model_type)}, "
             "expected a text model of transformers"
         )
     for count in COUNTS.keys() & checkpoint.values.keys():
@@ -122,18 +123,18 @@ def open_library(checkpoint: Checkpoint) -> Library:
         config = CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # whatever it raises is about the values
         raise CheckpointError(
-            f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
+            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {first_line(error)}"
         ) from error
     for number in _NUMBERS:
         try:
             found = getattr(config, number, None)
         except Exception as error:  # of configs whose layers differ, which have no one number
             raise UnsupportedModel(
-                f"{checkpoint.where}: {number} of {name} is not one number: {first_line(error)}"
+                f"{checkpoint.origin(number)}: {number} of {name} is not one number: {first_line(error)}"
             ) from error
         if not isinstance(found, int):
             raise UnsupportedModel(
-                f"{checkpoint.where}: {number} of {name} is {shown(found)}, expected an integer, as in "
+                f"{checkpoint.origin(number)}: {number} of {name} is {shown(found)}, expected an integer, as in "
                 "the config of one text model with attention"
             )
     return Library(getattr(transformers, name), config)

@@ -46,7 +46,7 @@ class FallbackConfig(DecoderConfig):
     def of(cls, c: Checkpoint) -> Self:
         """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
         library = open_library(c)
-        config, recording = library.config, record(library, c.where)
+        config, recording = library.config, record(library, c.origin())
         calls = list(recording.calls.values())
         first = calls[0]
         return cls(
@@ -61,7 +61,7 @@ class FallbackConfig(DecoderConfig):
             stored=read_stored(c, stored_like(recording.causal)),
             calls=tuple(calls),
             library=library,
-            where=c.where,
+            where=c.origin(),
         )
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:

@@ -1,0 +1,46 @@
+"""Checks sizes of encoders of images and sounds by name, before transformers and torch read them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from typing import Final
+
+from octavo.config.section import Section
+
+_SIZE: Final = re.compile(
+    r"(?!.*ngram)\w+_(size|dim|heads|layers|channels|positions)|num_\w+|depth|d_model|mlp_ratio|tokens_per_second"
+)
+_WIDTHS: Final = ("embed_dim", "d_model", "hidden_size")
+_HEADS: Final = ("num_attention_heads", "num_heads", "encoder_attention_heads")
+_AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_size", "spatial_merge_size")))
+
+
+def check_encoder(section: Section | None) -> None:
+    """Raise CheckpointError for a size or a count below 1, and for sizes that do not divide or hold another."""
+    if section is None:
+        return
+    for name, value in section.values.items():
+        if value is None or not _SIZE.fullmatch(name):
+            continue
+        if isinstance(value, list):
+            if not all(type(each) is int and each > 0 for each in value):
+                raise section.error(name, "integers of at least 1")
+        elif isinstance(value, float):
+            section.positive_float(name)
+        else:
+            section.positive(name)
+    width, heads = _first(section, _WIDTHS), _first(section, _HEADS)
+    if width and heads and section.values.get("head_dim") is None and section.int(width) % section.int(heads):
+        raise section.error(width, f"a multiple of {heads}, which is {section.int(heads)}")
+    for name, parts in _AT_LEAST:
+        sizes = [section.values.get(each) for each in (name, *parts)]
+        if all(type(each) is int for each in sizes) and section.int(name) < (
+            least := math.prod(map(section.int, parts))
+        ):
+            raise section.error(name, f"at least {' times '.join(parts)}, which is {least}")
+
+
+def _first(section: Section, names: Collection[str]) -> str | None:
+    return next((name for name in names if section.values.get(name) is not None), None)

@@ -1,0 +1,50 @@
+"""Sizes that no encoder can have are refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from octavo.config.encoder_sizes import check_encoder
+from octavo.config.section import Section
+from octavo.errors import CheckpointError
+
+GOOD: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_heads": 2,
+    "depth": 3,
+    "patch_size": 14,
+    "image_size": [56, 56],
+    "spatial_merge_size": 2,
+    "window_size": 28,
+    "mlp_ratio": 4.0,
+    # which configs of former versions of transformers have in every part
+    "no_repeat_ngram_size": 0,
+    "chunk_size_feed_forward": 0,
+    "head_dim": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"patch_size": 0}, "patch_size is 0, expected an integer of at least 1"),
+        ({"depth": -1}, "depth is -1, expected an integer of at least 1"),
+        ({"num_heads": "2"}, 'num_heads is "2", expected an integer'),
+        ({"image_size": [56, 0]}, "image_size is [56, 0], expected integers of at least 1"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0, expected a number above 0"),
+        ({"hidden_size": 33}, "hidden_size is 33, expected a multiple of num_heads, which is 2"),
+        ({"embed_dim": 31}, "embed_dim is 31, expected a multiple of num_heads, which is 2"),
+        ({"image_size": 13}, "image_size is 13, expected at least patch_size, which is 14"),
+        ({"window_size": 27}, "window_size is 27, expected at least patch_size times spatial_merge_size, which is 28"),
+    ],
+)
+def test_a_size_that_no_encoder_can_have_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    check_encoder(Section({"vision_config": GOOD}, "file").section("vision_config"))
+    section = Section({"vision_config": GOOD | changes}, "file").section("vision_config")
+    with pytest.raises(CheckpointError, match=re.escape(f"file: vision_config.{said}")):
+        check_encoder(section)
+    if "hidden_size" in changes:
+        check_encoder(Section({**GOOD, **changes, "head_dim": 16}, "file"))
