@@ -109,14 +109,9 @@ class Preparer:
     @cached_property
     def format(self) -> ModelFormat:
         """The format of what the model writes."""
-        policy = self.policy
-        return ModelFormat(
-            self.tools.tokenizer_info,
-            self.tools.tokenizer,
-            policy.tool_call_parser,
-            policy.reasoning_parser,
-            allows_auto=policy.enable_auto_tool_choice,
-        )
+        policy, tools = self.policy, self.tools
+        parsers = policy.tool_call_parser, policy.reasoning_parser
+        return ModelFormat(tools.tokenizer_info, tools.tokenizer, parsers, allows_auto=policy.enable_auto_tool_choice)
 
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
         """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""

@@ -41,20 +41,15 @@ class ModelFormat:
     """The format of a served model, found when it is first used."""
 
     def __init__(
-        self,
-        info: Mapping[str, Any],
-        tokenizer: Tokenizer,
-        tool_call_parser: str = AUTO,
-        reasoning_parser: str = AUTO,
-        *,
-        allows_auto: bool = True,
+        self, info: Mapping[str, Any], tokenizer: Tokenizer, parsers: tuple[str, str], *, allows_auto: bool
     ) -> None:
-        """info: tokenizer_config.json with the chat template in use. allows_auto: models may choose to call tools."""
+        """info: tokenizer_config.json with the chat template in use. parsers: of calls and of reasoning, as `format_of`
+        has them. allows_auto: models may choose to call tools."""
         template = info.get("chat_template")
         self.tokenizer = tokenizer
         self._template = template if isinstance(template, str) else ""
         self._own = info.get("response_template")
-        self._parsers = (tool_call_parser, reasoning_parser)
+        self._parsers = parsers
         self._allows_auto = allows_auto
 
     @cached_property
