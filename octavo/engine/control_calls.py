@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, Final
@@ -122,6 +123,19 @@ class LastingCalls:
         self._in_progress: list[tuple[str, tuple[Any, ...]]] = []
         self._started_with: dict[int, list[Any] | None] = {}
 
+    @contextmanager
+    def begun(self, method: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+        """Inside, a call is in progress: a core that is started meanwhile gets it, too."""
+        if method not in _OF_WEIGHTS:
+            yield
+            return
+        call = method, arguments
+        self._in_progress.append(call)
+        try:
+            yield
+        finally:
+            self._in_progress.remove(call)
+
     def note(self, method: str, arguments: tuple[Any, ...], result: Any) -> None:
         """Note a control call that was made."""
         match method, arguments:
@@ -142,15 +156,10 @@ class LastingCalls:
     async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...]) -> Replies:
         """Make a call with `call`, which sends it to all replicas that are ready; return the replies. A core that is
         started meanwhile gets it, too. Other weights are taken by all, or by none."""
-        if method not in _OF_WEIGHTS:
-            return await call(method, arguments)
-        self._in_progress.append((method, arguments))
-        try:
+        with self.begun(method, arguments):
             if method == "update_weights":
                 return await self._update_weights(call, arguments)
             return await call(method, arguments)
-        finally:
-            self._in_progress.remove((method, arguments))
 
     async def _update_weights(self, call: CallEach, arguments: tuple[Any, ...]) -> Replies:
         replies = await call("check_weights", arguments)
