@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from octavo.core.prompt import Prompt, checked_text
@@ -100,25 +101,28 @@ def fill_in_prompt(
     starts = adds_special_tokens and bos is not None and tokenizer.encode("")[:1] == [bos]
     ids = [*before, *behind, tokens.middle] if tokens.middle is not None else [*behind, *before]
     start = [bos] if starts and bos is not None else []
-    plain = partial(_plain_ids, tokenizer, "input_extra")
-    return Prompt(token_ids=[*start, *_other_files(tokens, files, most_tokens - len(start) - len(ids), plain), *ids])
+    others = _other_files(tokenizer, tokens, files, most_tokens - len(start) - len(ids))
+    return Prompt(token_ids=[*start, *others, *ids])
 
 
-def _other_files(
-    tokens: FillTokens, files: Sequence[tuple[str, str]], room: int, plain: Callable[[str], list[int]]
-) -> list[int]:
+def _other_files(tokenizer: Tokenizer, tokens: FillTokens, files: Sequence[tuple[str, str]], room: int) -> list[int]:
     """Return the ids of the last of the files that fit into so many, with the names that llama.cpp writes for the
     repository and the file to fill in."""
+    plain = partial(_plain_ids, tokenizer, "input_extra")
     first = [] if tokens.repository is None else [tokens.repository, *plain("myproject\n")]
     last = [] if tokens.file is None else [tokens.file, *plain("filename\n")]
-    ids: list[int] = []
+    room -= len(first) + len(last)
+    pieces: list[list[int]] = []
     for name, text in reversed(files):
-        head = plain(_BETWEEN_FILES) if tokens.file is None else [tokens.file, *plain(f"{name}\n")]
-        more = [*head, *plain(text), *ids]
-        if len(first) + len(more) + len(last) > room:
+        if tokenizer.has_more_tokens(text, room):
             break
-        ids = more
-    return [*first, *ids, *last] if ids else []
+        head = plain(_BETWEEN_FILES) if tokens.file is None else [tokens.file, *plain(f"{name}\n")]
+        piece = [*head, *plain(text)]
+        room -= len(piece)
+        if room < 0:
+            break
+        pieces.append(piece)
+    return [*first, *chain.from_iterable(reversed(pieces)), *last] if pieces else []
 
 
 def _plain_ids(tokenizer: Tokenizer, field: str, text: str) -> list[int]:

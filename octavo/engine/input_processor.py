@@ -238,7 +238,7 @@ class InputProcessor:
             field = "prompt"
             text = prompt.text or ""
             if num_kept is None:
-                self._check_text_length(text)
+                self.check_text_length(text, field)
             token_ids = self.tokenizer.encode(text, prompt.add_special_tokens, prompt.cuts)
             outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:
@@ -268,15 +268,14 @@ class InputProcessor:
                 field=field,
             )
 
-    def _check_text_length(self, text: str) -> None:
+    def check_text_length(self, text: str, field: str) -> None:
         """Raise ContextTooLong for a text that is too long whatever its tokens are, before it is tokenised."""
         limit = self.ready.max_model_len
-        # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
-        if len(text) > 16 * limit and len(text) > limit * self.tokenizer.longest_token_chars:
+        if self.tokenizer.has_more_tokens(text, limit):
             raise ContextTooLong(
                 f"the prompt has {len(text)} characters, but this model's maximum context length is {limit} tokens, "
                 f"which cannot stand for so many; shorten the prompt{self._longer_context()}",
-                field="prompt",
+                field=field,
             )
 
     def _longer_context(self) -> str:

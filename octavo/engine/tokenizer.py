@@ -113,6 +113,11 @@ class Tokenizer:
         """Return the characters of the longest token: a text of more than n times as many has more than n tokens."""
         return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
 
+    def has_more_tokens(self, text: str, count: int) -> bool:
+        """Return whether a text has more than so many tokens whatever they are. It may have, where this is False."""
+        # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
+        return len(text) > 16 * count and len(text) > count * self.longest_token_chars
+
     def token_id(self, token: str | None) -> int | None:
         """Return the id of one token given by its text in the vocabulary, None when it has none."""
         return None if token is None else self._backend.token_to_id(token)

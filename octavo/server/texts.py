@@ -145,6 +145,8 @@ class Preparer:
     def _filled_in(self, prompt: str | list[int] | Prompt, suffix: str, adds: bool | None) -> Prompt:
         if not isinstance(prompt, str):
             raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
+        self.tools.check_text_length(prompt, "prompt")
+        self.tools.check_text_length(suffix, "suffix")
         return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds is not False)
 
     def response(self, asked: TokensRequest, limits: RenderLimits | None = None) -> TokensResponse:

@@ -134,7 +134,8 @@ def _with_named(drawn: RowSamples, named: Sequence[TokenLogprobs]) -> RowSamples
         "top_logprobs": tuple(each.logprob for each in named),
         "ranks": tuple(each.rank for each in named),
     }
-    return RowSamples([msgspec.structs.replace(token, **listed) for token in drawn.tokens])
+    tokens = [msgspec.structs.replace(token, **listed) for token in drawn.tokens]
+    return msgspec.structs.replace(drawn, tokens=tokens)
 
 
 class Position(NamedTuple):

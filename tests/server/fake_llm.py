@@ -362,6 +362,10 @@ class FakeAsyncLLM:
     def vectors(self) -> VectorInput:
         return VectorInput(self.pooling, self.tokenizer, self.ready)  # type: ignore[arg-type]
 
+    def check_text_length(self, text: str, field: str) -> None:
+        if len(text) > 100 * MAX_MODEL_LEN:
+            raise ContextTooLong("more characters than tokens can stand for", field=field)
+
     def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
         return pair_of(self.vectors, None, query, document, instruct)
 

@@ -69,9 +69,12 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         """Return the prompt. Raises InvalidRequest for a model that was not trained to fill in."""
+        prefix = self.input_prefix + self.prompt
+        tools.check_text_length(prefix, "input_prefix")
+        tools.check_text_length(self.input_suffix, "input_suffix")
         prompt = fill_in_prompt(
             tools.tokenizer,
-            self.input_prefix + self.prompt,
+            prefix,
             self.input_suffix,
             adds_special_tokens=self.add_special_tokens is not False,
             files=[(each.filename, each.text) for each in self.input_extra or ()],

@@ -10,6 +10,7 @@ import pytest
 from octavo.core.outputs import RequestMetrics
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.server.conftest import Served
+from tests.server.fake_llm import MAX_MODEL_LEN
 from tests.server.raw import ask, events
 
 NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
@@ -81,6 +82,17 @@ def test_request_of_an_editor_is_answered_with_the_fields_that_it_picks(filling:
     assert infill(filling, n_predict=0, response_fields=[""]) == {}
     warmed = infill(filling, n_predict=0)
     assert (warmed["content"], warmed["tokens"], warmed["tokens_predicted"]) == ("", [], 0)
+
+
+def test_text_that_is_surely_too_long_is_not_tokenised(filling: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "a" * (100 * MAX_MODEL_LEN + 1)
+    monkeypatch.setattr("octavo.engine.fill_in._plain_ids", None)
+    for path, asked in (("/infill", TEXTS), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
+        for field in set(asked) & {"input_prefix", "input_suffix", "prompt", "suffix"}:
+            answer = ask(filling.url, path, {**asked, field: long})
+            named = "input_prefix" if path == "/infill" and field == "prompt" else field
+            assert (answer.status, answer.error["param"]) == (400, named)
+            assert answer.error["code"] == "context_length_exceeded"
 
 
 def test_several_texts_are_an_array_and_a_text_without_limit_goes_on_to_the_end(filling: Served) -> None:
