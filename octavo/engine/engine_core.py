@@ -246,28 +246,14 @@ class EngineCore:
         """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
         return self.scheduler.reset_prefix_cache()
 
-    def pin_prefix(
-        self,
-        token_ids: list[int],
-        ttl_s: float,
-        cache_salt: str | None = None,
-        cache_namespace: str | None = None,
-        adapter: str | None = None,
-    ) -> PinnedPrefix:
-        """Keep a prefix in the cache for `ttl_s` seconds from now, also when it is computed later."""
-        key = CacheKey(cache_salt, adapter, cache_namespace=cache_namespace)
-        return self.scheduler.pin_prefix(token_ids, key, self.clock() + ttl_s)
+    def pin_prefix(self, token_ids: list[int], ttl_s: float, *key: str | None) -> PinnedPrefix:
+        """Keep a prefix in the cache for `ttl_s` seconds from now, also when it is computed later. key: its salt,
+        namespace and adapter."""
+        return self.scheduler.pin_prefix(token_ids, _cache_key(*key), self.clock() + ttl_s)
 
-    def unpin_prefix(
-        self,
-        token_ids: list[int],
-        cache_salt: str | None = None,
-        cache_namespace: str | None = None,
-        adapter: str | None = None,
-    ) -> bool:
+    def unpin_prefix(self, token_ids: list[int], *key: str | None) -> bool:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
-        key = CacheKey(cache_salt, adapter, cache_namespace=cache_namespace)
-        return self.scheduler.unpin_prefix(token_ids, key)
+        return self.scheduler.unpin_prefix(token_ids, _cache_key(*key))
 
     def read_adapter(self, *fields: Any) -> str | None:
         """Have the workers read an adapter, as `Adapters.read` does. fields: those of a `LoRARequest`."""
@@ -348,6 +334,10 @@ class EngineCore:
         if self._on_shutdown is not None:
             self._on_shutdown()
         self.executor.shutdown()
+
+
+def _cache_key(salt: str | None = None, namespace: str | None = None, adapter: str | None = None) -> CacheKey:
+    return CacheKey(salt, adapter, cache_namespace=namespace)
 
 
 def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:

@@ -23,7 +23,7 @@ from octavo.server.decode import query_of
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
 from octavo.server.formats.format import check_parsers
-from octavo.server.key_ring import KeyRing
+from octavo.server.key_file import KeyRing
 from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.rate_limits import Meter
 from octavo.server.tracing import open_tracer
