@@ -9,7 +9,6 @@ import pytest
 from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options
-from octavo.core.sampling_params import documented_fields
 from octavo.server.endpoints import ENDPOINTS
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
@@ -31,10 +30,6 @@ def test_each_name_stands_once_in_its_list_and_each_note_belongs_to_one() -> Non
     assert [len(names) for names in (*ARGUMENTS, FIELDS)] == [len(set(names)) for names in (*ARGUMENTS, FIELDS)]
     assert set(other_names.VLLM_NOTES) <= {name for names in ARGUMENTS for name in names}
     assert set(other_names.VLLM_REQUEST_NOTES) <= set(FIELDS)
-
-
-def test_all_sampling_parameters_that_octavo_has_are_listed() -> None:
-    assert set(documented_fields()) <= set(ARGUMENTS[2])
 
 
 def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from octavo.cli.main import main
+from octavo.scheduler.policies import POLICIES
 from octavo.simulate.trace_file import read_trace
 from octavo.simulate.traces import Trace, TraceRequest
 from tests.fakes.engine import make_core, make_request, run
@@ -72,7 +73,7 @@ def test_a_model_and_a_device_are_enough(capsys: pytest.CaptureFixture[str]) -> 
     assert "octavo-tiny on 2 × NVIDIA L4, 24 GB: 0.0104 GB of weights" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair-share", "deadline", "prefix-match"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_requests_that_cannot_be_served_are_counted_with_the_reason(
     policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.exact_products import need_exact_products
-from tests.fakes.proposer import ToyProposer
+from tests.fakes.proposer import LOOKUPS, ToyProposer
 
 VOCABULARY = 300
 PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23, 31)]
@@ -66,7 +66,7 @@ def test_drafts_change_no_bit(device: str, tmp_path: Path) -> None:
         assert core.scheduler.stats().num_steps < 0.5 * num_steps
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", LOOKUPS)
 def test_speculation_changes_no_bit(method: str, tmp_path: Path) -> None:
     if not LEVELS:
         pytest.skip("the compiled kernels cannot run on this machine")

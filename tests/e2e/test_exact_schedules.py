@@ -26,7 +26,7 @@ from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.draft_heads import write_head
-from tests.fakes.proposer import take_all
+from tests.fakes.proposer import LOOKUPS, take_all
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
@@ -132,7 +132,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_steps_in_flight": draw(st.integers(1, 3)),
         "threads": draw(st.sampled_from([1, 2])),
         "enforce_eager": draw(st.booleans()),
-        "guesses": draw(st.sampled_from([None, None, "ngram", "suffix", "draft_model", "eagle"])),
+        "guesses": draw(st.sampled_from([None, None, *LOOKUPS, "draft_model", "eagle"])),
     }
 
 
@@ -285,7 +285,7 @@ def test_many_schedules_give_the_bits_of_a_lonely_run(
 @settings(
     max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
-@given(batch=requests(), options=engines(), guesses=st.sampled_from(["ngram", "suffix", "draft_model", "eagle"]))
+@given(batch=requests(), options=engines(), guesses=st.sampled_from([*LOOKUPS, "draft_model", "eagle"]))
 def test_guesses_over_ranks_give_the_bits_of_a_lonely_run(
     alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], guesses: str
 ) -> None:

@@ -12,6 +12,7 @@ from octavo.speculation.length import MOST_TOKENS
 from octavo.speculation.speculation import Speculation
 from tests.fakes.engine import make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
+from tests.fakes.proposer import LOOKUPS
 
 
 def speculation(method: str = "ngram", **options: int) -> Speculation:
@@ -52,7 +53,7 @@ def test_outputs_are_shared_where_a_prefix_cache_is() -> None:
     assert guesses(speculation("ngram"), salted("c", [3, 4], "one"), 5, 6) == []
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", LOOKUPS)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_engine_with_guesses_gives_the_same_results(method: str, depth: int) -> None:
     requests = [

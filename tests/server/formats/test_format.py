@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import octavo.server.formats
 from octavo.errors import ConfigError
 from octavo.server.formats.events import ReadCall, ReadOutput, joined
-from octavo.server.formats.format import Format, format_of, templates
+from octavo.server.formats.format import Field, Format, ResponseTemplate, format_of, templates
 from octavo.server.formats.parser import OutputParser
 from tests.server.formats.test_parser import cuttings, read
 
+FILES = Path(octavo.server.formats.__file__).parent
 DEEP = '{"a": {"b": [1, {"c": "“ü”\\n\\"x\\" </tool_call>"}]}, "d": ""}'
 PYTHONIC = """[f(a={'b': [1, {"c": '“ü”\\n"x" </tool_call>'}]}, d=""), g(), h(s='it\\'s', on=True, off=None)]"""
 THREE = [ReadCall("", "f", DEEP), ReadCall("", "g", "{}"), ReadCall("", "h", '{"s": "it\'s", "on": true, "off": null}')]
@@ -113,8 +116,19 @@ def form(name: str) -> Format:
     return templates()[name].format(name)
 
 
+@pytest.mark.parametrize("name", templates())
+def test_a_file_has_no_key_that_is_not_read_and_its_names_are_documented(name: str) -> None:
+    table = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))
+    assert set(table) <= set(ResponseTemplate.__struct_fields__)
+    for field in table["fields"].values():
+        assert set(field) <= set(Field.__struct_fields__)
+    page = (Path(__file__).parents[3] / "docs" / "recipes" / "tools.md").read_text(encoding="utf-8")
+    assert [each for each in table["names"] if f"`{each}`" not in page] == [], "docs/recipes/tools.md lists all names"
+
+
 @pytest.mark.parametrize("name", [name for name, each in templates().items() if "tool_calls" in each.fields])
 def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
+    assert name in TEXTS, "write the calls THREE in this format into TEXTS"
     text = TEXTS[name]
     wanted = [(call.name, json.loads(call.arguments)) for call in THREE]
     whole = read(form(name), [text], tools=TOOLS)
