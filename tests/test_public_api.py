@@ -114,4 +114,4 @@ def test_sampling_parameters_have_their_well_known_names() -> None:
         "structured_outputs",
         "detokenize",
         "output_kind",
-    } == set(octavo.SamplingParams.__struct_fields__)
+    } <= set(octavo.SamplingParams.__struct_fields__)

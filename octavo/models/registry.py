@@ -112,7 +112,7 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
 
     makes_text: False takes a family's class for its hidden states alone, whatever the architecture does with them.
     reads_images: False leaves encoders of images and sounds out.
-    Raises UnsupportedModel, which names the families that are there.
+    Raises UnsupportedModel.
     """
     found = _text_class(checkpoint, makes_text=makes_text)
     if not reads_images or library_version() is None:
@@ -148,7 +148,7 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     where = checkpoint.origin("architectures", "model_type")
     raise UnsupportedModel(
         f"{where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
-        f"the families that are there: {', '.join(map(_family, known_architectures()))}{without}{own_code}"
+        f"octavo models lists those that are there{without}{own_code}"
     )
 
 

@@ -80,11 +80,6 @@ def _check_names(
     """Compare names; `found` has the checkpoint's name of each stored tensor by its name without prefix."""
     missing = [slot.name for slot in slots.values() if slot.required and slot.name not in found]
     architecture = checkpoint.architecture
-    if missing:
-        raise CheckpointError(
-            f"{checkpoint.path}: {_counted(missing)} missing, which {architecture} needs by its config.json; "
-            "the checkpoint is incomplete or its config.json belongs to another: download it again"
-        )
     known = re.compile("|".join(f"(?:{pattern})" for pattern in model.IGNORED))
     surplus = {
         short: name
@@ -92,6 +87,17 @@ def _check_names(
         if short not in slots and model.owns(short) and not known.fullmatch(short)
     }
     parts = {short: part for short in surplus if (part := _other_part(checkpoint, model, short))}
+    unread = [name for short, name in surplus.items() if short not in parts]
+    if missing:
+        because = "the checkpoint is incomplete or its config.json belongs to another: download it again"
+        if unread:
+            because = (
+                f"{_counted(unread)} left over: config.json and weights belong to different models, or these are other "
+                f"names than those that {architecture} reads"
+            )
+        raise CheckpointError(
+            f"{checkpoint.path}: {_counted(missing)} missing, which {architecture} needs by its config.json; {because}"
+        )
     if parts:
         counts = ", ".join(f"{part} ({count} tensors)" for part, count in sorted(Counter(parts.values()).items()))
         _log.info("%s: skipped what %s generates text without: %s", checkpoint.path, architecture, counts)

@@ -111,6 +111,10 @@ def bind(
             raise ConfigError(f"op override {name}={wanted[name]}: no such operator{suggestion(name, known)}")
     by_operator: dict[str, list[Implementation]] = {name: [] for name in known}
     for candidate in candidates:
+        name = candidate.operator
+        assert name in known, (
+            f"{candidate.name} implements {name}, and no operator is called so{suggestion(name, known)}"
+        )
         by_operator[candidate.operator].append(candidate)
 
     functions: dict[str, Callable[..., Any]] = {}

@@ -226,6 +226,7 @@ class Speculation:
             return Guess(begun, "predicted", num_known) if begun else None
         if config.has_model:
             return None
+        assert config.method in ("ngram", "suffix"), "another method has a branch of its own"
         shared = self._shared.get(group.request.cache_key) if self._shared else None
         own = history.find(tail, config.prompt_lookup_min, is_own=True)
         others = None if shared is None else shared.find(tail, config.prompt_lookup_min)

@@ -15,7 +15,7 @@ from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
 from octavo.devices.cpu.runtime import obstacle
 from octavo.devices.cuda.device import CudaDevice
-from octavo.devices.device import open_device
+from octavo.devices.device import _device_class, open_device
 from octavo.devices.reference.device import ReferenceDevice
 from octavo.errors import ConfigError
 from octavo.platform import Platform
@@ -118,6 +118,10 @@ def test_cuda_is_refused_with_what_is_missing(tmp_path: Path) -> None:
         ConfigError, match=r"device is cuda, but this PyTorch \(.*\) is built without CUDA.*; or leave device at auto"
     ):
         open_device(config(device="cuda"), BARE)
+
+
+def test_a_device_has_the_name_by_which_it_is_asked_for() -> None:
+    assert [_device_class(name).name for name in DEVICES] == list(DEVICES)
 
 
 def test_a_new_device_is_one_line_and_generates_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.loader import DTYPES
 from octavo.models.stored_names import tensor_slots
 from octavo.ops.registry import bind
-from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
+from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_pytorch_archive
 from tests.fakes.shapes import group
 from tests.models.loading import load_model, open_model
 from tests.models.paged_run import PagedRun, Stream
@@ -143,6 +143,15 @@ class TestWhatDoesNotFit:
     def test_a_missing_tensor_is_named(self, llama: Path, archive: bool) -> None:
         edit_tensors(llama, remove=(UP,))
         assert "layers.1.mlp.up_proj.weight is missing, which LlamaForCausalLM needs" in self.complaint(llama, archive)
+
+    def test_tensors_under_other_names_are_named_beside_those_that_are_missing(
+        self, llama: Path, archive: bool
+    ) -> None:
+        rename_tensors(llama, "model.layers.1.mlp.up_proj", "model.layers.1.mlp.fc_in")
+        told = self.complaint(llama, archive)
+        assert "layers.1.mlp.up_proj.weight is missing, which LlamaForCausalLM needs" in told
+        assert "model.layers.1.mlp.fc_in.weight is left over: config.json and weights belong to different" in told
+        assert "download it again" not in told
 
     def test_of_many_missing_tensors_one_is_named(self, llama: Path, archive: bool) -> None:
         edit_config(llama, num_hidden_layers=3)

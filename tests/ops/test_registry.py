@@ -48,6 +48,11 @@ def test_the_reference_says_why_nothing_better_is_there() -> None:
     assert choice_of(ops, "rms_norm") == Choice("rms_norm", "reference", "amx: no AMX")
 
 
+def test_an_implementation_of_no_operator_is_named() -> None:
+    with pytest.raises(AssertionError, match="fast implements rms_nrom, .*; did you mean rms_norm"):
+        bind([Implementation("rms_nrom", "fast", lambda runtime: fast)])
+
+
 @pytest.mark.parametrize("wanted", ["reference", "plain"])
 def test_an_override_wins_over_rank(wanted: str) -> None:
     candidates = [candidate("plain", fast, 1), candidate("avx2", faster, 2)]
