@@ -208,9 +208,11 @@ export function startPlayground(settings, modelOf) {
       say("");
     } catch (error) {
       const isStopped = error.name === "AbortError";
-      if (!isStopped && !settings.fail(error)) say(error.message, true);
-      if (!isStopped) first.error = error.message;
-      else if (!running) say("stopped");
+      if (!isStopped) {
+        first.error = error.message; // shown there alone: a long one below the composer would push the answer away
+        settings.fail(error);
+        say("failed", true);
+      } else if (!running) say("stopped");
     }
     for (const version of versions) Object.assign(version, { model, endedAt: performance.now() });
     byId("announcement").textContent = `${NAMES.assistant}: ${first.text}`;

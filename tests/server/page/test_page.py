@@ -54,6 +54,8 @@ def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: 
     server.llm.hold_after = 5
     send(page, "hello")
     page.wait(f"{LAST}?.querySelector('.text').textContent.length >= 5")
+    send(page, "more")
+    assert page.run("document.getElementById('status').textContent") == "an answer is running; Esc stops it"
     page.press("Escape")
     page.wait(f"{SUMMARY}?.includes('stopped')")
     assert page.wait("document.getElementById('stop').hidden")
@@ -221,6 +223,7 @@ def test_a_lost_connection_is_said_in_words(page: Browser, stream: str, message:
     page.run(f"void (window.fetch = async () => {stream})")
     send(page, "hello")
     assert page.wait(f"{LAST}?.querySelector('.wrong')?.textContent") == message
+    assert page.run("document.getElementById('status').textContent") == "failed"
     assert page.run(SUMMARY) == "letters · failed"
 
 
