@@ -72,6 +72,16 @@ _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """By `model_type` of a model around a text model: values that the config of the latter may leave out."""
+_OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "kimi_linear": {
+        "max_position_embeddings": "model_max_length",
+        "n_group": "num_expert_group",
+        "n_shared_experts": "num_shared_experts",
+        "norm_topk_prob": "moe_renormalize",
+        "num_experts_per_tok": "num_experts_per_token",
+    }
+}
+"""By `model_type`: keys that have another name in the configs of such models."""
 _STRETCHED: Final = frozenset({"cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
 """Those whose rotations are not plain by default, which every published config states."""
 
@@ -98,6 +108,9 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
                 values[name] = value
     if model_type in ("gemma3_text", "gemma3n_text") and values.get("rope_parameters") is None:
         values["rope_parameters"] = _gemma3_rope(values)
+    for name, other in _OTHER_NAMES.get(model_type, {}).items() if isinstance(model_type, str) else ():
+        if values.get(name) is None and other in values:
+            values[name] = values[other]
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), Mapping):
             values[name] = _of_text(values[name])

@@ -33,6 +33,8 @@ class HybridConfig(DecoderConfig):
     sizes: RecurrentSizes | ConvolutionSizes
     recurrence: Callable[[Any, Mesh], nn.Module]
     """Makes what stands in the place of attention, from the config."""
+    attention: Callable[[Any, Mesh, int], nn.Module] = RotaryAttention
+    """Makes the attention of a layer from the config."""
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         if self.kinds[layer] == RECURRENT:
@@ -42,7 +44,7 @@ class HybridConfig(DecoderConfig):
 
 def mixer(c: HybridConfig, mesh: Mesh, layer: int) -> nn.Module:
     """Make what mixes tokens in a layer that attends or keeps a state."""
-    return RotaryAttention(c, mesh, layer) if c.kinds[layer] == ATTENTION else c.recurrence(c, mesh)
+    return c.attention(c, mesh, layer) if c.kinds[layer] == ATTENTION else c.recurrence(c, mesh)
 
 
 class HybridDecoder(GatedDecoder):

@@ -43,14 +43,15 @@ class LatentConfig(DecoderConfig):
             *(c.positive(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
         )
         width = heads.latent + heads.turned
+        if "rope" not in own:
+            own["rope"] = read_rope(c, heads.turned, interleaved=c.bool("rope_interleave", True))
         return cls.common(
             c,
             head_dim=width,
             heads=Heads(heads.count, 1, width),
             latent_heads=heads,
             q_rank=c.optional_positive("q_lora_rank"),
-            rope=read_rope(c, heads.turned, interleaved=c.bool("rope_interleave", True)),
-            attention_scale=_scale(c, heads),
+            attention_scale=float(heads.query**-0.5) if own["rope"] is None else _scale(c, heads),
             bias=c.bool("attention_bias", False),
             **own,
         )
@@ -74,7 +75,6 @@ class LatentBlock(nn.Module):
 
     def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
         super().__init__()
-        assert c.rope is not None, "latents have elements that turn"
         heads, single, hidden = c.latent_heads, Mesh.single(), c.hidden_size
         self.heads, self._q_rank = heads, c.q_rank or 0
         sections, reads = [heads.latent + heads.turned], ["kv_a_proj_with_mqa"]
@@ -87,10 +87,12 @@ class LatentBlock(nn.Module):
         self.a_proj = ColumnLinear(hidden, sections, single, bias=c.qkv_bias, reads=reads)
         self.kv_a_layernorm = RMSNorm(heads.latent, _LATENT_EPS)
         self.kv_b_proj = LatentProjections(heads, mesh)
-        self.rope = Rotary(c.rope)
-        # the elements that do not turn grow with the position, too
-        still = replace(c.rope, dim=heads.plain, scaling=ProportionalScaling(0))
-        self.growth = None if c.rope.query_growth is None else Rotary(still)
+        self.rope = self.growth = None
+        if c.rope is not None:
+            self.rope = Rotary(c.rope)
+            # the elements that do not turn grow with the position, too
+            still = replace(c.rope, dim=heads.plain, scaling=ProportionalScaling(0))
+            self.growth = None if c.rope.query_growth is None else Rotary(still)
         assert c.attention_scale is not None
         self.attend = LatentAttention(c.attention_scale)
         self.o_proj = joined_linear(heads.count * heads.value, hidden, mesh, bias=c.out_bias)
@@ -102,8 +104,11 @@ class LatentBlock(nn.Module):
         latents = self.kv_a_layernorm(narrow[:, self._q_rank : edge])
         if self.growth is not None:
             plain, _ = self.growth(plain, plain[:, :1], batch)
-        turned, key = self.rope(turned, narrow[:, edge:].unsqueeze(1), batch)
-        sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key.squeeze(1)), batch)
+        key = narrow[:, edge:]
+        if self.rope is not None:
+            turned, keys = self.rope(turned, key.unsqueeze(1), batch)
+            key = keys.squeeze(1)
+        sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key), batch)
         out: Tensor = self.o_proj(self.kv_b_proj.values(sums))
         return out
 

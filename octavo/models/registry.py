@@ -70,6 +70,7 @@ _FILES: Final = {
         *("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA", "MiniCPM"),
     ),
     "layer_norms": ("Cohere", "Cohere2", "GPT2", "GPTNeoX", "Nemotron", "Phi", "StableLm", "Starcoder2"),
+    "kimi_linear": ("KimiLinear",),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
         *("Arcee", "Cwm", "Ernie4_5", "Exaone4", "Glm", "Glm4", "HunYuanDenseV1", "IQuestCoder", "InternLM3"),

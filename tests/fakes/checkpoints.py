@@ -464,6 +464,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GraniteMoeSWAForCausalLM",
         {**_GRANITE_SWA, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        {
+            **{name: value for name, value in _LATENT_EXPERTS.items() if name != "n_routed_experts"},
+            "q_lora_rank": None,
+            "num_local_experts": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+        },
+    ),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _LFM),
     "lfm2_moe": (
         "Lfm2MoeConfig",

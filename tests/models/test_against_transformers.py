@@ -123,6 +123,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoehybrid": ("granitemoehybrid", {"intermediate_size": 24}),
     "granitemoehybrid without experts": ("granitemoehybrid", {"num_local_experts": 0}),
     "granitemoehybrid with factors and positions": ("granitemoehybrid", {**GRANITE, "num_local_experts": 0}),
+    "kimi_linear": ("kimi_linear", {}),
+    "kimi_linear with groups and queries in two steps": (
+        "kimi_linear",
+        {"q_lora_rank": 20, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "mlp_layer_types": ["sparse"] * 3},
+    ),
     "lfm2": ("lfm2", {"block_multiple_of": 8}),
     "lfm2 with biases": ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("lfm2_moe", {}),

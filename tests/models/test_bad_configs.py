@@ -59,6 +59,7 @@ NOT_READ = {
     ("glm_moe_dsa", "head_dim"),
     ("gpt_neox", "head_dim"),
     ("granitemoehybrid", "rope_parameters"),
+    ("kimi_linear", "head_dim"),
     ("mamba2", "num_attention_heads"),
     ("mistral4", "head_dim"),
     ("nemotron_h", "head_dim"),  # nothing turns: heads may have any size

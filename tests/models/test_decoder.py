@@ -35,6 +35,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "layer_types": WINDOW_IN_ONE},
     ),
     "granite": ("granite", {"tie_word_embeddings": True}),
+    "kimi_linear": ("kimi_linear", {}),
     "olmo2": ("olmo2", {}),
     "olmo_hybrid": ("olmo_hybrid", {}),
     "phi": ("phi", {}),

@@ -88,6 +88,17 @@ def test_olmo_hybrid_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_kimi_linear_as_the_hub_has_it(tmp_path: Path) -> None:
+    path = make_checkpoint("kimi_linear", tmp_path)
+    expected = logits(path)
+    layers = {"full_attn_layers": [2], "kda_layers": [1, 3]}
+    sizes = {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
+    left_out = ("layer_types", "mlp_layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    edit_config(path, remove=left_out, linear_attn_config=layers | sizes, first_k_dense_replace=1)
+    rename_tensors(path, "model.layers.0.block_sparse_moe.", "model.layers.0.mlp.")
+    assert torch.equal(logits(path), expected)
+
+
 def test_layers_that_predict_further_tokens_are_skipped_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,6 +98,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmoe",
         "qwen2_moe",
         "qwen3_moe",
+        "kimi_linear",
         "lfm2_moe",
         "qwen3_5_moe",
         "qwen3_next",

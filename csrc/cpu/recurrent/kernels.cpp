@@ -120,20 +120,25 @@ float scale_to_one(const Element* x, int dim) {
   return 1.0f / __builtin_sqrtf(squares + 1e-6f);
 }
 
-// softplus(x) within the limits.
-inline float step_of(const Recurrence& a, float x) {
-  const float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
-  return step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
+// log(1 + e^x) = max(x, 0) + log(1 + e), with e = e^-|x|; of the latter the series of 2 artanh(e / (2 + e)).
+inline Floats softplus(Floats x) {
+  const Floats e = exponential(sub(zero(), absolute(x)));
+  const Floats ratio = div(e, add(all(2.0f), e)), square = mul(ratio, ratio);
+  Floats series = all(2.0f / 15.0f);
+  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, all(2.0f / static_cast<float>(odd)));
+  return fma(series, ratio, maximum(zero(), x));  // NaN stays
 }
 
 template <class Element>
 void read_key_decays(const Recurrence& a, const Element* steps, int head, const float* key, float* decays, float* faded) {
   const std::int64_t first = static_cast<std::int64_t>(head) * a.key_dim;
-  const float rate = -__builtin_expf(a.decay_log[head]);
-  for (int i = 0; i < a.key_dim; ++i) {
-    decays[i] = __builtin_expf(rate * step_of(a, to_float(steps[first + i]) + a.step_bias[first + i]));
-    faded[i] = decays[i] * key[i];
-  }
+  const Floats rate = all(-__builtin_expf(a.decay_log[head]));
+  for_vectors(a.key_dim, [&](int i, int count) {
+    const Floats raw = add(load_some(steps + first + i, count), load_some(a.step_bias + first + i, count));
+    const Floats decay = exponential(mul(rate, softplus(raw)));
+    store_some(decays + i, decay, count);
+    store_some(faded + i, mul(decay, load_some(key + i, count)), count);
+  });
 }
 
 template <class Element>
@@ -146,7 +151,9 @@ void read_head(const Recurrence& a, int head, std::int64_t first, int tokens, He
     const Element* steps = static_cast<const Element*>(a.step) + token * a.step_stride;
     float step = 0.0f;
     if (!a.decays_by_key) {
-      step = step_of(a, to_float(steps[head]) + a.step_bias[head]);
+      const float raw = to_float(steps[head]) + a.step_bias[head];
+      step = raw > 20.0f ? raw : __builtin_log1pf(__builtin_expf(raw));
+      step = step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
       in.decays[t] = __builtin_expf(-__builtin_expf(a.decay_log[head]) * step);
     }
     if (a.beta) {

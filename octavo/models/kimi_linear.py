@@ -1,0 +1,134 @@
+"""Kimi Linear: three layers of Kimi's delta attention for each one of attention over latents in which nothing turns.
+
+Source: https://arxiv.org/abs/2510.26692.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import MOST_LAYERS
+from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import Elementwise
+from octavo.layers.experts import StoredExperts
+from octavo.layers.layer import TensorSlot
+from octavo.layers.linear import ColumnLinear, Pick, PickedLinear, joined_linear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.recurrent import RecurrentLayer, RecurrentSizes, convolution
+from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, stored_convolutions
+from octavo.models.latent import LatentBlock, LatentConfig
+from octavo.models.sparse import corrected, read_stored, sparse_by_kind, stated_counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiLinearConfig(HybridConfig, LatentConfig):
+    """Layers with a state, and attention over latents in the others."""
+
+
+class KimiDeltaAttention(RecurrentLayer):
+    """The gated delta rule with a decay for each element of keys; decays and gates are made by products of low rank."""
+
+    def __init__(self, c: KimiLinearConfig, mesh: Mesh, *, convolutions: Mapping[str, int]) -> None:
+        assert isinstance(c.sizes, RecurrentSizes)
+        sizes, hidden = c.sizes, c.hidden_size
+        super().__init__(("A_log",), sizes.heads, sizes.rows(mesh, of_keys=False))
+        self.sizes = own = sizes.share(mesh)
+        self._wide = wide = sizes.rows(mesh, of_keys=True, width=sizes.key_dim)
+        self.dt_bias = nn.Parameter(torch.empty(own.key_size), requires_grad=False)
+        rank = sizes.key_dim
+        picks = [Pick(f"{each}_proj", sizes.key_size, (wide,)) for each in "qkv"]
+        picks.append(Pick("b_proj", sizes.heads, (self._rows,)))
+        picks += [Pick(f"{each}_a_proj", rank, (slice(0, rank),)) for each in "fg"]
+        self.in_proj = PickedLinear(hidden, picks)
+        self.f_b_proj = ColumnLinear(rank, sizes.key_size, mesh)
+        self.g_b_proj = ColumnLinear(rank, sizes.value_size, mesh)
+        self.conv1d = convolution(sizes, mesh, convolutions)
+        self.o_norm, self.gate = RMSNorm(sizes.value_dim, c.norm_eps), Elementwise("gated_by_sigmoid")
+        self.o_proj = joined_linear(sizes.value_size, hidden, mesh)
+        self._tail, self._widths = (own.taps - 1) * own.channels, [own.channels, own.heads, rank, rank]
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        states, metadata = self.states(batch)
+        own, tokens = self.sizes, len(x)
+        mixed, beta, low_step, low_gate = torch.split(self.in_proj(x), self._widths, dim=1)
+        mixed = self.conv1d(mixed, states[:, : self._tail], metadata)
+        q, k, v = (each.view(tokens, own.heads, -1) for each in torch.split(mixed, own.key_size, dim=1))
+        step, numbers = self.f_b_proj(low_step), (self.A_log, self.dt_bias)
+        out = self.ops.gated_delta_rule(q, k, v, step, beta, numbers, states[:, self._tail :], metadata)
+        projected: Tensor = self.o_proj(self.gate(self.o_norm(out).view(tokens, -1), self.g_b_proj(low_gate)))
+        return projected
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        rows, wide, every = self._rows, self._wide, slice(None)
+        logs, biases = (1, 1, self._count, 1), (self._count * self.sizes.key_dim,)
+        fill = partial(self._fill_logs, rows)
+        yield TensorSlot(f"{path}.A_log", logs, fill, parts=((every, every, rows),))
+        yield TensorSlot(f"{path}.dt_bias", biases, lambda x: self.hold("dt_bias", x[wide]), parts=((wide,),))
+
+    def _fill_logs(self, rows: slice, stored: Tensor) -> None:
+        self.hold("A_log", stored.flatten()[rows])
+
+
+class KimiLinearForCausalLM(HybridDecoder):
+    """The whole model."""
+
+    RECURRENT_NAME = "self_attn"
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> KimiLinearConfig:
+        c.expect("mla_use_nope", True)
+        c.expect("moe_router_activation_func", "sigmoid")
+        c.expect("moe_layer_freq", 1, default=1)
+        sizes = _read_sizes(c)
+        mixture = corrected(c, factor=2.446, counts=stated_counts(c))
+        return KimiLinearConfig.common_latent(
+            c,
+            rope=None,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            windows=(),
+            mixture=replace(mixture, stored=read_stored(c, StoredExperts("w1", "w3", "w2"))),
+            sparse=sparse_by_kind(c, 1),
+            kinds=read_kinds(c, _default_kinds(c)),
+            sizes=sizes,
+            attention=lambda c, mesh, layer: LatentBlock(c, mesh),
+            recurrence=partial(KimiDeltaAttention, convolutions=stored_convolutions(c, sizes)),
+        )
+
+    def own_name(self, name: str) -> str:
+        return name.replace(".block_sparse_moe.", ".mlp.")
+
+
+def _read_sizes(c: Checkpoint) -> RecurrentSizes:
+    """Return the sizes of layers with a state, which the release has in a section of their own."""
+    section = c.section("linear_attn_config")
+    heads, dim, taps = (
+        c.positive(own, default) if section is None or section.values.get(name) is None else section.positive(name)
+        for name, own, default in (
+            ("num_heads", "linear_num_heads", 32),
+            ("head_dim", "linear_head_dim", 128),
+            ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
+        )
+    )
+    return RecurrentSizes(heads, heads, dim, dim, taps)
+
+
+def _default_kinds(c: Checkpoint) -> list[str]:
+    """Return the kinds of layers where `layer_types` is absent: `full_attn_layers` counts them from 1."""
+    layers, linear = range(min(c.positive("num_hidden_layers"), MOST_LAYERS)), c.section("linear_attn_config")
+    stated = None if linear is None else linear.values.get("full_attn_layers")
+    if stated is None:
+        return [ATTENTION if layer and layer % 4 == 0 else RECURRENT for layer in layers]
+    if not isinstance(stated, list):
+        assert linear is not None
+        raise linear.error("full_attn_layers", "a list of layers")
+    return [ATTENTION if layer + 1 in stated else RECURRENT for layer in layers]
