@@ -46,8 +46,9 @@ class ImageReader(DecoderStack):
         config = dataclasses.replace(super().read(c), library=library)
         width = getattr(getattr(library, "vision_config", None), "out_hidden_size", config.hidden_size)
         if width != config.hidden_size:
+            where = (c.stored.section("vision_config") or c).origin("out_hidden_size")
             raise CheckpointError(
-                f"{c.where}: vision_config.out_hidden_size is {width}, expected the text model's hidden_size, which is "
+                f"{where}: vision_config.out_hidden_size is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
         return config

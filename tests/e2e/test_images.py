@@ -190,7 +190,8 @@ def test_a_prompt_that_hits_the_cache_within_an_image_gives_the_same_bits(
 
 def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_vision_checkpoint("glm4v", tmp_path))
-    values = {**checkpoint.stored, "vision_config": {**checkpoint.stored["vision_config"], "out_hidden_size": 128}}
+    stored = checkpoint.stored.values
+    values = {**stored, "vision_config": {**stored["vision_config"], "out_hidden_size": 128}}
     with pytest.raises(CheckpointError, match="out_hidden_size is 128, expected the text model's hidden_size"):
         LoadedModel.open(Checkpoint(tmp_path, values), Mesh.single(), torch.float32)
 

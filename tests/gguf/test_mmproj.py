@@ -59,8 +59,8 @@ def test_the_config_is_that_of_the_checkpoint(family: str, files: Files, checkpo
     assert found.image_processor is not None
     config["vision_config"].pop("vision_use_head", None)  # files are without it
     for ours, theirs in (
-        ({**found.stored, "bos_token_id": None, "vision_config": None, "text_config": None}, config),
-        ({**found.stored["vision_config"], "vision_use_head": None}, config["vision_config"]),
+        ({**found.stored.values, "bos_token_id": None, "vision_config": None, "text_config": None}, config),
+        ({**found.stored.values["vision_config"], "vision_use_head": None}, config["vision_config"]),
         (found.image_processor, settings),
     ):
         stated = {key: value for key, value in ours.items() if value is not None and key in theirs}
@@ -152,7 +152,7 @@ def test_a_model_without_the_tokens_of_images_is_refused(files: Files, monkeypat
 
 def test_another_token_stands_for_vectors_where_there_is_none(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEXT_TOKENS, "gemma3", {4: "<start_of_image>", 5: "<end_of_image>", 9: "<unused0>"})
-    assert files().stored["image_token_index"] == 9
+    assert files().stored.values["image_token_index"] == 9
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     function_call: Annotated[Any, _FUNCTIONS] = None
     audio: Annotated[Any, WRITES_TEXT] = None
+    thinking_blocks: Annotated[Any, Refused("send the text of the blocks as reasoning_content", harmless=([],))] = None
 
     def check(self, field: str) -> int:
         """Return the number of its characters. Raises InvalidRequest, which names `field`, when a part is too long."""

@@ -114,9 +114,11 @@ class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+    thinking_blocks: Annotated[Any, Refused("send the blocks as parts of content", harmless=([],))] = None
 
     def check(self, field: str) -> int:
         """Return 0: what becomes of the message is checked, and its characters are counted, in the chat."""
+        refuse_unsupported(self, f"{field}.")
         return 0
 
 

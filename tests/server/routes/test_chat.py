@@ -305,6 +305,11 @@ def test_token_ids_come_on_request(server: Served) -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "thinking_blocks": [{}]}]},
+            "messages[0].thinking_blocks",
+            "unsupported_parameter",
+        ),
         ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt", "unknown_parameter"),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},

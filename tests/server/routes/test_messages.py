@@ -167,6 +167,11 @@ def test_the_turn_ends_where_the_model_ends_it(server: Served) -> None:
         ({"max_tokenz": 1}, "did you mean max_tokens"),
         ({"n": 2}, "n is not supported"),
         ({"stop": "a"}, "use stop_sequences"),
+        ({"vllm_xargs": {"a": 1}}, "vllm_xargs is not supported: octavo has no such extensions"),
+        (
+            {"messages": [{"role": "user", "content": "a", "thinking_blocks": [{"type": "thinking"}]}]},
+            "messages[0].thinking_blocks is not supported: send the blocks as parts of content",
+        ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0] is of type 'bash_20250124'"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f"}]}, "tool_choice names 'g'"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
