@@ -8,7 +8,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.section import Section
 
-READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration"})
+READ_SOUND: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Qwen2Audio", "Qwen3ASR", "Voxtral"))
 """Architectures whose sounds are read, with transformers."""
 
 

@@ -82,6 +82,8 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     }
 }
 """By `model_type`: keys that have another name in the configs of such models."""
+_TIED_AROUND: Final = ("cohere2_vision", "lfm2_vl", "qwen3_asr")
+"""Those whose heads are their embeddings, unless the whole config says otherwise."""
 _STRETCHED: Final = frozenset({"cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
 """Those whose rotations are not plain by default, which every published config states."""
 
@@ -96,13 +98,15 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name, value in text.values.items() if text else ():
         if value is not None and (name not in OF_THE_WHOLE or values.get(name) is None):
             values[name] = value
-    if config.get("tie_word_embeddings") is True:  # where one of the two states it, head and embedding are one
+    around = config.get("model_type")
+    # where one of the two states it, head and embedding are one
+    if config.get("tie_word_embeddings", around in _TIED_AROUND) is True:
         values["tie_word_embeddings"] = True
     model_type = values.get("model_type")
     stated = any(values.get(name) is not None for name in ("rope_parameters", "rope_scaling", "rope_theta"))
     if not stated and isinstance(model_type, str) and model_type in _STRETCHED:
         raise Section(values, where).error("rope_parameters", f"the rotary parameters, which {model_type} states")
-    for of, defaults in ((model_type, _DEFAULTS), (config.get("model_type"), _DEFAULTS_AROUND)):
+    for of, defaults in ((model_type, _DEFAULTS), (around, _DEFAULTS_AROUND)):
         for name, value in defaults.get(of, {}).items() if isinstance(of, str) else ():
             if values.get(name) is None:
                 values[name] = value

@@ -58,14 +58,14 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
         num_bins, rate = 1 + self.n_fft // 2, self.sampling_rate
         return mel_filter_bank(num_bins, self.feature_size, 0.0, 8000.0, rate, norm="slaney", mel_scale="slaney")
 
-    def features(self, samples: Samples) -> NDArray[np.float32]:
-        """Return [bands, frames] of a sound, a frame for each hop; silence fills the first window.
+    def features(self, samples: Samples, least: int | None = None) -> NDArray[np.float32]:
+        """Return [bands, frames] of a sound, a frame for each hop; silence fills the first window, or `least` frames.
 
         The loudest frame of the whole sound sets how far down others reach.
         """
         from transformers.audio_utils import spectrogram, window_function
 
-        missing = self.num_frames * self.hop_length - len(samples)
+        missing = (self.num_frames if least is None else least) * self.hop_length - len(samples)
         samples = np.pad(samples, (0, missing)) if missing > 0 else samples
         num_frames, window = len(samples) // self.hop_length, window_function(self.n_fft, "hann")
         out = np.empty((self.feature_size, num_frames), np.float32)

@@ -21,11 +21,12 @@ FIELD = "multi_modal_data.audio"
 
 
 class _Family(NamedTuple):
-    """write: returns what the encoder reads of a sound, in order, without places in a prompt. num_vectors: returns how
-    many vectors it makes of a window, where a sound may have several windows; None for a family that reads one."""
+    """write: returns what the encoder reads of a sound, in order, without places in a prompt. window: returns the
+    frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
+    one."""
 
-    write: Callable[[LogMel, Samples], list[MediaInput]]
-    num_vectors: Callable[[Section], int] | None = None
+    write: Callable[[LogMel, Section, Samples], list[MediaInput]]
+    window: Callable[[Section], tuple[int, int]] | None = None
 
 
 class SoundPrompts:
@@ -43,14 +44,16 @@ class SoundPrompts:
             checkpoint.path, {"num_mel_bins": 128, "max_source_positions": 1500} | {**section.values}
         )
         family = _FAMILIES[checkpoint.architecture]
-        self._write = family.write
-        self.most_s = self._log_mel.seconds
+        self._write, self._section = family.write, section
+        num_windows = 1
+        if family.window is not None:
+            num_frames, num_vectors = family.window(section)
+            self._log_mel = msgspec.structs.replace(self._log_mel, num_frames=num_frames, num_vectors=num_vectors)
+            num_windows = max(1, max_model_len // num_vectors)
+        self.most_s = min(MAX_SECONDS, self._log_mel.seconds * num_windows)
         """Seconds that a sound may last."""
         self.sampling_rate = self._log_mel.sampling_rate
         """Samples per second that the encoder's spectrograms are made of."""
-        if family.num_vectors is not None:
-            self._log_mel = msgspec.structs.replace(self._log_mel, num_vectors=family.num_vectors(section))
-            self.most_s = min(MAX_SECONDS, self.most_s * max(1, max_model_len // self._log_mel.num_vectors))
 
     def open(self) -> None:
         """Import what reads sounds."""
@@ -81,13 +84,13 @@ class SoundPrompts:
         settings = self._log_mel
         samples = read_sound(value, settings.sampling_rate, FIELD, self.most_s)
         made = []
-        for each in self._write(settings, samples):
+        for each in self._write(settings, self._section, samples):
             made.append(msgspec.structs.replace(each, spans=((offset, each.num_embeddings),)))
             offset += each.num_embeddings
         return made
 
 
-def _one_window(settings: LogMel, samples: Samples) -> list[MediaInput]:
+def _one_window(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
     """Return a window, of whose vectors those of the silence behind the sound are left out."""
     num_frames = -(-len(samples) // settings.hop_length)
     num_vectors = ((num_frames - 1) // 2 - 1) // 2 + 1
@@ -100,26 +103,59 @@ def _one_window(settings: LogMel, samples: Samples) -> list[MediaInput]:
     return [msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=num_vectors)]
 
 
-def _windows(settings: LogMel, samples: Samples) -> list[MediaInput]:
+def _windows(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
     """Return as many windows as the sound begins; the encoder hears the silence behind it."""
     samples = np.pad(samples, (0, -len(samples) % (settings.num_frames * settings.hop_length)))
     features = settings.features(samples)
     return [settings.window(features, start) for start in range(0, features.shape[1], settings.num_frames)]
 
 
-def _joined_vectors(section: Section) -> int:
-    """Return the vectors of a window, each made of several neighbours of the encoder's. Raises CheckpointError."""
+def _joined_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors, each made of several neighbours of the encoder's. Raises CheckpointError."""
     width, joined = section.positive("hidden_size", 1280), section.positive("intermediate_size", 5120)
-    num_vectors = section.positive("max_source_positions", 1500)
-    if num_vectors * width % joined:
-        raise section.error(
-            "intermediate_size", f"a divisor of max_source_positions x hidden_size, {num_vectors * width:,}"
-        )
-    return num_vectors * width // joined
+    count = section.positive("max_source_positions", 1500)
+    if count * width % joined:
+        raise section.error("intermediate_size", f"a divisor of max_source_positions x hidden_size, {count * width:,}")
+    return 2 * count, count * width // joined
 
 
+def _chunked(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return as many windows as the sound begins. In them the encoder reads chunks, which do not see other windows; it
+    leaves the silence behind the sound out, but hears that which fills up half a second."""
+    features = settings.features(samples, _LEAST_SAMPLES // settings.hop_length)
+    made = []
+    for start in range(0, features.shape[1], settings.num_frames):
+        window, num_frames = settings.window(features, start), min(settings.num_frames, features.shape[1] - start)
+        mask = (np.arange(settings.num_frames) < num_frames).astype(np.int64)
+        masked = {"input_features_mask": TypedArray("int64", mask.shape, mask.tobytes())}
+        arrays, count = {**window.arrays, **masked}, _num_convolved(num_frames)
+        made.append(msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=count))
+    return made
+
+
+def _chunked_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors of the chunks that attend to each other. Raises CheckpointError or UnsupportedModel."""
+    section.expect("n_window", _CHUNK // 2, default=_CHUNK // 2)  # transformers counts the vectors of no other
+    num_frames, least = section.positive("n_window_infer", 800), _num_convolved(_CHUNK)
+    if num_frames % _CHUNK or num_frames > _MOST_FRAMES:
+        raise section.error("n_window_infer", f"a multiple of 2 x n_window, {_CHUNK}, of at most {_MOST_FRAMES:,}")
+    if section.positive("max_position_embeddings", least) < least:
+        raise section.error("max_position_embeddings", f"at least the {least} of a chunk")
+    return num_frames, _num_convolved(num_frames)
+
+
+def _num_convolved(num_frames: int) -> int:
+    """Return the vectors that three convolutions make of frames, each chunk by itself."""
+    whole, rest = divmod(num_frames, _CHUNK)
+    return whole * -(-_CHUNK // 8) + -(-rest // 8)
+
+
+_CHUNK: Final = 100
+_LEAST_SAMPLES: Final = 8_000
+_MOST_FRAMES: Final = 1 << 16
 _FAMILIES: Final = {
     "Qwen2AudioForConditionalGeneration": _Family(_one_window),
-    "VoxtralForConditionalGeneration": _Family(_windows, _joined_vectors),
+    "Qwen3ASRForConditionalGeneration": _Family(_chunked, _chunked_window),
+    "VoxtralForConditionalGeneration": _Family(_windows, _joined_window),
 }
 """By architecture."""

@@ -89,6 +89,17 @@ def test_values_that_configs_around_a_text_model_leave_out(around: str) -> None:
         assert found[name] == (text["rope_parameters"] if name == "rope_theta" else text)[name], name
 
 
+@pytest.mark.parametrize("around", ["Cohere2Vision", "Lfm2Vl", "Qwen3ASR"])
+def test_heads_are_embeddings_where_the_whole_config_says_nothing_else(around: str) -> None:
+    import transformers
+
+    whole = getattr(transformers, f"{around}Config")()
+    text = {"model_type": whole.text_config.model_type, "tie_word_embeddings": False}
+    config = {"model_type": whole.model_type, "text_config": text}
+    assert flattened(config, "config.json")["tie_word_embeddings"] is whole.tie_word_embeddings is True
+    assert not flattened({**config, "tie_word_embeddings": False}, "config.json")["tie_word_embeddings"]
+
+
 def test_a_config_without_a_text_model_stays_as_it_is() -> None:
     config = {"hidden_size": 8, "rope_parameters": {"rope_type": "default"}}
     assert flattened(config, "config.json") == config

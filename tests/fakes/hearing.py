@@ -29,11 +29,22 @@ def _voxtral(audio: int = AUDIO, **own: Any) -> tuple[Any, Any]:
     return tf.VoxtralConfig(text_config=text, audio_config=tower | _SIZES, audio_token_id=audio), extractor()
 
 
+def _qwen3_asr() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
+    tower |= {"output_dim": 32, "downsample_hidden_size": 8, "n_window_infer": 100, "num_mel_bins": 16}
+    text = tf.Qwen3Config(**TEXT, tie_word_embeddings=True).to_dict()
+    config = tf.Qwen3ASRConfig(text_config=text, audio_config=tower, audio_token_id=AUDIO)
+    return config, tf.Qwen3ASRFeatureExtractor(feature_size=16)
+
+
 FAMILIES = {
+    "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
     "voxtral": (_voxtral, "VoxtralForConditionalGeneration"),
 }
-"""Each hears 2 s at once."""
+"""Two hear 2 s at once, and Qwen3-ASR 1 s."""
 
 
 def make_hearing_checkpoint(family: str, path: Path) -> Path:

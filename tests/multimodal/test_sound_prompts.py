@@ -8,22 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.sounds import sound_section
 from octavo.core.media import MediaInput
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
+from octavo.models.loader import LoadedModel
 from octavo.multimodal.sound_prompts import SoundPrompts
 from tests.fakes.hearing import AUDIO, FAMILIES, extractor
 from tests.fakes.whisper import RATE, tone
 
 
-def prompts(path: Path, **audio: Any) -> SoundPrompts:
-    """Of a Voxtral, whose preprocessing stands where newer transformers write it."""
-    config = FAMILIES["voxtral"][0]()[0].to_dict() | {"architectures": ["VoxtralForConditionalGeneration"]}
+def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
+    """The preprocessing stands where newer transformers write it."""
+    make, architecture = FAMILIES[family]
+    model, processor = make()
+    config = model.to_dict() | {"architectures": [architecture]}
     config["audio_config"] |= audio
     (path / "config.json").write_text(json.dumps(config, default=str))
-    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": extractor().to_dict()}))
+    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": processor.to_dict()}, default=str))
     checkpoint = Checkpoint.open(path)
     section = sound_section(checkpoint)
     assert section is not None
@@ -48,7 +53,37 @@ def features_of(media: MediaInput) -> Any:
     return np.frombuffer(array.data, np.float32).reshape(array.shape)
 
 
-def test_vectors_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
-    message = r"audio_config.intermediate_size is 96, expected a divisor of .*, 3,200"
+def test_a_short_sound_is_filled_up_to_half_a_second(tmp_path: Path) -> None:
+    sound = tone(0.2)
+    made = FAMILIES["qwen3_asr"][0]()[1](sound, sampling_rate=RATE, padding=True, return_attention_mask=True)
+    written, [media] = prompts(tmp_path, "qwen3_asr").expand([AUDIO], {"audio": sound})
+    assert written == [AUDIO] * 7  # of 50 frames, eight each
+    assert np.abs(features_of(media) - made["input_features"][0].numpy()).max() < 1e-4
+    mask = np.frombuffer(media.arrays["input_features_mask"].data, np.int64)
+    assert mask.tolist() == made["attention_mask"][0].tolist() == [1] * 50 + [0] * 50
+
+
+REFUSED = [
+    ("voxtral", {"intermediate_size": 96}, r"audio_config.intermediate_size is 96, expected a divisor of .*, 3,200"),
+    ("qwen3_asr", {"n_window": 20}, "audio_config.n_window is 20, expected 50"),
+    ("qwen3_asr", {"n_window_infer": 150}, "audio_config.n_window_infer is 150, expected a multiple of .*, 100"),
+    (
+        "qwen3_asr",
+        {"max_position_embeddings": 12},
+        "audio_config.max_position_embeddings is 12, expected at least the 13",
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "audio", "message"), REFUSED)
+def test_sizes_that_fit_no_encoder_are_refused(
+    family: str, audio: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=message):
-        prompts(tmp_path, intermediate_size=96)
+        prompts(tmp_path, family, **audio)
+
+
+def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> None:
+    prompts(tmp_path, "qwen3_asr", output_dim=64)
+    with pytest.raises(CheckpointError, match="audio_config.output_dim is 64, expected the text model's hidden_size"):
+        LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single(), torch.float32)
