@@ -6,14 +6,17 @@ import json
 import re
 import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from octavo.cli.main import main
 from octavo.config.server_args import ServerArgs
+from octavo.config.speculative_args import Method
 from octavo.engine.metrics import Metrics
+from octavo.scheduler.policies import POLICIES
 from octavo.server.decode import refused_fields
 from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import STATUS_OF_REFUSALS
@@ -83,6 +86,13 @@ def test_the_page_on_kernels_tells_what_is_compiled_for_which_level() -> None:
     told = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", table, re.MULTILINE)
     assert built
     assert dict(built) == {subject: levels.strip().replace(",", "") for subject, levels in told}
+
+
+@pytest.mark.parametrize(("page", "names"), [("scheduler", list(POLICIES)), ("speculation", get_args(Method))])
+def test_pages_have_a_row_for_every_policy_and_every_method_of_guesses(page: str, names: Sequence[str]) -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", (DOCS / f"design/{page}.md").read_text(), re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert set(names) <= told, f"docs/design/{page}.md needs a row for each"
 
 
 def test_the_page_on_the_server_names_every_endpoint_field_and_code() -> None:
