@@ -15,8 +15,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.core.adapter import LoRARequest
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import LiveFeed
-from octavo.server.open_requests import OpenRequests
-from octavo.server.sending import LargeResponses
+from octavo.server.sending import LargeResponses, OpenRequests
 from octavo.server.served_models import ServedModels
 from octavo.server.texts import TextPolicy, Texts
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo.core.messages import SchedulerStats
-from octavo.server.open_requests import OpenRequests
+from octavo.server.sending import OpenRequests
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

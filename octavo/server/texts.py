@@ -29,7 +29,6 @@ from octavo.server.formats.format import AUTO
 from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
-from octavo.server.open_requests import OpenRequests
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
@@ -48,6 +47,7 @@ from octavo.server.schema.tokens import (
     TokenizeResponse,
 )
 from octavo.server.schema.vectors import VectorRequest
+from octavo.server.sending import OpenRequests
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

@@ -104,9 +104,8 @@ def test_harmless_means_the_same_value_of_the_same_type() -> None:
     assert refusal(b'{"prompt": "a", "use_beam_search": 0}', CompletionRequest).field == "use_beam_search"
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_body_must_be_declared_as_json(server: Served, content_type: str) -> None:
-    answer = ask(server.url, "/v1/completions", {"prompt": "a"}, headers={"Content-Type": content_type})
+def test_body_must_be_declared_as_json(server: Served) -> None:
+    answer = ask(server.url, "/v1/completions", {"prompt": "a"}, headers={"Content-Type": ""})
     assert (answer.status, answer.error["code"]) == (415, "invalid_content_type")
 
 

@@ -11,7 +11,7 @@ import pytest
 from octavo.async_llm import AsyncLLM
 from octavo.core.messages import SchedulerStats
 from octavo.server.load_log import describe_load, log_load
-from octavo.server.open_requests import OpenRequests
+from octavo.server.sending import OpenRequests
 from tests.server.fake_llm import FakeAsyncLLM
 
 

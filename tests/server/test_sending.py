@@ -12,8 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from octavo.server.open_requests import OpenRequests
-from octavo.server.sending import EventStream
+from octavo.server.sending import EventStream, OpenRequests
 from tests.server.conftest import Served
 from tests.server.fake_llm import SENTENCE
 from tests.server.raw import connect, eventually

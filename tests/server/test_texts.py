@@ -17,13 +17,13 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
 from octavo.server.errors import ApiError, shutting_down
-from octavo.server.open_requests import OpenRequests
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.tokens import TokenizeRequest
+from octavo.server.sending import OpenRequests
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import INLINE_BYTES, Preparer, TextPolicy, Texts, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Container, Iterable
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 
@@ -89,3 +93,71 @@ def joined(events: Iterable[OutputEvent]) -> ReadOutput:
     for call, pieces in zip(calls, arguments, strict=True):
         call.arguments = "".join(pieces)
     return ReadOutput("".join(texts) or None, "".join(reasoning) or None, calls)
+
+
+_BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_HIGH: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_WHOLE: Final = re.compile(
+    rf'(?:[^"\\]|\\["\\/bfnrt]|(?!{_HIGH})\\u[0-9a-fA-F]{{4}}|{_HIGH}(?:\\u[0-9a-fA-F]{{4}}|(?=[^\\]|\\[^u])))*'
+)
+"""Characters of a JSON string, of which none is cut: half of a surrogate pair waits for the other."""
+_LONE: Final = re.compile("[\ud800-\udfff]")
+
+
+class CustomInputs:
+    """Makes the input of the arguments of calls of these tools, as they come; other events stay as they are."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+        self._input: _Input | None = None
+
+    def read(self, events: Iterable[OutputEvent]) -> list[OutputEvent]:
+        """Return the events with the inputs of custom tools in the place of their arguments."""
+        found: list[OutputEvent] = []
+        for event in events:
+            match event:
+                case ToolCallBegin(name=name) if name in self._names:
+                    self._input = _Input()
+                    found.append(msgspec.structs.replace(event, is_custom=True))
+                case ToolCallDelta(index, piece) if self._input is not None:
+                    if text := self._input.feed(piece):
+                        found.append(ToolCallDelta(index, text, is_custom=True))
+                case ToolCallEnd(index) if self._input is not None:
+                    if text := self._input.rest():
+                        found.append(ToolCallDelta(index, text, is_custom=True))
+                    found.append(event)
+                    self._input = None
+                case _:
+                    found.append(event)
+        return found
+
+
+class _Input:
+    """Reads the text out of the JSON `{"input": TEXT}`, which comes in pieces."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_open = False
+
+    def feed(self, piece: str) -> str:
+        """Return what is new of the text."""
+        self._held += piece
+        if not self._is_open:
+            begin = _BEGIN.match(self._held)
+            if begin is None:
+                return ""
+            self._is_open, self._held = True, self._held[begin.end() :]
+        end = _WHOLE.match(self._held).end()  # type: ignore[union-attr]
+        text, self._held = self._held[:end], self._held[end:]
+        decoded: str = json.loads(f'"{text}"', strict=False)
+        return _LONE.sub("\ufffd", decoded)
+
+    def rest(self) -> str:
+        """Return the text of arguments that have another form: that of `input`, else they are the text."""
+        if self._is_open:
+            return "" if self._held.startswith('"') else self._held
+        try:
+            found = msgspec.json.decode(self._held, type=dict[str, Any]).get("input")
+        except msgspec.DecodeError:
+            found = None
+        return found if isinstance(found, str) else self._held

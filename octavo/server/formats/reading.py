@@ -14,8 +14,7 @@ from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
-from octavo.server.formats.custom import CustomInputs
-from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
+from octavo.server.formats.events import CustomInputs, OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of
 from octavo.server.formats.grammar import call_form
 from octavo.server.formats.parser import OutputParser

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from octavo.server.errors import ClientDisconnectedError, shutting_down
-from octavo.server.open_requests import OpenRequests
+from octavo.server.sending import OpenRequests
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,15 @@ import json
 
 import pytest
 
-from octavo.server.formats.custom import CustomInputs
-from octavo.server.formats.events import OutputEvent, TextDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, joined
+from octavo.server.formats.events import (
+    CustomInputs,
+    OutputEvent,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    joined,
+)
 
 TEXT = 'a "b"\\\n\té “\U0001f600” \x00/'
 
