@@ -38,7 +38,9 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
         """Read the settings of a checkpoint. Raises CheckpointError."""
         file = next((path / each for each in _FILES if (path / each).is_file()), None)
         values = {} if file is None else read_json_object(file)
-        section = Section(values.get("feature_extractor", values), str(file or path / PREPROCESSOR_CONFIG))
+        nested = values.get("feature_extractor")
+        values = nested if isinstance(nested, dict) else values
+        section = Section(values, str(file or path / PREPROCESSOR_CONFIG))
         model = Section(config, str(path / "config.json"))
         num_vectors = model.positive("max_source_positions")
         sizes = {name: section.positive(name, cls.__struct_defaults__[i]) for i, name in enumerate(_SIZES)}

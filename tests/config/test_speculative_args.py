@@ -13,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.draft_config import draft_config
 from octavo.config.speculative_args import DraftConfig, SpeculativeConfig, speculative_config
 from octavo.errors import ConfigError
+from tests.fakes.tekken import write_tekken
 
 
 def test_without_it_nothing_speculates() -> None:
@@ -90,6 +91,17 @@ def test_a_draft_model_has_the_same_tokens(tmp_path: Path) -> None:
             ConfigError, match=r"token \d is '.*' in the tokenizer of the draft model .* and '.*' in that"
         ):
             draft_of(model, other)
+
+
+def test_a_draft_model_has_the_tokens_of_a_tekken_json(tmp_path: Path) -> None:
+    model = with_tokens(tmp_path / "model", [], {"<unk>": 0, "<s>": 1})
+    draft = with_tokens(tmp_path / "draft", [], {})
+    (write_tekken(draft) / "tokenizer.json").unlink()
+    assert draft_of(model, draft).path == str(draft)
+    with pytest.raises(
+        ConfigError, match=r"token 1 is '<s>' in the tokenizer of the draft model .* and '</s>' in that"
+    ):
+        draft_of(with_tokens(tmp_path / "other", [], {"</s>": 1}), draft)
 
 
 def test_a_draft_model_has_no_stages(tmp_path: Path) -> None:
