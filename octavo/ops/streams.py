@@ -8,7 +8,9 @@ Sources: Baykal et al., "Alternating Updates for Efficient Transformers", https:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +18,30 @@ from torch import Tensor
 
 from octavo.ops.registry import Operator
 
-LEAST_SQUARE = 1e-5
+LEAST_SQUARE: Final = 1e-5
 """What the mean square of a stream counts as at least where its size is adjusted."""
+PIECE: Final = 8
+"""Tokens that are computed at a time on the host, where what they make then stays in the caches."""
 
 
+def _in_pieces(num_rows: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Compute so many leading arguments [tokens, ...] in pieces on the host. The bits are those of one piece."""
+
+    def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(function)
+        def compute(*arguments: Any) -> Tensor:
+            x, rows, others = arguments[0], arguments[:num_rows], arguments[num_rows:]
+            if x.device.type != "cpu" or len(x) <= PIECE:
+                return function(*arguments)
+            pieces = zip(*(each.split(PIECE) for each in rows), strict=True)
+            return torch.cat([function(*piece, *others) for piece in pieces])
+
+        return compute
+
+    return wrap
+
+
+@_in_pieces(2)
 def predicted_streams(x: Tensor, states: Tensor, weight: Tensor) -> Tensor:
     """Return each stream of x plus a mixture of all, [tokens, n · dim].
 
@@ -28,12 +50,13 @@ def predicted_streams(x: Tensor, states: Tensor, weight: Tensor) -> Tensor:
     """
     tokens, count = states.shape
     streams, factors = x.float().view(tokens, count, -1), _products(states, weight).view(tokens, count, count, 1)
-    total = streams
+    total, part = streams.clone(), torch.empty_like(streams)
     for each in range(count):
-        total = total + factors[:, :, each] * streams[:, each, None]
+        total += torch.mul(factors[:, :, each], streams[:, each, None], out=part)
     return total.flatten(1).to(x.dtype)
 
 
+@_in_pieces(3)
 def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tensor, active: int) -> Tensor:
     """Return each stream of x plus a share of what a layer has `computed` [tokens, dim] beyond stream `active`.
 
@@ -45,17 +68,20 @@ def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tenso
     return (streams + shares[:, :, None] * change[:, None]).flatten(1).to(x.dtype)
 
 
+@_in_pieces(2)
 def add_to_others(x: Tensor, y: Tensor) -> Tensor:
     """Return x with y [tokens, dim] added to every stream but the first one."""
     first, others = x[:, : y.shape[1]], x[:, y.shape[1] :]
     return torch.cat((first, others + y.repeat(1, others.shape[1] // y.shape[1])), 1)
 
 
+@_in_pieces(2)
 def spread_streams(x: Tensor, others: Tensor) -> Tensor:
     """Return x [tokens, dim] and `others` [tokens, (n - 1) · dim], each brought to the mean square of x."""
     return _of_one_size(x, others).flatten(1).to(x.dtype)
 
 
+@_in_pieces(2)
 def mean_stream(x: Tensor, others: Tensor) -> Tensor:
     """Return the mean [tokens, dim] of the streams that `spread_streams` returns."""
     streams = _of_one_size(x, others)
@@ -65,6 +91,7 @@ def mean_stream(x: Tensor, others: Tensor) -> Tensor:
     return (total / streams.shape[1]).to(x.dtype)
 
 
+@_in_pieces(1)
 def largest_gates(x: Tensor, deviations: float) -> Tensor:
     """Return what x [tokens, dim] exceeds its row's mean and `deviations` standard deviations by, else 0."""
     wide, dim = x.float(), x.shape[1]
@@ -108,8 +135,8 @@ def _normal(*shape: int) -> Tensor:
 
 
 def predicted_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield one token and several, and streams that fill no vector."""
-    for tokens, count, dim in ((1, 4, 32), (5, 3, 37)):
+    """Yield one token and several pieces, and streams that fill no vector."""
+    for tokens, count, dim in ((1, 4, 32), (2 * PIECE + 1, 3, 37)):
         yield _normal(tokens, count * dim).to(dtype), _normal(tokens, count), _normal(count * count, count).to(dtype)
 
 
