@@ -179,7 +179,7 @@ def _lfm2(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 def _cohere2(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Tiles, each with a line break behind it."""
-    side = _vision(context).positive("image_size", 512) // _vision(context).positive("patch_size", 16)
+    side = _vision(context).positive("image_size", 224) // _vision(context).positive("patch_size", 16)
     tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
     lines = [*tile, *context.encode("<|IMG_LINE_BREAK|>")] * len(arrays["pixel_values"])
     return [*context.encode("<|START_OF_IMG|>"), *lines, *context.encode("<|END_OF_IMG|>")]

@@ -58,7 +58,7 @@ class Cohere2Images:
         self._width, self._height = size.positive("width", 512), size.positive("height", 512)
         self._most = settings.positive("max_patches", 12) if settings.bool("crop_to_patches", True) else 1
         vision = config.section("vision_config") or Section({}, config.where)
-        side = vision.positive("image_size", 512)
+        side = vision.positive("image_size", 224)
         if (self._width, self._height) != (side, side):
             raise settings.error("size", f"the image_size of vision_config, {side} x {side}")
 

@@ -30,11 +30,14 @@ def section(**values: Any) -> Section:
     return Section(values, "config.json")
 
 
+CONFIG = section(vision_config={"image_size": 512})
+
+
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_images_are_cut_as_transformers_cuts_them(size: tuple[int, int]) -> None:
     num_tiles, grid, patches = SHAPES[size]
     given = [image(0, *size)]
-    assert len(Cohere2Images(section(), section())(given, "np")["pixel_values"]) == num_tiles
+    assert len(Cohere2Images(section(), CONFIG)(given, "np")["pixel_values"]) == num_tiles
     made = Lfm2VlImages(section(), section())(given, "np")
     assert made["grid"].tolist() == [list(grid)]
     assert made["spatial_shapes"][-1].tolist() == list(patches)
@@ -49,7 +52,7 @@ def scaled(given: Any, width: int, height: int, mode: str) -> Any:
 
 def test_pixels_are_those_of_torchs_filters() -> None:
     given = image(1, 700, 300)
-    tile = Cohere2Images(section(image_mean=[0.5] * 3, image_std=[0.5] * 3), section())([given], "np")["pixel_values"]
+    tile = Cohere2Images(section(image_mean=[0.5] * 3, image_std=[0.5] * 3), CONFIG)([given], "np")["pixel_values"]
     whole = scaled(given, 1024, 512, "bicubic")
     for found, expected in zip(
         tile, [whole[..., :512], whole[..., 512:], scaled(given, 512, 512, "bicubic")], strict=True
@@ -82,4 +85,4 @@ def test_settings_that_fit_no_model_are_refused(
     family: str, settings: dict[str, Any], error: type[OctavoError], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        OWN_PROCESSORS[f"{family}ImageProcessor"](section(**settings), section())
+        OWN_PROCESSORS[f"{family}ImageProcessor"](section(**settings), CONFIG)
