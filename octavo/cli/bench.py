@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -164,7 +165,8 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
     total = time.perf_counter() - began
     if child.returncode != 0:
         failure = child.stderr.strip().splitlines()[-1:] or ["it wrote nothing"]
-        raise EngineDeadError(f"the measured process failed: {failure[0]}")
+        reason = re.sub(r"^octavo\.errors\.\w+: ", "", failure[0])
+        raise EngineDeadError(f"the measured process failed: {reason}")
     parts = msgspec.json.decode(child.stdout.splitlines()[-1], type=dict[str, float])
     return parts | {"process_s": total}
 

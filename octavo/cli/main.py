@@ -93,6 +93,7 @@ def build_app(core: SpawnedCore | None = None) -> App:
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    _open_closed_streams()
     words = list(sys.argv[1:] if tokens is None else tokens)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -149,6 +150,14 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _open_closed_streams() -> None:
+    """Open streams that the caller has closed (`octavo ... >&-`) on the null device: no file or socket gets their
+    numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def _interrupted() -> int:
     print(file=sys.stderr)
     return EXIT_INTERRUPTED
@@ -192,7 +201,7 @@ def _missing_argument(error: MissingArgumentError) -> str:
     command = " ".join(("octavo", *(error.command_chain or ())))
     assert error.argument is not None
     said = f"{error.keyword} needs a value" if error.keyword else f"{error.argument.name} is missing"
-    return f"{said}; `{command} --help` says which"
+    return f"{said}; `{command} --help` shows what it takes"
 
 
 def _value_of_others(error: CycloptsError) -> str | None:

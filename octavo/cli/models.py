@@ -62,6 +62,8 @@ def list_models(*, given: Given) -> int:
 def remove(*, given: Given) -> int:
     """Remove a model of the hub from this machine, with all of its revisions."""
     args = given.arguments(EngineArgs)
+    if "model" not in given.values:
+        raise CheckpointError("rm needs a model; `octavo list` shows those that are there")
     if args.model == BUILTIN_MODEL:
         raise CheckpointError(f"{BUILTIN_MODEL} ships with octavo and is not in the hub's cache; name another model")
     name = full_name(args.model)

@@ -178,4 +178,4 @@ def _error_message(body: bytes) -> str:
         message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
         return str(message or found)[:1000]
     except (ValueError, RecursionError, AttributeError):
-        return body[:200].decode(errors="replace") or "no reason given"
+        return " ".join(body[:200].decode(errors="replace").split()) or "no reason given"

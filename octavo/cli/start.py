@@ -8,7 +8,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from octavo.cli.terminal import say
+from octavo.cli.terminal import columns, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.core.adapter import LoRARequest
 from octavo.engine.interrupt import interrupt_handler
@@ -58,8 +58,9 @@ def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
             )
         import_worker()
         engine = LLMEngine.build(config)
-    if sys.stderr.isatty():
-        say(engine.ready.plan_bar, sys.stderr)
+    bar = engine.ready.plan_bar
+    if sys.stderr.isatty() and len(bar.partition("\n")[0]) <= columns(sys.stderr):
+        say(bar, sys.stderr)
     say(f"memory: {engine.ready.plan_summary}", sys.stderr)
     return engine
 

@@ -53,6 +53,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if prefix == _LFS_POINTER:
                 raise CheckpointError(f"{path}: is a Git LFS pointer, not the weights; run `git lfs pull` beside it")
             length = int.from_bytes(prefix[:8], "little")
+            if not size:
+                raise damaged(path, "it is empty")
             if len(prefix) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
                 raise damaged(path, f"its header should be {length:,} bytes, the file has {size:,}")
             file.seek(8)

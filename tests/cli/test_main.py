@@ -203,6 +203,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
+        (["replay"], "RECORDING is missing; `octavo replay --help` shows what it takes"),
         (["bench", "latncy"], 'Did you mean "latency"?'),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["run", "x", "--temprature", "1"], "Did you mean --temperature?"),
@@ -302,6 +303,14 @@ def test_a_full_disk_under_standard_output_is_one_line() -> None:
     assert done.returncode == EXIT_ERROR
     assert done.stderr.startswith("octavo: standard output cannot be written: No space left on device")
     assert done.stderr.count("\n") == 1
+
+
+def test_streams_that_the_caller_has_closed_are_no_errors() -> None:
+    line = ["sh", "-c", '"$0" -m octavo list >&-; echo $?; "$0" -m octavo run <&-', sys.executable]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("0\n", EXIT_ERROR)
+    assert done.stderr.splitlines()[-1].startswith("octavo: the prompt is empty")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_terminal_without_utf_8_gets_similar_characters() -> None:

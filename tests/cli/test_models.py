@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def test_a_model_is_pulled_by_its_short_name_listed_and_removed(
-    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pull", "qwen3:0.6b"]) == 0
     path = Path(capsys.readouterr().out.strip())
@@ -44,6 +44,9 @@ def test_a_model_is_pulled_by_its_short_name_listed_and_removed(
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split()[:4] == ["Qwen/Qwen3-0.6B", "qwen3:0.6b", "1.00", "MiB"]
     assert "without weights" not in line
+    monkeypatch.setenv("OCTAVO_MODEL", "qwen3:0.6b")
+    assert main(["rm"]) == EXIT_ERROR
+    assert path.exists()
     assert main(["rm", "Qwen3:0.6B"]) == 0
     assert not path.exists()
     assert "Qwen/Qwen3-0.6B: removed" in capsys.readouterr().err
