@@ -105,7 +105,8 @@ class KimiLinearForCausalLM(HybridDecoder):
         )
 
     def own_name(self, name: str) -> str:
-        return name.replace(".block_sparse_moe.", ".mlp.")
+        # adapters have transformers' names of modules, which are not those of its checkpoints
+        return name.replace(".block_sparse_moe.", ".mlp.").replace(".self_attn.forget_gate.", ".self_attn.")
 
 
 def _read_sizes(c: Checkpoint) -> RecurrentSizes:

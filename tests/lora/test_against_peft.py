@@ -27,6 +27,7 @@ PROMPT = list(range(3, 24))
         ("llama", {"target_modules": r".*\.1\.self_attn\.(q|v)_proj", "alpha_pattern": {"v_proj": 3}}),
         ("qwen3", {"target_modules": ["q_proj", "up_proj"], "rank_pattern": {"layers.1.mlp.up_proj": 7}}),
         ("gemma3n", {"target_modules": ["q_proj", "gate_proj", "linear_right", "per_layer_input_gate"]}),
+        ("kimi_linear", {"target_modules": ["k_proj", "g_b_proj", "f_a_proj", "b_proj", "o_proj"]}),
         ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
     ],
 )
