@@ -25,6 +25,7 @@ class OpenSequence:
         self._text = SequenceText(tokenizer, request.prompt_token_ids, request.params)
         self._cumulative_logprob: float | None = None
         self._logprobs: list[dict[int, Logprob]] | None = [] if request.params.logprobs is not None else None
+        self._num_dropped_logprobs = 0
         self._text_offsets: list[int] | None = None if self._logprobs is None else []
         self._first = (0, 0)  # tokens and characters that others have delivered: outputs begin behind them
         self._sent = (0, 0, False)  # tokens, characters, and whether it had ended
@@ -97,7 +98,13 @@ class OpenSequence:
         """Return what is new since the last call, None when nothing is."""
         first_token, first_char, _ = sent = self._sent
         self._sent = (len(self.token_ids), self._num_visible_chars(), self.finished)
-        return None if self._sent == sent else self._completion(first_token, first_char, self._sent[1])
+        if self._sent == sent:
+            return None
+        completion = self._completion(first_token, first_char, self._sent[1])
+        if self._logprobs is not None:
+            # nobody reads them again, and they take far more memory than their tokens
+            self._logprobs, self._num_dropped_logprobs = [], len(self.token_ids)
+        return completion
 
     def _completion(self, first_token: int, first_char: int, num_chars: int) -> CompletionOutput:
         return CompletionOutput(
@@ -105,7 +112,7 @@ class OpenSequence:
             text=self._text.text[first_char:num_chars],
             token_ids=self.token_ids[first_token:],
             cumulative_logprob=self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+            logprobs=None if self._logprobs is None else self._logprobs[first_token - self._num_dropped_logprobs :],
             text_offsets=None if self._text_offsets is None else self._text_offsets[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.engine.metrics import Metrics
+from octavo.engine.open_sequence import OpenSequence
 from octavo.engine.output_processor import OutputProcessor, Processed, in_turns
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
@@ -80,6 +82,20 @@ def test_delta_outputs_hold_what_is_new(tokenizer: Tokenizer) -> None:
     assert [output.outputs[0].text for output in outputs] == ["a", "b", ""]
     assert [output.outputs[0].token_ids for output in outputs] == [[97], [98], [EOS]]
     assert [len(output.outputs[0].logprobs or []) for output in outputs] == [1, 1, 1]
+
+
+def test_a_stream_keeps_no_log_probabilities_that_were_read(tokenizer: Tokenizer) -> None:
+    request = make_request("p", output_kind=OutputKind.DELTA, logprobs=0)
+    sequence = OpenSequence(0, request, tokenizer)
+    for token_id in b"abc":
+        described = TokenLogprobs(token_id=token_id, logprob=-1.0, rank=1)
+        sequence.take(SequenceDelta(index=0, token_ids=[token_id], logprobs=[described]))
+        part = sequence.delta()
+        assert part is not None
+        assert part.logprobs is not None
+        assert [*part.logprobs[0]] == [token_id]
+        num_references = sys.getrefcount(part.logprobs[0])
+        assert num_references == 2, "of the list and of the call alone"
 
 
 def test_final_output_alone_holds_everything(tokenizer: Tokenizer) -> None:
