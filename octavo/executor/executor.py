@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -129,3 +130,4 @@ def import_worker() -> None:
     # who needs the module imports it again, and meets what goes wrong with it
     with suppress(ImportError), collector_paused(), without_meta_registrations():
         import_module("octavo.worker.worker")
+        gc.freeze()  # what is imported stays: the next collections search none of it

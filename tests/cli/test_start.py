@@ -22,11 +22,12 @@ def test_interrupt_while_loading_cannot_be_lost() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGINT
 
 
-def test_a_command_imports_torch_without_what_an_engine_never_uses() -> None:
+def test_a_command_imports_torch_without_what_an_engine_never_uses_and_searches_none_of_it_for_garbage() -> None:
     code = (
-        "import sys; from octavo.cli.start import load; from octavo.config.args import EngineArgs\n"
+        "import gc, sys; from octavo.cli.start import load; from octavo.config.args import EngineArgs\n"
         "engine = load(EngineArgs(model='octavo-tiny', num_gpu_blocks_override=16))\n"
-        "assert 'torch' in sys.modules and 'torch._meta_registrations' not in sys.modules"
+        "assert 'torch' in sys.modules and 'torch._meta_registrations' not in sys.modules\n"
+        "assert gc.get_freeze_count() > 100_000"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
