@@ -130,7 +130,10 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     except MissingArgumentError as error:
         return _fail(_missing_argument(error), EXIT_USAGE)
     except CycloptsError as error:
-        return _fail(_value_of_others(error) or " ".join(str(error).split()), EXIT_USAGE)
+        said = " ".join(str(error).split())
+        # of the list of commands cyclopts shows the first few
+        said = re.sub(r"Available commands: .*", "`--help` lists them", said)
+        return _fail(_value_of_others(error) or said, EXIT_USAGE)
     except ServerUnreachable as error:
         return _fail(f"{error}; start a server there with octavo serve, or check the address", EXIT_ERROR)
     except OctavoError as error:

@@ -204,6 +204,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
         (["replay"], "RECORDING is missing; `octavo replay --help` shows what it takes"),
+        (["nonsense"], 'Unknown command "nonsense". `--help` lists them'),
         (["bench", "latncy"], 'Did you mean "latency"?'),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["run", "x", "--temprature", "1"], "Did you mean --temperature?"),
