@@ -33,7 +33,7 @@ from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
 from octavo.server.schema.common import GenerationRequest
-from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, is_large
+from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, free, is_large
 from octavo.server.usage import CompletionTokensDetails, Usage, UsageCounts
 
 _UNIQUE_DIGITS: Final = 12
@@ -240,8 +240,16 @@ class Generation(ABC):
             final = [last[index] for index in range(len(self.prompts))]
             if not is_large(final):
                 return json_response(self.whole(final))
-            body = await self.context.large_responses.build(lambda: encode(self.whole(final)))
+            body = await self.context.large_responses.build(partial(self._large, final))
             return Response(body, media_type="application/json")
+
+    def _large(self, outputs: list[RequestOutput]) -> bytes:
+        """Return the JSON of a large response, and empty the outputs."""
+        whole = self.whole(outputs)
+        body = encode(whole)
+        free(whole)
+        free(outputs)
+        return body
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         encoder = msgspec.json.Encoder()

@@ -11,7 +11,7 @@ import pytest
 from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.server.logprobs import CompletionLogprobs
 from octavo.server.routes.completions import CompletionChoice, CompletionResponse
-from octavo.server.sending import SLICE, LargeResponses, encode, is_large
+from octavo.server.sending import SLICE, LargeResponses, encode, free, is_large
 from octavo.server.usage import PromptTokensDetails, Usage
 
 
@@ -41,6 +41,14 @@ def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
 def test_slices_make_the_same_bytes(num_choices: int, num_tokens: int) -> None:
     value = answer(num_choices, num_tokens)
     assert encode(value) == msgspec.json.encode(value)
+
+
+def test_what_was_sent_is_freed_object_by_object() -> None:
+    value = answer(2, 3)
+    [choice, _] = value.choices
+    free(value)
+    assert (value.choices, choice.prompt_logprobs, choice.logprobs.top_logprobs) == ([], [], [])  # type: ignore[union-attr]
+    assert choice.logprobs.tokens == ["ä"] * 3  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("num_choices", "num_tokens"), [(256, 8), (16, 100), (2, 500)])
