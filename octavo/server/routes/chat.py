@@ -114,7 +114,7 @@ class ChatCompletionChunk(Generated, kw_only=True):
 
 
 class ChatCompletion(Turn):
-    """The next turn of a conversation, whole or as a stream.
+    """Return the next turn of a conversation, whole or as a stream.
 
     A stream has the role, the text in pieces, an empty delta with the finish reason, the usage.
     """

@@ -39,7 +39,7 @@ class CompletionResponse(Generated, kw_only=True):
 
 
 class Completion(Generation):
-    """The continuation of one or several prompts, whole or as a stream.
+    """Return the continuation of one or several prompts, whole or as a stream.
 
     A stream has the text in pieces, an empty one of each choice with the finish reason, the usage.
     """

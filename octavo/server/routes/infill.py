@@ -45,7 +45,7 @@ class InfillResponse(InfillChunk, kw_only=True):
 
 
 class Infill(Generation):
-    """What stands between a prefix and a suffix, whole or as a stream.
+    """Return what stands between a prefix and a suffix, whole or as a stream.
 
     A stream has the text in pieces, and a last chunk of each text, which has none.
     """

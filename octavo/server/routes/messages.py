@@ -142,7 +142,7 @@ class _Blocks:
 
 
 class Message(ShimTurn[MessagesRequest]):
-    """The next turn of a conversation as blocks of a message, whole or as a stream.
+    """Return the next turn of a conversation as blocks of a message, whole or as a stream.
 
     A stream has the message as it begins, its blocks as they grow, and why it ends.
     """

@@ -257,7 +257,7 @@ class _Output:
 
 
 class ModelTurn(ShimTurn[ResponsesRequest]):
-    """The next turn of a conversation as items of a response, whole or as a stream.
+    """Return the next turn of a conversation as items of a response, whole or as a stream.
 
     A stream has the response as it begins, its items as they grow, and the response as it ends.
     """
