@@ -85,7 +85,8 @@ class PromptEncodings:
                 for index, part in self._parts(row):
                     indices.append(index + first)
                     values.append(part)
-                row.state.media = tuple(each for each in row.state.media if each.end > row.end)
+                # the last token is computed again where the form of the next one was not ready
+                row.state.media = tuple(each for each in row.state.media if each.end >= row.end)
             first += row.scheduled.num_tokens
         if not indices:
             return (), None

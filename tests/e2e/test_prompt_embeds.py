@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import RequestOutput
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import ConfigError
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -50,6 +51,17 @@ def opened(path: Path, **options: Any) -> LLM:
 
 def results(outputs: list[RequestOutput]) -> list[list[tuple[list[int], Any]]]:
     return [[(each.token_ids, each.logprobs) for each in output.outputs] for output in outputs]
+
+
+def test_a_form_that_is_not_ready_changes_nothing(tmp_path: Path) -> None:
+    path = written("qwen3", tmp_path / "qwen3")
+    given = {"prompt_embeds": torch.randn(20, 64, generator=torch.Generator().manual_seed(0))}
+    with opened(path) as llm:
+        for number in range(3):  # the last row is computed again while a form is compiled
+            form = StructuredOutputsParams(regex=f"[a-z]{{4}}{number}")
+            params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2, structured_outputs=form)
+            first, again = (results(llm.generate([given], params, use_tqdm=False)) for _ in range(2))
+            assert first == again
 
 
 @pytest.mark.parametrize("family", FAMILIES)
