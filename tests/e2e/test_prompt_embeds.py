@@ -55,7 +55,7 @@ def results(outputs: list[RequestOutput]) -> list[list[tuple[list[int], Any]]]:
 
 def test_a_form_that_is_not_ready_changes_nothing(tmp_path: Path) -> None:
     path = written("qwen3", tmp_path / "qwen3")
-    given = {"prompt_embeds": torch.randn(20, 64, generator=torch.Generator().manual_seed(0))}
+    given: Any = {"prompt_embeds": torch.randn(20, 64, generator=torch.Generator().manual_seed(0))}
     with opened(path) as llm:
         for number in range(3):  # the last row is computed again while a form is compiled
             form = StructuredOutputsParams(regex=f"[a-z]{{4}}{number}")

@@ -79,6 +79,7 @@ def test_what_was_used_longest_ago_goes_first_and_unfinished_prompts_keep_theirs
         f.add(number, media(number, (0, 2)))
     f.step((1, 0, 1))  # the rest of its span comes later
     f.step((2, 0, 2))
+    f.step((2, 2, 1))  # only now it cannot be computed again
     assert f.encodings.num_kept == 4
     f.step((3, 0, 2))
     assert f.encodings.num_kept == 4
