@@ -29,9 +29,11 @@ def of_one_kind(own: dict[str, Any]) -> dict[str, Any]:
     return {"layer_types": ["full_attention"] * len(own["layer_types"])} if "layer_types" in own else {}
 
 
+NOT_RECORDED = {"llama4", "gemma3n", "olmo_hybrid"}
+"""Llama 4 weighs the inputs of experts by torch's operators, and Gemma 3n's streams are computed by them. OLMo Hybrid
+has no configuration without recurrent layers, which are a cache group of their own."""
 VARIANTS: dict[str, dict[str, Any]] = {
-    # Llama 4 weighs the inputs of experts by torch's operators, so its steps are not recorded
-    **{family: of_one_kind(own) for family, (_, _, own) in FAMILIES.items() if family != "llama4"},
+    **{family: of_one_kind(own) for family, (_, _, own) in FAMILIES.items() if family not in NOT_RECORDED},
     "cohere with norms": {"use_qk_norm": True},
     "gpt_neox one after the other": {"use_parallel_residual": False},
     "phi with norms": {"qk_layernorm": True},

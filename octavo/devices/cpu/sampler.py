@@ -160,7 +160,8 @@ class NativeSampler:
         if request is None:
             processors = tuple(each for each in self._processors if each.needs(sequence.params))
             is_filtered = any(each.needs(sequence.params) for each in self._other_filters)
-            is_processed = any(each.needs(sequence.params) for each in self._other_built_in)
+            others = self._other_built_in
+            is_processed = bool(others) and any(each.needs(sequence.params) for each in others)
             is_masked = self._masking is not None and self._masking.needs(sequence.params)
             masks = self._masking if is_masked else None
             request = self._requests[sequence] = PackedRequest(
