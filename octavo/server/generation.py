@@ -282,9 +282,9 @@ class Generation(ABC):
 
     def count(self, index: int, output: RequestOutput) -> None:
         """Count the tokens of an output, for the usage and for the limits of the caller's key."""
-        num_new = self._counts.set(index, output)
+        self._counts.set(index, output)
         if self._requests.meter is not None:
-            self._requests.meter.spend(num_new)
+            self._requests.meter.spend(self._counts.num_new())
 
 
 class _DirectStream:

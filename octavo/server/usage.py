@@ -93,17 +93,27 @@ class UsageCounts:
         self._counts = [(0, 0, 0, 0)] * num_prompts
         self._sums = [0, 0, 0, 0]
         """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
+        self._unread: dict[int, RequestOutput] = {}
         self._speculates = speculates
         self._asked = asked
 
-    def set(self, index: int, output: RequestOutput) -> int:
-        """Set the counts of prompt `index` from its latest output; return how many tokens are new."""
-        num_tokens, num_generated = len(output.prompt_token_ids), output.num_generated_tokens
-        counts = (num_tokens, output.num_cached_tokens, output.num_fetched_tokens, num_generated)
-        before = self._counts[index]
-        self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
-        self._last[index], self._counts[index] = output, counts
-        return num_tokens + num_generated - before[0] - before[3]
+    def set(self, index: int, output: RequestOutput) -> None:
+        """Set the counts of prompt `index` from its latest output. They are added up when they are asked for."""
+        self._unread[index] = output
+
+    def num_new(self) -> int:
+        """Return how many tokens are new since the last call."""
+        before = self._sums[0] + self._sums[3]
+        self._read()
+        return self._sums[0] + self._sums[3] - before
+
+    def _read(self) -> None:
+        for index, output in self._unread.items():
+            prompt = len(output.prompt_token_ids), output.num_cached_tokens, output.num_fetched_tokens
+            counts, before = (*prompt, output.num_generated_tokens), self._counts[index]
+            self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
+            self._last[index], self._counts[index] = output, counts
+        self._unread.clear()
 
     @property
     def _known(self) -> list[RequestOutput]:
@@ -114,6 +124,7 @@ class UsageCounts:
         """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
         if not self._speculates:
             return {}
+        self._read()
         metrics = [output.metrics for output in self._known if output.metrics is not None]
         num_accepted = sum(each.num_accepted_tokens for each in metrics)
         num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
@@ -121,6 +132,7 @@ class UsageCounts:
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
+        self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
         infos: list[CacheInfo] | UnsetType = UNSET
         timings: list[Timings] | UnsetType = UNSET

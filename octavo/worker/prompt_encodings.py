@@ -85,8 +85,9 @@ class PromptEncodings:
                 for index, part in self._parts(row):
                     indices.append(index + first)
                     values.append(part)
-                # the last token is computed again where the form of the next one was not ready
-                row.state.media = tuple(each for each in row.state.media if each.end >= row.end)
+                # the last token is computed again where the form of the next one is not ready
+                end = row.end if row.state.params.structured_outputs is None else row.end - 1
+                row.state.media = tuple(each for each in row.state.media if each.end > end)
             first += row.scheduled.num_tokens
         if not indices:
             return (), None

@@ -164,16 +164,20 @@ class _Output:
         self._pieces: list[str] = []
         self._logprobs: list[ContentLogprob] = []
         self._without_text: list[ContentLogprob] = []
+        self._num_noted = 0
 
     def event(self, kind: str, **fields: Any) -> ResponseEvent:
         """Return the next event."""
         self.num_events += 1
         return ResponseEvent(type=kind, sequence_number=self.num_events - 1, **fields)
 
-    def note(self, logprobs: list[ContentLogprob]) -> None:
+    def note(self, logprobs: list[ContentLogprob], num_reasoning: int) -> None:
         """Keep the log-probabilities of new tokens for the next text: those of a part of a character, or an end, have
-        none yet."""
+        none yet. num_reasoning: how many of all tokens so far are reasoning, which is no text."""
         self._without_text += logprobs
+        self._num_noted += len(logprobs)
+        num_kept = max(0, self._num_noted - num_reasoning)
+        self._without_text = self._without_text[max(0, len(self._without_text) - num_kept) :]
 
     def add(self, event: OutputEvent) -> Iterator[ResponseEvent]:
         """Yield the events that report what the model has written."""
@@ -285,9 +289,10 @@ class ModelTurn(ShimTurn[ResponsesRequest]):
             yield self._output.event("response.created", response=self._response("in_progress"))
             yield self._output.event("response.in_progress", response=self._response("in_progress"))
         [completion] = output.outputs
+        events = self.events(output, completion)
         if (found := self.logprobs(completion)) is not None:
-            self._output.note(found.content)
-        for event in self.events(output, completion):
+            self._output.note(found.content, self.reasoning_tokens() or 0)
+        for event in events:
             yield from self._output.add(event)
         self._finish_reason = self.finish_reason(completion)
 

@@ -123,6 +123,17 @@ def test_a_prompt_that_opens_reasoning_is_gone_on_with(client: openai.OpenAI, th
     assert read[0] == {"text": "yes", "reasoning": "so", "calls": []}
 
 
+def test_log_probabilities_of_reasoning_are_in_no_text_of_a_response(thinking: Served) -> None:
+    thinking.llm.reset()
+    thinking.llm.sentence = "<think>so</think>yes"
+    asked = {"input": "hi", "max_output_tokens": 20, "include": ["message.output_text.logprobs"]}
+    _, item = raw.ask(thinking.url, "/v1/responses", asked).json["output"]
+    said = raw.events(raw.ask(thinking.url, "/v1/responses", {**asked, "stream": True}).body)
+    deltas = [entry for each in said for entry in each.get("logprobs", []) if each["type"].endswith("text.delta")]
+    assert "".join(entry["token"] for entry in item["content"][0]["logprobs"]) == "yes"
+    assert deltas == item["content"][0]["logprobs"]
+
+
 def test_a_call_that_is_demanded_has_a_grammar(client: openai.OpenAI, thinking: Served) -> None:
     ask(client, tool_choice={"type": "function", "function": {"name": "g"}}, parallel_tool_calls=False)
     ask(client)
