@@ -19,6 +19,7 @@ const EXAMPLE_TOOL = {
   },
 };
 const USUAL = 8;
+const KEPT = "octavo-settings";
 
 /** One input with its label, its help and the place of its error. `read` returns its value, or throws. */
 class Field {
@@ -50,7 +51,7 @@ function parameterField({ name, kind, help }) {
 }
 
 function formPanel() {
-  const kind = el("select", { "aria-label": "Form of the output" }, FORMS.map(([value, text]) => el("option", { value }, text)));
+  const kind = el("select", { id: "form-kind", "aria-label": "Form of the output" }, FORMS.map(([value, text]) => el("option", { value }, text)));
   const text = el("textarea", { rows: 6, spellcheck: "false", class: "code" });
   const help = "The server checks it when the request is sent; the output cannot differ from it.";
   const field = new Field("form", "Definition", text, help, () => formFields(kind.value, text.value));
@@ -77,7 +78,7 @@ function toolPanel() {
   const add = () => {
     try {
       text.value = JSON.stringify([...(text.value.trim() ? jsonValue(text.value) : []), EXAMPLE_TOOL], null, 1);
-      field.fail("");
+      text.dispatchEvent(new Event("input", { bubbles: true }));
     } catch (error) {
       field.fail(error.message);
     }
@@ -86,6 +87,21 @@ function toolPanel() {
   const chosen = el("div", { class: "field" }, el("label", { for: "tool-choice" }, "tool_choice"), choice);
   choice.id = "tool-choice";
   return { field, nodes: [field.node, chosen, example] };
+}
+
+/** Keep over a reload of this tab what is written in a panel. */
+function keepInputs(panel) {
+  const kept = JSON.parse(sessionStorage.getItem(KEPT)) ?? {};
+  for (const input of panel.querySelectorAll("input, select, textarea")) {
+    if (!(input.id in kept)) continue;
+    input.value = kept[input.id];
+    input.dispatchEvent(new Event("change"));
+    if (input.value) input.closest("details").open = true; // what acts is seen
+  }
+  panel.addEventListener("input", ({ target }) => {
+    kept[target.id] = target.value;
+    sessionStorage.setItem(KEPT, JSON.stringify(kept));
+  });
 }
 
 /** Fill the panel. Returns `read()`, the fields of a request or null, `system`, and `fail(error)`, which shows a
@@ -106,6 +122,7 @@ export function makeSettings(panel, schemas) {
     fold("Form of the output", form.nodes),
     forChat[1],
   );
+  keepInputs(panel);
   const showError = (field, message) => {
     field.fail(message);
     field.node.closest("details").open = true;

@@ -108,15 +108,21 @@ def test_turns_that_were_removed_come_back(page: Browser) -> None:
     assert not page.run("document.querySelector('.removal')"), "it would remove the new turn"
 
 
-def test_a_conversation_outlives_a_reload_which_stops_its_answer(page: Browser, server: Served) -> None:
+def test_a_conversation_and_settings_outlive_a_reload_which_stops_an_answer(page: Browser, server: Served) -> None:
     send(page, "first")
     assert "letters · " in page.wait(SUMMARY), "there are several models"
     server.llm.hold_after = 5
     send(page, "second")
     page.wait("document.querySelectorAll('.assistant .text')[1]?.textContent.length === 5")
+    values = "['form-kind', 'field-form', 'system'].map((id) => document.getElementById(id).value)"
+    for field, value in (("form-kind", "choice"), ("field-form", "yes"), ("system", "Be brief.")):
+        found = f"document.getElementById('{field}')"
+        page.run(f"{found}.value = '{value}'; {found}.dispatchEvent(new Event('input', {{ bubbles: true }}))")
     page.run("window.old = true")
     page.send("Page.reload")
     page.wait("!window.old && document.querySelectorAll('.turn').length === 4")
+    assert page.run(values) == ["choice", "yes", "Be brief."]
+    assert not page.run("document.getElementById('field-form').closest('.field').hidden")
     assert "stopped" in page.run(SUMMARY)
     assert page.run("document.querySelectorAll('.assistant .text')[1].textContent") == SENTENCE[:5]
     assert page.run("document.getElementById('stop').hidden")
