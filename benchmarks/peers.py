@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from cyclopts import App
@@ -34,7 +34,7 @@ from octavo.cli.main import invoke
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.errors import ConfigError, EngineDeadError
 
 OCTAVO = "octavo"
@@ -48,15 +48,13 @@ class PeersOptions(Options):
 
     heading: ClassVar = "Benchmark"
 
-    workloads: Annotated[str, Arg("Which of A, B, C1, C8, D and E to run.")] = "A,B,C1,C8,D,E"
-    repetitions: Annotated[int, Arg("Times to run each; medians count.", ge=1)] = 3
-    against: Annotated[
-        tuple[str, ...],
-        Arg(
-            'Command that runs the driver of another engine, as "NAME=PYTHON DRIVER.py ARGUMENTS"; may be given '
-            "several times."
-        ),
-    ] = ()
+    workloads: str = arg("A,B,C1,C8,D,E", "Which of A, B, C1, C8, D and E to run.")
+    repetitions: int = arg(3, "Times to run each; medians count.", ge=1)
+    against: tuple[str, ...] = arg(
+        (),
+        'Command that runs the driver of another engine, as "NAME=PYTHON DRIVER.py ARGUMENTS"; may be given '
+        "several times.",
+    )
 
 
 @with_options(PeersOptions, EngineArgs)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from octavo.cli.options import Given, Options, whole_numbers, with_options
 from octavo.cli.report import report
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.core.processes import python
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError
@@ -36,27 +36,25 @@ class LoadOptions(Options):
 
     heading: ClassVar = "Benchmark"
 
-    input_len: Annotated[int, Arg("Tokens of each prompt.", ge=1)] = 128
-    output_len: Annotated[int, Arg("Tokens to generate for each prompt.", ge=1)] = 64
-    repetitions: Annotated[int, Arg("Times to measure; the median counts.", ge=1)] = 3
+    input_len: int = arg(128, "Tokens of each prompt.", ge=1)
+    output_len: int = arg(64, "Tokens to generate for each prompt.", ge=1)
+    repetitions: int = arg(3, "Times to measure; the median counts.", ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputOptions(LoadOptions):
     """What `octavo bench throughput` measures."""
 
-    num_prompts: Annotated[int, Arg("Requests that are added at once.", ge=1)] = 64
+    num_prompts: int = arg(64, "Requests that are added at once.", ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOptions(LoadOptions):
     """What `octavo bench latency` measures."""
 
-    batch_size: Annotated[str, Arg("Requests that run together; several numbers, as in 1,64, are several runs.")] = "1"
-    repetitions: Annotated[int, Arg("Times to measure; the median counts.", ge=1)] = 5
-    breakdown: Annotated[
-        bool, Arg("Also show where the time of a decode step goes, and how much of it is not kernels.")
-    ] = False
+    batch_size: str = arg("1", "Requests that run together; several numbers, as in 1,64, are several runs.")
+    repetitions: int = arg(5, "Times to measure; the median counts.", ge=1)
+    breakdown: bool = arg(False, "Also show where the time of a decode step goes, and how much of it is not kernels.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ class StartupOptions(Options):
 
     heading: ClassVar = "Benchmark"
 
-    repetitions: Annotated[int, Arg("Times to measure; the median counts.", ge=1)] = 3
+    repetitions: int = arg(3, "Times to measure; the median counts.", ge=1)
 
 
 @with_options(ThroughputOptions, EngineArgs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from os.path import expanduser
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import check_file, report, rounded, write_file
 from octavo.cli.terminal import progress
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.errors import ConfigError, OctavoError, RequestFailed
 from octavo.simulate.traces import Workload, generate
 
@@ -35,67 +35,57 @@ class ServeOptions(Options):
 
     heading: ClassVar = "Benchmark"
 
-    backend: Annotated[
-        str,
-        Arg(
-            "API that is measured: completions (vllm is another name), or chat.",
-            choices=("openai", "vllm", "openai-chat"),
-        ),
-    ] = "openai"
-    base_url: Annotated[str | None, Arg("Address of the server, instead of --host and --port.")] = None
-    host: Annotated[str, Arg("Host of the server.")] = "127.0.0.1"
-    port: Annotated[int, Arg("Port of the server.", ge=1, le=65535)] = 8000
-    endpoint: Annotated[str | None, Arg("Path of the API; by default the backend's.")] = None
-    api_key_file: Annotated[str | None, Arg("File whose first line is the API key.")] = None
-    header: Annotated[tuple[str, ...], Arg("KEY=VALUE, sent with each request; may be given several times.")] = ()
-    extra_body: Annotated[str | None, Arg("JSON object of further fields of each request.")] = None
-    model: Annotated[str | None, Arg("Model to ask for; by default the server's first.")] = None
-    tokenizer: Annotated[
-        str | None,
-        Arg("Directory or tokenizer.json that counts tokens of sharegpt; without it four characters count as one."),
-    ] = None
-    dataset_name: Annotated[
-        str,
-        Arg(
-            "Prompts: random tokens (words for chat), conversations of a ShareGPT file, or a custom file of JSON lines "
-            "with prompt and perhaps output_tokens.",
-            choices=("random", "sharegpt", "custom"),
-        ),
-    ] = "random"
-    dataset_path: Annotated[str | None, Arg("File of sharegpt or custom.")] = None
-    random_input_len: Annotated[int, Arg("Tokens of a random prompt.", ge=1)] = 1024
-    random_output_len: Annotated[int, Arg("Tokens to generate for it.", ge=1)] = 128
-    random_range_ratio: Annotated[
-        float, Arg("Random lengths are even from 1 - this to 1 + this times their mean.", ge=0, le=1)
-    ] = 0.0
-    random_prefix_len: Annotated[int, Arg("Tokens with which all random prompts begin.", ge=0)] = 0
-    sharegpt_output_len: Annotated[int | None, Arg("Tokens to generate, instead of the answers' lengths.", ge=1)] = None
-    custom_output_len: Annotated[int, Arg("Tokens to generate where a line has no output_tokens.", ge=1)] = 256
-    num_prompts: Annotated[int, Arg("Requests.", ge=1)] = 1000
-    request_rate: Annotated[str, Arg("Requests a second; inf sends all at once.")] = "inf"
-    burstiness: Annotated[
-        float, Arg("Shape of the gamma distribution of gaps: 1 is a Poisson process, less comes in bursts.", gt=0)
-    ] = 1.0
-    max_concurrency: Annotated[int | None, Arg("Most requests at once; others wait here, untimed.", ge=1)] = None
-    seed: Annotated[int, Arg("Seed of prompts and arrivals.")] = 0
-    ignore_eos: Annotated[bool, Arg("Ask the server to go on after an end-of-sequence token.")] = False
-    temperature: Annotated[float | None, Arg("Sent with each request; by default the server's.", ge=0)] = None
-    top_p: Annotated[float | None, Arg("Sent with each request; by default the server's.", gt=0, le=1)] = None
-    num_warmups: Annotated[int, Arg("Requests before the measurement, which do not count.", ge=0)] = 1
-    goodput: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Limit in ms of requests that count as good, as ttft:200, tpot:50 or e2el:5000; may be given several times."
-        ),
-    ] = ()
-    percentile_metrics: Annotated[str, Arg("Metrics with percentiles, of ttft, tpot, itl, e2el.")] = ",".join(METRICS)
-    metric_percentiles: Annotated[str, Arg("Percentiles, as in 50,90,99.")] = "99"
-    save_result: Annotated[bool, Arg("Write the JSON to a file as well.")] = False
-    save_detailed: Annotated[bool, Arg("With --save-result: also the times of each request.")] = False
-    result_dir: Annotated[str, Arg("Folder of that file.")] = "."
-    result_filename: Annotated[str | None, Arg("Name of that file; by default from backend, rate, model and time.")] = (
-        None
+    backend: str = arg(
+        "openai",
+        "API that is measured: completions (vllm is another name), or chat.",
+        choices=("openai", "vllm", "openai-chat"),
     )
+    base_url: str | None = arg(None, "Address of the server, instead of --host and --port.")
+    host: str = arg("127.0.0.1", "Host of the server.")
+    port: int = arg(8000, "Port of the server.", ge=1, le=65535)
+    endpoint: str | None = arg(None, "Path of the API; by default the backend's.")
+    api_key_file: str | None = arg(None, "File whose first line is the API key.")
+    header: tuple[str, ...] = arg((), "KEY=VALUE, sent with each request; may be given several times.")
+    extra_body: str | None = arg(None, "JSON object of further fields of each request.")
+    model: str | None = arg(None, "Model to ask for; by default the server's first.")
+    tokenizer: str | None = arg(
+        None, "Directory or tokenizer.json that counts tokens of sharegpt; without it four characters count as one."
+    )
+    dataset_name: str = arg(
+        "random",
+        "Prompts: random tokens (words for chat), conversations of a ShareGPT file, or a custom file of JSON lines "
+        "with prompt and perhaps output_tokens.",
+        choices=("random", "sharegpt", "custom"),
+    )
+    dataset_path: str | None = arg(None, "File of sharegpt or custom.")
+    random_input_len: int = arg(1024, "Tokens of a random prompt.", ge=1)
+    random_output_len: int = arg(128, "Tokens to generate for it.", ge=1)
+    random_range_ratio: float = arg(
+        0.0, "Random lengths are even from 1 - this to 1 + this times their mean.", ge=0, le=1
+    )
+    random_prefix_len: int = arg(0, "Tokens with which all random prompts begin.", ge=0)
+    sharegpt_output_len: int | None = arg(None, "Tokens to generate, instead of the answers' lengths.", ge=1)
+    custom_output_len: int = arg(256, "Tokens to generate where a line has no output_tokens.", ge=1)
+    num_prompts: int = arg(1000, "Requests.", ge=1)
+    request_rate: str = arg("inf", "Requests a second; inf sends all at once.")
+    burstiness: float = arg(
+        1.0, "Shape of the gamma distribution of gaps: 1 is a Poisson process, less comes in bursts.", gt=0
+    )
+    max_concurrency: int | None = arg(None, "Most requests at once; others wait here, untimed.", ge=1)
+    seed: int = arg(0, "Seed of prompts and arrivals.")
+    ignore_eos: bool = arg(False, "Ask the server to go on after an end-of-sequence token.")
+    temperature: float | None = arg(None, "Sent with each request; by default the server's.", ge=0)
+    top_p: float | None = arg(None, "Sent with each request; by default the server's.", gt=0, le=1)
+    num_warmups: int = arg(1, "Requests before the measurement, which do not count.", ge=0)
+    goodput: tuple[str, ...] = arg(
+        (), "Limit in ms of requests that count as good, as ttft:200, tpot:50 or e2el:5000; may be given several times."
+    )
+    percentile_metrics: str = arg(",".join(METRICS), "Metrics with percentiles, of ttft, tpot, itl, e2el.")
+    metric_percentiles: str = arg("99", "Percentiles, as in 50,90,99.")
+    save_result: bool = arg(False, "Write the JSON to a file as well.")
+    save_detailed: bool = arg(False, "With --save-result: also the times of each request.")
+    result_dir: str = arg(".", "Folder of that file.")
+    result_filename: str | None = arg(None, "Name of that file; by default from backend, rate, model and time.")
 
     @property
     def rate(self) -> float:

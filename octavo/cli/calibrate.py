@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, whole_numbers, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
@@ -54,15 +54,13 @@ class CalibrateOptions(Options):
 
     heading: ClassVar = "Benchmark"
 
-    output: Annotated[str | None, Arg("File that gets the cost model.")] = None
-    engine_config: Annotated[
-        str | None, Arg("File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.")
-    ] = None
-    batch_sizes: Annotated[str, Arg("Requests that run together.")] = "1,4,16,64,256"
-    input_lens: Annotated[str, Arg("Tokens of their prompts.")] = "16,128,512"
-    repetitions: Annotated[
-        int, Arg("Times to measure; the median of each step counts, interruptions left out.", ge=1)
-    ] = 5
+    output: str | None = arg(None, "File that gets the cost model.")
+    engine_config: str | None = arg(
+        None, "File (YAML) that gets the measured rates as engine arguments, for octavo serve --config."
+    )
+    batch_sizes: str = arg("1,4,16,64,256", "Requests that run together.")
+    input_lens: str = arg("16,128,512", "Tokens of their prompts.")
+    repetitions: int = arg(5, "Times to measure; the median of each step counts, interruptions left out.", ge=1)
 
     def grid(self) -> Grid:
         """Return the batches to measure. Raises ConfigError."""

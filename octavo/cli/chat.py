@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from octavo.cli.start import load, log_quietly, mention_demonstration_model, wit
 from octavo.cli.terminal import WordWrap, say
 from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.config.sources import user_directory
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.interrupt import interrupt_handler
@@ -46,12 +46,12 @@ class ChatOptions(Options):
 
     heading: ClassVar = "Prompt"
 
-    system: Annotated[str | None, Arg("System message: the role of the model in the conversation.")] = None
-    url: Annotated[str | None, Arg("Talk to a server of the OpenAI API at this address; no model is loaded.")] = None
-    api_key_file: Annotated[str | None, Arg("With --url: file whose first line is the API key.")] = None
-    image: Annotated[tuple[str, ...], Arg("Image file to show with the first message; repeat for more.")] = ()
-    lora: Annotated[str | None, Arg("Folder of an adapter (LoRA, as PEFT saves it) to use.")] = None
-    history: Annotated[bool, Arg("Keep what is typed, in octavo/chat_history of the user's data folder.")] = True
+    system: str | None = arg(None, "System message: the role of the model in the conversation.")
+    url: str | None = arg(None, "Talk to a server of the OpenAI API at this address; no model is loaded.")
+    api_key_file: str | None = arg(None, "With --url: file whose first line is the API key.")
+    image: tuple[str, ...] = arg((), "Image file to show with the first message; repeat for more.")
+    lora: str | None = arg(None, "Folder of an adapter (LoRA, as PEFT saves it) to use.")
+    history: bool = arg(True, "Keep what is typed, in octavo/chat_history of the user's data folder.")
 
 
 @with_options(ChatOptions, SamplingParams, EngineArgs, model="positional", without=("n",))

@@ -1,4 +1,4 @@
-"""Flags made from annotated fields: engine arguments, server arguments and sampling parameters.
+"""Flags made from fields: engine arguments, server arguments and sampling parameters.
 
 `with_options` gives a command the flags of the field classes that it names. Flags that were not given are left out, so
 that variables, the YAML file and defaults apply.
@@ -79,7 +79,7 @@ def heading(name: str) -> Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of the classes whose annotated fields are the flags of one command. Raises ConfigError for a wrong value."""
+    """Base of the classes whose fields are the flags of one command. Raises ConfigError for a wrong value."""
 
     def __post_init__(self) -> None:
         check_values(self)

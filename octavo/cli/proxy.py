@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from octavo.cli.link import hello_of, with_secret
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg, arguments
+from octavo.config.fields import arg, arguments
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.core.authentication import read_secret
@@ -39,19 +39,17 @@ class ProxyOptions(Options):
 
     heading: ClassVar = "Engines"
 
-    prefill: Annotated[
-        tuple[str, ...], Arg("Where an engine with --role prefill listens, as host:port; may be given several times.")
-    ] = ()
-    decode: Annotated[
-        tuple[str, ...], Arg("Where an engine with --role decode listens, as host:port; may be given several times.")
-    ] = ()
-    engines: Annotated[
-        str | None,
-        Arg(
-            "File of further engines, with a line `prefill host:port` or `decode host:port` for each. It is read again "
-            "when it changes: engines come and go, and requests go on."
-        ),
-    ] = None
+    prefill: tuple[str, ...] = arg(
+        (), "Where an engine with --role prefill listens, as host:port; may be given several times."
+    )
+    decode: tuple[str, ...] = arg(
+        (), "Where an engine with --role decode listens, as host:port; may be given several times."
+    )
+    engines: str | None = arg(
+        None,
+        "File of further engines, with a line `prefill host:port` or `decode host:port` for each. It is read again "
+        "when it changes: engines come and go, and requests go on.",
+    )
 
     def named(self) -> list[Engine]:
         """Return the engines that are named. Raises ConfigError for a wrong address, or when none can decode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -14,7 +14,7 @@ from octavo.cli.report import check_file, write_file
 from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
-from octavo.config.fields import Arg, arguments
+from octavo.config.fields import arg, arguments
 from octavo.config.speculative_args import speculative_config
 from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
@@ -45,55 +45,48 @@ class SimulationOptions(Options):
 
     heading: ClassVar = "Simulation"
 
-    trace: Annotated[str | None, Arg("File with a request per line (JSON), instead of a generated one.")] = None
-    recording: Annotated[
-        str | None,
-        Arg(
-            "Recording of octavo serve --record-trace, whose requests are simulated: with its settings where none are "
-            "given here, and its steps as cost model unless one is given."
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        Arg(
-            "Model whose steps are estimated, on --device: a name such as llama-3.1-70b, one of the hub (only "
-            "config.json is fetched), a directory, or a config.json."
-        ),
-    ] = None
-    device: Annotated[
-        str | None, Arg("What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own.")
-    ] = None
-    tensor_parallel_size: Annotated[int, Arg("Devices that share each layer of --model.", ge=1, le=1024)] = 1
-    pipeline_parallel_size: Annotated[int, Arg("Groups of devices that share the layers of --model.", ge=1, le=8)] = 1
-    tensor_parallel_reduce: Annotated[
-        str, Arg("How shares of a layer become whole: gather is exact, sum moves less.", choices=("gather", "sum"))
-    ] = "gather"
-    cost_model: Annotated[
-        str | None,
-        Arg(
-            "What steps cost, instead of --model and --device: DEVICE/MODEL, or a JSON file such as octavo bench "
-            f"calibrate writes. [default: {_DEFAULT_COST_MODEL}]"
-        ),
-    ] = None
-    replicas: Annotated[int, Arg("Engines behind the router.", ge=1)] = 1
-    router: Annotated[str, Arg("Which replica gets a request.", choices=ROUTERS)] = "round-robin"
-    disaggregated: Annotated[int | None, Arg("Number of replicas that compute long prompts for the others.")] = None
-    transfer_bytes_per_s: Annotated[
-        float, Arg("Rate at which keys and values get from the one to the other.", gt=0)
-    ] = Disaggregation(num_prefill=1).bytes_per_s
-    draft_acceptance: Annotated[
-        float | None,
-        Arg("Probability that a guess of speculative_config is right, if those before it were.", ge=0, le=1),
-    ] = None
-    request_rate: Annotated[
-        str, Arg("Requests (conversations) a second; several, as in 1,2,4, are as many simulations.", group="Workload")
-    ] = f"{Workload.request_rate:g}"
-    seed: Annotated[int, Arg("Seed of the generated requests.")] = 0
-    processes: Annotated[
-        int | None, Arg("Processes that share replicas, where those do not depend on each other.", ge=1)
-    ] = None
-    output: Annotated[str | None, Arg("File that gets the whole report as JSON.")] = None
-    save_trace: Annotated[str | None, Arg("File that gets the generated trace.")] = None
+    trace: str | None = arg(None, "File with a request per line (JSON), instead of a generated one.")
+    recording: str | None = arg(
+        None,
+        "Recording of octavo serve --record-trace, whose requests are simulated: with its settings where none are "
+        "given here, and its steps as cost model unless one is given.",
+    )
+    model: str | None = arg(
+        None,
+        "Model whose steps are estimated, on --device: a name such as llama-3.1-70b, one of the hub (only "
+        "config.json is fetched), a directory, or a config.json.",
+    )
+    device: str | None = arg(
+        None, "What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own."
+    )
+    tensor_parallel_size: int = arg(1, "Devices that share each layer of --model.", ge=1, le=1024)
+    pipeline_parallel_size: int = arg(1, "Groups of devices that share the layers of --model.", ge=1, le=8)
+    tensor_parallel_reduce: str = arg(
+        "gather", "How shares of a layer become whole: gather is exact, sum moves less.", choices=("gather", "sum")
+    )
+    cost_model: str | None = arg(
+        None,
+        "What steps cost, instead of --model and --device: DEVICE/MODEL, or a JSON file such as octavo bench "
+        f"calibrate writes. [default: {_DEFAULT_COST_MODEL}]",
+    )
+    replicas: int = arg(1, "Engines behind the router.", ge=1)
+    router: str = arg("round-robin", "Which replica gets a request.", choices=ROUTERS)
+    disaggregated: int | None = arg(None, "Number of replicas that compute long prompts for the others.")
+    transfer_bytes_per_s: float = arg(
+        Disaggregation(num_prefill=1).bytes_per_s, "Rate at which keys and values get from the one to the other.", gt=0
+    )
+    draft_acceptance: float | None = arg(
+        None, "Probability that a guess of speculative_config is right, if those before it were.", ge=0, le=1
+    )
+    request_rate: str = arg(
+        f"{Workload.request_rate:g}",
+        "Requests (conversations) a second; several, as in 1,2,4, are as many simulations.",
+        group="Workload",
+    )
+    seed: int = arg(0, "Seed of the generated requests.")
+    processes: int | None = arg(None, "Processes that share replicas, where those do not depend on each other.", ge=1)
+    output: str | None = arg(None, "File that gets the whole report as JSON.")
+    save_trace: str | None = arg(None, "File that gets the generated trace.")
 
     def rates(self) -> list[float]:
         """Return the numbers of `request_rate`. Raises ConfigError."""

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import rounded
 from octavo.cli.terminal import columns, printable
 from octavo.config.explain import render_bar, render_table
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
 from octavo.server.schema.scheduler import Timeline, TimelineList
 
@@ -32,10 +32,10 @@ class TopOptions(Options):
 
     heading: ClassVar = "Server"
 
-    url: Annotated[str, Arg("Address of the server.")] = "http://127.0.0.1:8000"
-    api_key_file: Annotated[str | None, Arg("File whose first line is the API key; it needs the right observe.")] = None
-    interval: Annotated[float, Arg("Seconds between two readings.", ge=0.1, le=3600)] = 1.0
-    once: Annotated[bool, Arg("Write the figures of one interval as a line of JSON, and end.")] = False
+    url: str = arg("http://127.0.0.1:8000", "Address of the server.")
+    api_key_file: str | None = arg(None, "File whose first line is the API key; it needs the right observe.")
+    interval: float = arg(1.0, "Seconds between two readings.", ge=0.1, le=3600)
+    once: bool = arg(False, "Write the figures of one interval as a line of JSON, and end.")
 
 
 class Load(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from octavo.cli.live import Load, compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table, to_json
 from octavo.simulate.cost_model import Fitted
@@ -34,20 +34,18 @@ class ValidateOptions(Options):
 
     heading: ClassVar = "Benchmark"
 
-    cost_model: Annotated[str | None, Arg("File of octavo bench calibrate; by default calibrated first.")] = None
-    trace: Annotated[
-        str | None, Arg("File with a request per line (JSON) as the only load, instead of those that are generated.")
-    ] = None
-    num_requests: Annotated[int, Arg("Requests of each load.", ge=1)] = 300
-    repetitions: Annotated[int, Arg("Times to measure each load; the least disturbed counts.", ge=1)] = 3
-    processor_clock: Annotated[
-        bool,
-        Arg(
-            "Count the seconds in which this process had a processor, not those on the wall: for machines that other "
-            "programs use too, with one thread."
-        ),
-    ] = False
-    output: Annotated[str | None, Arg("File that gets the cost model, when it is calibrated.")] = None
+    cost_model: str | None = arg(None, "File of octavo bench calibrate; by default calibrated first.")
+    trace: str | None = arg(
+        None, "File with a request per line (JSON) as the only load, instead of those that are generated."
+    )
+    num_requests: int = arg(300, "Requests of each load.", ge=1)
+    repetitions: int = arg(3, "Times to measure each load; the least disturbed counts.", ge=1)
+    processor_clock: bool = arg(
+        False,
+        "Count the seconds in which this process had a processor, not those on the wall: for machines that other "
+        "programs use too, with one thread.",
+    )
+    output: str | None = arg(None, "File that gets the cost model, when it is calibrated.")
 
 
 @with_options(ValidateOptions, EngineArgs)

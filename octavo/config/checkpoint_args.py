@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,34 +14,27 @@ class CheckpointArgs:
 
     heading: ClassVar = "Checkpoint"
 
-    generation_config: Annotated[
-        str,
-        Arg(
-            "Where sampling defaults come from: auto is the checkpoint's generation_config.json, none is octavo's own, "
-            "anything else is a directory or file to read."
-        ),
-    ] = "auto"
-    override_generation_config: Annotated[
-        dict[str, Any],
-        Arg('Sampling defaults in the place of those of generation_config, as JSON, such as {"temperature": 0.5}.'),
-    ] = field(default_factory=dict)
-    enable_sleep_mode: Annotated[
-        bool,
-        Arg(
-            "Let the engine give back the memory of its weights and KV cache, and take other weights, without a new "
-            "start: sleep, wake_up, update_weights_from_disk."
-        ),
-    ] = False
-    enable_prompt_embeds: Annotated[
-        bool, Arg("Take prompts that are given as vectors in place of those of tokens: prompt_embeds.")
-    ] = False
-    hf_overrides: Annotated[
-        dict[str, Any],
-        Arg(
-            'Values in the place of those of the checkpoint\'s config.json, as JSON, such as {"rope_scaling": '
-            '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}.'
-        ),
-    ] = field(default_factory=dict)
+    generation_config: str = arg(
+        "auto",
+        "Where sampling defaults come from: auto is the checkpoint's generation_config.json, none is octavo's own, "
+        "anything else is a directory or file to read.",
+    )
+    override_generation_config: dict[str, Any] = arg(
+        {}, 'Sampling defaults in the place of those of generation_config, as JSON, such as {"temperature": 0.5}.'
+    )
+    enable_sleep_mode: bool = arg(
+        False,
+        "Let the engine give back the memory of its weights and KV cache, and take other weights, without a new "
+        "start: sleep, wake_up, update_weights_from_disk.",
+    )
+    enable_prompt_embeds: bool = arg(
+        False, "Take prompts that are given as vectors in place of those of tokens: prompt_embeds."
+    )
+    hf_overrides: dict[str, Any] = arg(
+        {},
+        'Values in the place of those of the checkpoint\'s config.json, as JSON, such as {"rope_scaling": '
+        '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}.',
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +43,9 @@ class ChatArgs:
 
     heading: ClassVar = "Chats"
 
-    chat_template: Annotated[str | None, Arg("Chat template instead of the checkpoint's: a file or its text.")] = None
-    default_chat_template_kwargs: Annotated[
-        dict[str, Any],
-        Arg(
-            'Values that chat templates get unless a chat has others: an object of JSON, such as {"enable_thinking": '
-            "false}."
-        ),
-    ] = field(default_factory=dict)
+    chat_template: str | None = arg(None, "Chat template instead of the checkpoint's: a file or its text.")
+    default_chat_template_kwargs: dict[str, Any] = arg(
+        {},
+        'Values that chat templates get unless a chat has others: an object of JSON, such as {"enable_thinking": '
+        "false}.",
+    )

@@ -1,4 +1,4 @@
-"""How an annotated argument is read, checked and described. Knows no argument by name.
+"""How an argument is stated, read, checked and described. Knows no argument by name.
 
 Keywords and YAML values arrive here typed, flags and environment variables as text. All end
 in `accept`, so that a limit holds whichever way a value came.
@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, field, fields
 from decimal import Decimal
 from functools import cache, wraps
 from typing import Any, TypeVar
@@ -28,27 +28,16 @@ from octavo.errors import ConfigError, suggestion
 T = TypeVar("T")
 
 _TRUE, _FALSE, _NONE = ("1", "true", "yes", "on"), ("0", "false", "no", "off"), ("", "none", "null")
-_SUFFIX = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-}
-_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
 
 class Arg(msgspec.Struct, frozen=True):
     """What there is to know about an argument besides its type and default.
 
-    doc: one sentence. choices: the texts that it may be, those of its type where that is a Literal. is_bytes: a number
-    of bytes that may be written with a suffix ("4GiB", "512M"). only: the values that this version carries out; others
-    are refused, because of `otherwise`. is_secret: no message shows the value. group: heading in help and reference
-    page, where it is not the `heading` of the class.
+    doc: one sentence. choices: the texts that it may be, or a function that returns them; those of its type where that
+    is a Literal. is_bytes: a number of bytes that may be written with a suffix ("4GiB", "512M"). only: the values that
+    this version carries out; others are refused, because of `otherwise`. is_secret: no message shows the value. group:
+    heading in help and reference page, where it is not the `heading` of the class.
     """
 
     doc: str
@@ -56,11 +45,18 @@ class Arg(msgspec.Struct, frozen=True):
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
-    choices: tuple[str, ...] | None = None
+    choices: Any = None
     only: tuple[Any, ...] | None = None
     otherwise: str = ""
     is_bytes: bool = False
     is_secret: bool = False
+
+
+def arg(default: T, doc: str, **about: Any) -> T:
+    """Return a field of an argument class with its default. about: fields of `Arg`."""
+    given: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    made: T = field(metadata={"arg": Arg(doc, **about)}, **given)
+    return made
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -89,21 +85,23 @@ def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
 
 @cache  # a start of an engine asks eight times, and annotations are texts that are compiled
 def _arguments(cls: Any, devices: tuple[str, ...]) -> types.MappingProxyType[str, Argument]:
-    """devices: the names there are now, which annotations may read: some may have been added."""
-    hints = typing.get_type_hints(cls, include_extras=True)
+    """devices: the names there are now, which are choices: some may have been added."""
+    hints = typing.get_type_hints(cls)
     found: dict[str, Argument] = {}
-    for field in fields(cls):
-        owner = next(base for base in cls.__mro__ if field.name in vars(base).get("__annotations__", ()))
-        annotation, arg = typing.get_args(hints[field.name])
+    for each in fields(cls):
+        owner = next(base for base in cls.__mro__ if each.name in vars(base).get("__annotations__", ()))
+        annotation, about = hints[each.name], each.metadata["arg"]
         is_optional = isinstance(annotation, types.UnionType)
         if is_optional:
             (annotation,) = (each for each in typing.get_args(annotation) if each is not types.NoneType)
         kind, members = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
         if kind is typing.Literal:
-            kind, arg = str, msgspec.structs.replace(arg, choices=members)
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
+            kind, about = str, msgspec.structs.replace(about, choices=members)
+        elif callable(about.choices):
+            about = msgspec.structs.replace(about, choices=about.choices())
+        default = {} if each.default is MISSING else each.default
         of = members[1] if kind is dict else str
-        found[field.name] = Argument(field.name, arg.group or owner.heading, kind, of, is_optional, default, arg)
+        found[each.name] = Argument(each.name, about.group or owner.heading, kind, of, is_optional, default, about)
     return types.MappingProxyType(found)
 
 
@@ -263,8 +261,8 @@ def parse_bytes(name: str, text: str) -> int:
     match = _BYTES.fullmatch(text)
     if match is None:
         raise ConfigError(f"{name} is {text!r}, expected a number of bytes such as 4GiB, 512M or 1000000")
-    number, suffix = match.groups()
-    return int(float(number) * _SUFFIX[(suffix or "").lower()])
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
 
 
 def from_text(argument: Argument, text: str, where: str) -> Any:

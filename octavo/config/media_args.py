@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.errors import ConfigError
 
 MOST_IMAGES: Final = 16
@@ -37,38 +36,28 @@ class MediaArgs:
 
     heading: ClassVar = "Images and sounds"
 
-    limit_mm_per_prompt: Annotated[
-        dict[str, int],
-        Arg(
-            f'Most images, videos and sounds in one prompt, as image=4 or {{"image": 4, "video": 1}}; {MOST_IMAGES}, '
-            f"{MOST_VIDEOS} and {MOST_SOUNDS} by default. With image=0 a model that reads images, and with audio=0 one "
-            "that hears sounds, reads text alone, without its encoder."
-        ),
-    ] = dataclasses.field(default_factory=dict)
-    mm_processor_kwargs: Annotated[
-        dict[str, Any],
-        Arg(
-            "Settings of the image processor in place of the checkpoint's, as JSON, such as "
-            f'{{"max_pixels": 602112}}; known are {_KNOWN_SETTINGS}.'
-        ),
-    ] = dataclasses.field(default_factory=dict)
-    mmproj: Annotated[
-        str | None,
-        Arg(
-            "File of llama.cpp with the vision encoder of a model in a GGUF file; by default the one beside it with "
-            "mmproj in its name that fits. With limit_mm_per_prompt image=0 none is read."
-        ),
-    ] = None
-    allowed_media_domains: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Hosts from which http: and https: URLs of images are fetched; none by default. A host with a private "
-            "address is named by that address."
-        ),
-    ] = ()
-    allowed_local_media_path: Annotated[
-        str, Arg("Folder under which file: URLs of images are read; none by default.")
-    ] = ""
+    limit_mm_per_prompt: dict[str, int] = arg(
+        {},
+        f'Most images, videos and sounds in one prompt, as image=4 or {{"image": 4, "video": 1}}; {MOST_IMAGES}, '
+        f"{MOST_VIDEOS} and {MOST_SOUNDS} by default. With image=0 a model that reads images, and with audio=0 one "
+        "that hears sounds, reads text alone, without its encoder.",
+    )
+    mm_processor_kwargs: dict[str, Any] = arg(
+        {},
+        "Settings of the image processor in place of the checkpoint's, as JSON, such as "
+        f'{{"max_pixels": 602112}}; known are {_KNOWN_SETTINGS}.',
+    )
+    mmproj: str | None = arg(
+        None,
+        "File of llama.cpp with the vision encoder of a model in a GGUF file; by default the one beside it with "
+        "mmproj in its name that fits. With limit_mm_per_prompt image=0 none is read.",
+    )
+    allowed_media_domains: tuple[str, ...] = arg(
+        (),
+        "Hosts from which http: and https: URLs of images are fetched; none by default. A host with a private "
+        "address is named by that address.",
+    )
+    allowed_local_media_path: str = arg("", "Folder under which file: URLs of images are read; none by default.")
 
 
 def media_limits(args: MediaArgs) -> dict[str, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,18 +14,14 @@ class PoolingArgs:
 
     heading: ClassVar = "Vectors"
 
-    runner: Annotated[
-        str,
-        Arg(
-            "generate writes text, pooling makes vectors or scores; auto is pooling for encoders, classifiers and "
-            "checkpoints with sentence-transformers' modules.json.",
-            choices=("auto", "generate", "pooling"),
-        ),
-    ] = "auto"
-    convert: Annotated[
-        str,
-        Arg(
-            "What a pooling model makes: embed is vectors, classify is scores; auto takes what the checkpoint says.",
-            choices=("auto", "none", "embed", "classify"),
-        ),
-    ] = "auto"
+    runner: str = arg(
+        "auto",
+        "generate writes text, pooling makes vectors or scores; auto is pooling for encoders, classifiers and "
+        "checkpoints with sentence-transformers' modules.json.",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = arg(
+        "auto",
+        "What a pooling model makes: embed is vectors, classify is scores; auto takes what the checkpoint says.",
+        choices=("auto", "none", "embed", "classify"),
+    )

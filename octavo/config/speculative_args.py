@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from octavo.config.fields import Arg
+from octavo.config.fields import arg
 from octavo.errors import ConfigError
 
 Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
@@ -27,13 +27,11 @@ class SpeculativeArgs:
 
     heading: ClassVar = "Speculative decoding"
 
-    speculative_config: Annotated[
-        dict[str, Any],
-        Arg(
-            'JSON such as {"method": "ngram", "num_speculative_tokens": 8}: guesses of the next tokens, of which one '
-            "step computes several where that pays. Results stay the same, bit by bit."
-        ),
-    ] = field(default_factory=dict)
+    speculative_config: dict[str, Any] = arg(
+        {},
+        'JSON such as {"method": "ngram", "num_speculative_tokens": 8}: guesses of the next tokens, of which one '
+        "step computes several where that pays. Results stay the same, bit by bit.",
+    )
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from octavo.config.fields import Arg, check_values
+from octavo.config.fields import arg, check_values
 from octavo.core.cache_key import Placeholder
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
@@ -210,32 +210,28 @@ class Workload:
 
     heading: ClassVar = "Workload"
 
-    arrivals: Annotated[str, Arg("How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once"))] = "poisson"
-    num_requests: Annotated[int, Arg("Requests.", ge=1)] = 1000
-    request_rate: Annotated[float, Arg("Requests (conversations) a second.", gt=0)] = 1.0
-    burstiness: Annotated[
-        float, Arg("With gamma: coefficient of variation of the gaps; with poisson it is 1.", gt=0)
-    ] = 3.0
-    on_s: Annotated[float, Arg("With on-off: seconds with arrivals.", gt=0)] = 10.0
-    off_s: Annotated[float, Arg("With on-off: seconds without.", ge=0)] = 30.0
-    input_len: Annotated[float, Arg("Mean tokens of a prompt.", ge=1)] = 256.0
-    output_len: Annotated[float, Arg("Mean tokens of an output.", ge=1)] = 128.0
-    length_spread: Annotated[float, Arg("Standard deviation of the logarithm of lengths; 0 makes all alike.", ge=0)] = (
-        0.8
+    arrivals: str = arg("poisson", "How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once"))
+    num_requests: int = arg(1000, "Requests.", ge=1)
+    request_rate: float = arg(1.0, "Requests (conversations) a second.", gt=0)
+    burstiness: float = arg(3.0, "With gamma: coefficient of variation of the gaps; with poisson it is 1.", gt=0)
+    on_s: float = arg(10.0, "With on-off: seconds with arrivals.", gt=0)
+    off_s: float = arg(30.0, "With on-off: seconds without.", ge=0)
+    input_len: float = arg(256.0, "Mean tokens of a prompt.", ge=1)
+    output_len: float = arg(128.0, "Mean tokens of an output.", ge=1)
+    length_spread: float = arg(0.8, "Standard deviation of the logarithm of lengths; 0 makes all alike.", ge=0)
+    max_len: int = arg(4096, "Most tokens of a request.", ge=2)
+    shared_prefix_len: int = arg(0, "Tokens with which prompts begin that they share.", ge=0)
+    num_shared_prefixes: int = arg(1, "Different shared prefixes.", ge=1)
+    turns: int = arg(1, "Requests of a conversation.", ge=1)
+    think_s: float = arg(10.0, "Mean seconds from an answer to the next turn, exponential.", ge=0)
+    n: int = arg(1, "Sequences per request.", ge=1)
+    best_of: int | None = arg(None, "Sequences of which the best n are kept.")
+    beam_search: bool = arg(False, "Search with n beams.")
+    num_tenants: int = arg(1, "Senders of requests; the k-th sends in proportion to 1/k.", ge=1)
+    num_priorities: int = arg(1, "Different priorities, 0 and up, equally frequent.", ge=1)
+    first_token_deadline_s: float | None = arg(
+        None, "Seconds after its arrival in which a request's first token is due.", gt=0
     )
-    max_len: Annotated[int, Arg("Most tokens of a request.", ge=2)] = 4096
-    shared_prefix_len: Annotated[int, Arg("Tokens with which prompts begin that they share.", ge=0)] = 0
-    num_shared_prefixes: Annotated[int, Arg("Different shared prefixes.", ge=1)] = 1
-    turns: Annotated[int, Arg("Requests of a conversation.", ge=1)] = 1
-    think_s: Annotated[float, Arg("Mean seconds from an answer to the next turn, exponential.", ge=0)] = 10.0
-    n: Annotated[int, Arg("Sequences per request.", ge=1)] = 1
-    best_of: Annotated[int | None, Arg("Sequences of which the best n are kept.")] = None
-    beam_search: Annotated[bool, Arg("Search with n beams.")] = False
-    num_tenants: Annotated[int, Arg("Senders of requests; the k-th sends in proportion to 1/k.", ge=1)] = 1
-    num_priorities: Annotated[int, Arg("Different priorities, 0 and up, equally frequent.", ge=1)] = 1
-    first_token_deadline_s: Annotated[
-        float | None, Arg("Seconds after its arrival in which a request's first token is due.", gt=0)
-    ] = None
 
     def __post_init__(self) -> None:
         check_values(self)
