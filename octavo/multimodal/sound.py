@@ -112,6 +112,22 @@ def resampled(samples: Samples, source: int, target: int) -> Samples:
     return resampler.end()
 
 
+def cut_where_quiet(samples: Samples, rate: int, most_s: float) -> list[Samples]:
+    """Return the pieces of a sound, each of at most so many seconds, cut in the quietest tenth of a second of the
+    last ten before."""
+    most, width = int(most_s * rate), max(1, rate // 10)
+    searched = min(10 * rate, most // 3)
+    pieces, rest = [], samples
+    while len(rest) > most:
+        last = min(most, len(rest) - searched)  # which leaves no tiny piece
+        sums = np.cumsum(np.abs(rest[last - searched : last]), dtype=np.float64)
+        quietest = int((sums[width:] - sums[:-width]).argmin()) if searched > width else 0
+        stop = last - searched + quietest + width // 2
+        pieces.append(rest[:stop])
+        rest = rest[stop:]
+    return [*pieces, rest]
+
+
 class Resampler:
     """Makes samples at another rate by a windowed sinc, one filter for each place between two input samples.
 

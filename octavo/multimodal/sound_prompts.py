@@ -38,6 +38,7 @@ class SoundPrompts:
     def __init__(self, checkpoint: Checkpoint, section: Section, limits: Mapping[str, int], max_model_len: int) -> None:
         """section: of the encoder in config.json. limits: sounds of one prompt. Raises CheckpointError."""
         config = checkpoint.stored
+        self.architecture = checkpoint.architecture
         self._token = first_positive(config, ("audio_token_index", "audio_token_id"))
         self._limit = limits["audio"]
         self._log_mel = LogMel.of(
@@ -52,6 +53,8 @@ class SoundPrompts:
             num_windows = max(1, max_model_len // num_vectors)
         self.most_s = min(MAX_SECONDS, self._log_mel.seconds * num_windows)
         """Seconds that a sound may last."""
+        self.piece_s = min(MAX_SECONDS, self._log_mel.seconds * max(1, int(0.7 * num_windows)))
+        """Seconds of a sound beside which the context has room for what is said in it."""
         self.sampling_rate = self._log_mel.sampling_rate
         """Samples per second that the encoder's spectrograms are made of."""
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from octavo.core.media import MediaInput
-from octavo.core.prompt import Prompt
-from octavo.errors import InvalidRequest
 from octavo.server.decode import read_pieces
 from octavo.server.errors import ApiError
 from octavo.server.keys import sender_of
 from octavo.server.multipart import is_form, read_form
 from octavo.server.schema.audio import TranscriptionRequest, of_form
+from octavo.server.speech_prompts import Asked, Task, style_of
 
 if TYPE_CHECKING:
     from octavo.config.schema import ModelConfig
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from octavo.server.context import ServerContext
 
 
-T = TypeVar("T", bound="HeardSound | SoundInPrompt")
+T = TypeVar("T", bound="HeardSound | SpokenSound")
 
-_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")
-"""Special tokens of the prompt; the language stands before the last one."""
 HEAR: Final = "hear "
-"""The kind of the job, before the type of the body."""
+"""The kind of the job, before the task and the type of the body."""
+_TIMED_PIECE_S: Final = 30.0
+"""Longest piece whose times are asked for."""
 
 
 class HeardSound(msgspec.Struct, frozen=True, array_like=True):
@@ -42,18 +41,26 @@ class HeardSound(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class SoundInPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A request and its sound in a prompt that asks a model to write it down."""
+class SpokenPiece(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that asks a model to write down what is said from `start` to `end`, in seconds."""
 
-    asked: TranscriptionRequest
     token_ids: list[int]
     media: tuple[MediaInput, ...]
+    start: float
+    end: float
+
+
+class SpokenSound(msgspec.Struct, frozen=True, array_like=True):
+    """A request and the pieces of its sound, of which each is asked for by itself."""
+
+    asked: TranscriptionRequest
+    pieces: list[SpokenPiece]
     seconds: float
 
 
-async def read_sound(context: ServerContext, request: Request, kind: type[T]) -> T:
-    """Return a form with a sound, as `hear` encodes it for the model. It is decoded and measured in a helper process,
-    or where there is none in a thread.
+async def read_sound(context: ServerContext, request: Request, task: Task, kind: type[T]) -> T:
+    """Return a form with a sound, as `hear` encodes it for the model and the task. It is decoded and measured in a
+    helper process, or where there is none in a thread.
 
     Raises InvalidRequest or ApiError.
     """
@@ -64,23 +71,24 @@ async def read_sound(context: ServerContext, request: Request, kind: type[T]) ->
     async with context.open_requests.track(request.receive):
         if pool is None:
             heard = await asyncio.to_thread(
-                hear, content_type, b"".join(pieces), context.llm.config.model, context.llm.input
+                hear, f"{task} {content_type}", b"".join(pieces), context.llm.config.model, context.llm.input
             )
         else:
-            heard = await pool.run(f"{HEAR}{content_type}", pieces, sender_of(request.scope))
+            heard = await pool.run(f"{HEAR}{task} {content_type}", pieces, sender_of(request.scope))
     return await asyncio.to_thread(msgspec.msgpack.decode, heard, type=kind)
 
 
-def hear(content_type: str, body: bytes, model: ModelConfig, tools: InputProcessor) -> bytes:
-    """Return an encoded `HeardSound`, or a `SoundInPrompt` for a model without tokens of speech.
+def hear(job: str, body: bytes, model: ModelConfig, tools: InputProcessor) -> bytes:
+    """Return an encoded `HeardSound`, or a `SpokenSound` for a model without tokens of speech.
 
-    Raises InvalidRequest or CheckpointError.
+    job: the task and the type of the body. Raises InvalidRequest or CheckpointError.
     """
     from octavo.multimodal.sound import decoded
 
+    task, _, content_type = job.partition(" ")
     asked, data = of_form(read_form(content_type, body))
     if model.speech is None:
-        return msgspec.msgpack.encode(_in_prompt(asked, data, tools))
+        return msgspec.msgpack.encode(_in_prompts(asked, task, data, tools))
     settings = log_mel(model.path)
     samples = decoded(data, settings.sampling_rate, "file")
     num_frames = -(-len(samples) // settings.hop_length)
@@ -90,34 +98,24 @@ def hear(content_type: str, body: bytes, model: ModelConfig, tools: InputProcess
     )
 
 
-def writes_speech(tools: InputProcessor) -> bool:
-    """Return whether a model writes down a sound that stands in the place of tokens, as Voxtral does."""
-    return tools.media.sounds is not None and None not in map(tools.tokenizer.token_id, _MARKS)
+def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: InputProcessor) -> SpokenSound:
+    """Return a sound in the prompts that ask for its text, cut where the context, the model or times need it."""
+    from octavo.multimodal.sound import cut_where_quiet, decoded
 
-
-def _in_prompt(asked: TranscriptionRequest, data: bytes, tools: InputProcessor) -> SoundInPrompt:
-    """Return a sound in the prompt that asks for its text in its language, or in one that the request names."""
-    from octavo.multimodal.sound import decoded
-
-    if asked.response_format not in ("json", "text"):
-        raise InvalidRequest(
-            f"response_format is {asked.response_format}, expected json or text: this model writes no times",
-            field="response_format",
-        )
-    if asked.prompt:
-        raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
-    language = None if asked.language is None else asked.language.lower()
-    if language is not None and not (len(language) == 2 and language.isascii() and language.isalpha()):
-        raise InvalidRequest(f"language is {language!r}, expected a code of two letters such as en", field="language")
-    sounds = tools.media.sounds
-    assert sounds is not None, "a model without sounds is refused before its form is read"
+    sounds, style = tools.media.sounds, style_of(tools)
+    assert sounds is not None
+    assert style is not None, "a model that writes no speech is refused before its form is read"
     rate = sounds.sampling_rate
-    samples = decoded(data, rate, "file", sounds.most_s)
-    *before, mark = (tools.tokenizer.token_id(each) or 0 for each in _MARKS)
-    stated = tools.tokenizer.encode(f"lang:{language}", add_special_tokens=False) if language else []
-    prompt = Prompt(token_ids=[*before, *stated, mark], multi_modal_data={"audio": (samples, rate)})
-    token_ids, media = tools.media.read(prompt, [*before, *stated, mark])
-    return SoundInPrompt(asked, token_ids, media, round(len(samples) / rate, 2))
+    samples = decoded(data, rate, "file")
+    most_s = min(sounds.piece_s, style.piece_s, _TIMED_PIECE_S if asked.is_timed else style.piece_s)
+    pieces: list[SpokenPiece] = []
+    start = 0
+    for piece in cut_where_quiet(samples, rate, most_s):
+        prompt, stop = style.write(tools, Asked(asked, task, (piece, rate))), start + len(piece)
+        token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))
+        pieces.append(SpokenPiece(token_ids, media, round(start / rate, 2), round(stop / rate, 2)))
+        start = stop
+    return SpokenSound(asked, pieces, round(len(samples) / rate, 2))
 
 
 def log_mel(path: str) -> LogMel:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,20 +15,20 @@ from starlette.responses import Response
 
 from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.speech import SpeechTokens
 from octavo.errors import InvalidRequest
+from octavo.multimodal.transcripts import compression_ratio
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.generation import EngineRequests, json_response
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
-from octavo.server.sounds import HeardSound, SoundInPrompt, log_mel, read_sound, writes_speech
+from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
+from octavo.server.speech_prompts import SpeechStyle, Task, gap, style_of
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
-
-_TIMED: Final = ("verbose_json", "srt", "vtt")
 
 
 class DurationUsage(Struct, frozen=True):
@@ -90,13 +90,11 @@ async def translate(context: ServerContext, request: Request) -> Response | Even
     return await _respond(context, request, "translate")
 
 
-async def _respond(
-    context: ServerContext, request: Request, task: Literal["transcribe", "translate"]
-) -> Response | EventStream:
+async def _respond(context: ServerContext, request: Request, task: Task) -> Response | EventStream:
     speech = context.llm.config.model.speech
     if speech is None:
-        return await _respond_at_once(context, request, task)
-    heard = await read_sound(context, request, HeardSound)
+        return await _respond_by_prompts(context, request, task)
+    heard = await read_sound(context, request, task, HeardSound)
     asked = heard.asked
     _check(asked, speech, task)
     talk = await _Talk.open(context, request, asked)
@@ -105,47 +103,72 @@ async def _respond(
         return EventStream(_events(talk, _segment_texts(transcriber)), context.open_requests)
     async with context.open_requests.track(request.receive), aclosing(transcriber.segments()) as windows:
         segments = [each async for window in windows for each in window]
-    text, usage = "".join(each.text for each in segments).strip(), DurationUsage(heard.seconds)
-    if asked.response_format in ("srt", "vtt"):
-        return Response(subtitles(segments, asked.response_format), media_type="text/plain")
-    if asked.response_format != "verbose_json":
-        return _plain(asked, text, usage)
-    return json_response(
-        VerboseTranscription(
-            task=task,
-            language=transcriber.language or "en",
-            duration=heard.seconds,
-            text=text,
-            segments=segments,
-            usage=usage,
+    return _formatted(asked, segments, task, transcriber.language or "en", heard.seconds)
+
+
+def _formatted(
+    asked: TranscriptionRequest, segments: list[SpeechSegment], task: Task, language: str, seconds: float
+) -> Response:
+    """Return segments in the format that is asked for. seconds: that the sound lasts."""
+    text, usage = "".join(each.text for each in segments).strip(), DurationUsage(seconds)
+    match asked.response_format:
+        case "srt" | "vtt":
+            return Response(subtitles(segments, asked.response_format), media_type="text/plain")
+        case "text":
+            return Response(f"{text}\n", media_type="text/plain")
+        case "json":
+            return json_response(Transcription(text, usage))
+        case "verbose_json":
+            return json_response(VerboseTranscription(task, language, seconds, text, segments, usage))
+
+
+async def _respond_by_prompts(context: ServerContext, request: Request, task: Task) -> Response | EventStream:
+    """Respond by a model that reads sounds in prompts. Raises ApiError for one that does not, or not for the task."""
+    style = style_of(context.llm.input)
+    if style is None or task not in style.tasks:
+        others = "Whisper" if task == "translate" else "Whisper, Voxtral or Qwen3-ASR"
+        raise ApiError(
+            400, f"this model does not {task} sounds; start the server with {others}", code="unsupported_task"
         )
+    heard = await read_sound(context, request, task, SpokenSound)
+    asked, talk = heard.asked, await _Talk.open(context, request, heard.asked)
+    params = SamplingParams(
+        temperature=asked.temperature or 0.0,
+        max_tokens=None,
+        logprobs=0 if asked.response_format == "verbose_json" else None,
+        output_kind=OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY,
+        **asked.sampling,
     )
-
-
-async def _respond_at_once(
-    context: ServerContext, request: Request, task: Literal["transcribe", "translate"]
-) -> Response | EventStream:
-    """Respond by a model that reads the whole sound in a prompt. Raises ApiError for one that does not."""
-    if task == "translate" or not writes_speech(context.llm.input):
-        instead = "start the server with Whisper" + " or Voxtral" * (task == "transcribe")
-        raise ApiError(400, f"this model does not {task} sounds; {instead}", code="unsupported_task")
-    heard = await read_sound(context, request, SoundInPrompt)
-    asked, prompt = heard.asked, Prompt(token_ids=heard.token_ids, media=heard.media)
-    talk = await _Talk.open(context, request, asked)
-    kind = OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY
-    temperature = asked.temperature or 0.0
-    params = SamplingParams(temperature=temperature, max_tokens=None, output_kind=kind, **asked.sampling)
     if asked.stream:
-        return EventStream(_events(talk, _delta_texts(talk, prompt, params)), context.open_requests)
+        return EventStream(_events(talk, _piece_texts(talk, heard, style, params)), context.open_requests)
+    segments, language, before = list[SpeechSegment](), asked.language, ""
     async with context.open_requests.track(request.receive):
-        [output] = (await talk.last(prompt, params)).outputs
-    return _plain(asked, output.text.strip(), DurationUsage(heard.seconds))
+        for piece in heard.pieces:
+            [output] = (await talk.last(Prompt(token_ids=piece.token_ids, media=piece.media), params)).outputs
+            named, text = style.split(output.text) or (None, output.text)
+            language, text = language or named, text.strip()
+            if text:
+                segments.append(_segment(len(segments), piece, gap(before, text) + text, output, params))
+                before = text
+    return _formatted(asked, segments, task, language or "", heard.seconds)
 
 
-def _plain(asked: TranscriptionRequest, text: str, usage: DurationUsage) -> Response:
-    if asked.response_format == "text":
-        return Response(f"{text}\n", media_type="text/plain")
-    return json_response(Transcription(text, usage))
+def _segment(
+    number: int, piece: SpokenPiece, text: str, output: CompletionOutput, params: SamplingParams
+) -> SpeechSegment:
+    """Return a piece as a segment. Its model does not say how probable it is that nothing is said."""
+    return SpeechSegment(
+        id=number,
+        seek=round(piece.start * 100),
+        start=piece.start,
+        end=piece.end,
+        text=text,
+        tokens=output.token_ids,
+        temperature=params.temperature,
+        avg_logprob=(output.cumulative_logprob or 0.0) / max(1, len(output.token_ids)),
+        compression_ratio=compression_ratio(text),
+        no_speech_prob=0.0,
+    )
 
 
 def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None:
@@ -221,7 +244,7 @@ def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str
         max_model_len=llm.ready.max_model_len,
         task=task,
         language=None if asked.language is None else asked.language.lower(),
-        timestamps=asked.response_format in _TIMED or heard.num_frames > settings.num_frames,
+        timestamps=asked.is_timed or heard.num_frames > settings.num_frames,
         temperatures=(asked.temperature,) if asked.temperature else FALLBACKS,
         before=[each for each in before if each < speech.end],
         sampling=asked.sampling,
@@ -236,10 +259,23 @@ async def _segment_texts(transcriber: Transcriber) -> AsyncGenerator[str, None]:
                 yield segment.text
 
 
-async def _delta_texts(talk: _Talk, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[str, None]:
-    async with aclosing(talk.outputs(prompt, params)) as outputs:
-        async for output in outputs:
-            yield output.outputs[0].text
+async def _piece_texts(
+    talk: _Talk, heard: SpokenSound, style: SpeechStyle, params: SamplingParams
+) -> AsyncGenerator[str, None]:
+    """Yield the text of each piece as it is written, without the language before it."""
+    last = ""
+    for piece in heard.pieces:
+        written, num_sent = "", 0
+        outputs = talk.outputs(Prompt(token_ids=piece.token_ids, media=piece.media), params)
+        async with aclosing(outputs):
+            async for output in outputs:
+                [part] = output.outputs
+                written += part.text
+                found = style.split(written) or ((None, written) if output.finished else None)
+                text = found[1].strip()[num_sent:] if found else ""
+                if text:
+                    yield text if num_sent else gap(last, text) + text
+                    num_sent, last = num_sent + len(text), text
 
 
 async def _events(talk: _Talk, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:

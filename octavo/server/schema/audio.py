@@ -38,6 +38,11 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
         """The sampling parameters that are given, without the temperature."""
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether the response has times."""
+        return self.response_format in ("verbose_json", "srt", "vtt")
+
     def check(self) -> None:
         """Raise InvalidRequest for fields that contradict each other, or that are not there yet."""
         RequestBody.check(self)

@@ -1,0 +1,120 @@
+"""How each family that reads sounds in the place of tokens is asked to write one down, and what it answers."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
+
+from octavo.core.prompt import Prompt
+from octavo.errors import InvalidRequest
+from octavo.multimodal.sound import MAX_SECONDS, Samples
+
+if TYPE_CHECKING:
+    from octavo.engine.input_processor import InputProcessor
+    from octavo.server.schema.audio import TranscriptionRequest
+
+Task = Literal["transcribe", "translate"]
+
+
+class Asked(NamedTuple):
+    """What a client asks of a sound, which is samples and their rate."""
+
+    form: TranscriptionRequest
+    task: Task
+    sound: tuple[Samples, int]
+
+
+class SpeechStyle(NamedTuple):
+    """write: returns the prompt for a sound; raises InvalidRequest. marks: tokens that a tokenizer of the family has.
+    piece_s: seconds of the longest sound that the family was trained on. behind_language: what stands between the
+    language, where the model writes it, and the text."""
+
+    write: Callable[[InputProcessor, Asked], Prompt]
+    marks: tuple[str, ...]
+    piece_s: float = MAX_SECONDS
+    tasks: frozenset[Task] = frozenset({"transcribe"})
+    behind_language: str = ""
+
+    def split(self, written: str) -> tuple[str | None, str] | None:
+        """Return the code of the language, None for no known one, and the text so far; None while it is open which
+        of the two comes."""
+        head, mark, text = written.partition(self.behind_language) if self.behind_language else ("", "", written)
+        if mark and len(head) <= _LONGEST_HEAD:
+            return _CODES.get(head.strip().removeprefix("language ").lower()), text
+        if self.behind_language and len(written) <= _LONGEST_HEAD + len(self.behind_language):
+            return None
+        return None, written
+
+
+def style_of(tools: InputProcessor) -> SpeechStyle | None:
+    """Return how a model is asked; None for one that writes no speech down in prompts."""
+    style = None if tools.media.sounds is None else _STYLES.get(tools.media.sounds.architecture)
+    return None if style is None or None in map(tools.tokenizer.token_id, style.marks) else style
+
+
+def gap(before: str, after: str) -> str:
+    """Return what stands between two texts: a space, but none beside scripts that are written without."""
+    return "" if not before or not after or _is_unspaced(before[-1]) or _is_unspaced(after[0]) else " "
+
+
+def _is_unspaced(char: str) -> bool:
+    return unicodedata.east_asian_width(char) in "WF" and not unicodedata.name(char, "").startswith("HANGUL")
+
+
+def _voxtral(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The language, where one is given, stands before the last token."""
+    _refuse_prompt(asked.form)
+    language = None if asked.form.language is None else asked.form.language.lower()
+    if language is not None and not (len(language) == 2 and language.isascii() and language.isalpha()):
+        raise InvalidRequest(f"language is {language!r}, expected a code of two letters such as en", field="language")
+    *before, mark = (tools.tokenizer.token_id(each) or 0 for each in _VOXTRAL_MARKS)
+    stated = tools.tokenizer.encode(f"lang:{language}", add_special_tokens=False) if language else []
+    return Prompt(token_ids=[*before, *stated, mark], multi_modal_data={"audio": asked.sound})
+
+
+def _qwen3_asr(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The text of the request is the system's message; the answer begins with the language, where one is given."""
+    given = asked.form.language
+    language = None if given is None else _LANGUAGES.get(given.lower())
+    if given is not None and language is None:
+        raise InvalidRequest(
+            f"language is {given!r}, expected one of {', '.join(sorted(_LANGUAGES))}", field="language"
+        )
+    content: list[Mapping[str, object]] = [{"type": "audio", "audio": asked.sound}]
+    messages = [{"role": "user", "content": content}]
+    if asked.form.prompt:
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": asked.form.prompt}]})
+    prompt = tools.render_chat(messages)
+    begun = f"language {language}{_ASR_TEXT}" if language else ""
+    return msgspec.structs.replace(prompt, text=f"{prompt.text}{begun}")
+
+
+def _refuse_prompt(form: TranscriptionRequest) -> None:
+    if form.prompt:
+        raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
+
+
+_LONGEST_HEAD: Final = 40
+"""Characters before the text, in which a language is looked for."""
+_ASR_TEXT: Final = "<asr_text>"
+_VOXTRAL_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")
+_LANGUAGES: Final = {
+    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
+    "fa": "Persian", "fi": "Finnish", "fil": "Filipino", "fr": "French", "hi": "Hindi", "hu": "Hungarian",
+    "id": "Indonesian", "it": "Italian", "ja": "Japanese", "ko": "Korean", "mk": "Macedonian", "ms": "Malay",
+    "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish",
+    "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
+}  # fmt: skip
+"""Names by which Qwen3-ASR knows languages."""
+_CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
+
+_STYLES: Final[Mapping[str, SpeechStyle]] = {
+    "Qwen3ASRForConditionalGeneration": SpeechStyle(
+        _qwen3_asr, (_ASR_TEXT,), piece_s=1200.0, behind_language=_ASR_TEXT
+    ),
+    "VoxtralForConditionalGeneration": SpeechStyle(_voxtral, _VOXTRAL_MARKS),
+}
+"""By architecture."""

@@ -1,0 +1,120 @@
+"""Sounds that a model writes down in prompts: over the fake engine, with the prompts of a Qwen3-ASR."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from tokenizers import Tokenizer
+
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.input_processor import InputProcessor, InputSetup
+from octavo.engine.tokenizer import Tokenizer as OctavoTokenizer
+from octavo.server.speech_prompts import gap, style_of
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.core import core_ready, engine_config
+from tests.fakes.hearing import FAMILIES
+from tests.fakes.whisper import RATE, tone
+from tests.server.conftest import Served
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{% for part in message.content %}"
+    "{{ '<audio>' if part.type == 'audio' else part.text }}{% endfor %}{% endfor %}<assistant>"
+)
+
+
+def inputs(path: Path, family: str = "qwen3_asr", max_model_len: int = 4096) -> InputProcessor:
+    write_byte_tokenizer(path, chat_template=TEMPLATE)
+    file = str(path / "tokenizer.json")
+    backend = Tokenizer.from_file(file)
+    backend.add_special_tokens(["<audio>"])
+    backend.add_tokens(["<asr_text>"])
+    backend.save(file)
+    make, architecture = FAMILIES[family]
+    config, processor = make()
+    values = config.to_dict() | {"architectures": [architecture], "audio_token_id": backend.token_to_id("<audio>")}
+    (path / "config.json").write_text(json.dumps(values, default=str))
+    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": processor.to_dict()}, default=str))
+    ready = core_ready(max_model_len=max_model_len, vocab_size=300)
+    tokenizer = OctavoTokenizer.open(path)
+    setup = InputSetup(engine_config(str(path)).model, ready, max_num_seqs=4)
+    return InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(path, tokenizer))
+
+
+@pytest.fixture
+def asking(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """The fake engine, which answers to prompts as they are written for Qwen3-ASR."""
+    monkeypatch.setattr(server.llm, "sentence", "language German<asr_text> Hallo")
+    monkeypatch.setattr(server.llm, "input", inputs(tmp_path))
+    return server
+
+
+def post(url: str, sound: Any, task: str = "transcriptions", **fields: str) -> Any:
+    file = io.BytesIO()
+    soundfile.write(file, sound, RATE, format="WAV")
+    files = {"file": ("a.wav", file.getvalue())}
+    return httpx2.post(f"{url}/v1/audio/{task}", files=files, data={"model": "letters", **fields})
+
+
+def test_the_language_that_the_model_writes_is_left_out(asking: Served) -> None:
+    for stream in (False, True):
+        response = post(asking.url, tone(1.3), stream=str(stream).lower())
+        last = response.text.strip().split("\n\n")[-2].removeprefix("data: ") if stream else response.text
+        assert json.loads(last)["text"] == "Hallo", response.text
+    assert response.text.count("transcript.text.delta") == len("Hallo")
+    (_, prompt, params, _) = asking.llm.requests[0]
+    audio, tokenizer = asking.llm.input.tokenizer.token_id("<audio>"), asking.llm.input.tokenizer
+    assert prompt.token_ids == [*tokenizer.encode("<user>"), *[audio] * 17, *tokenizer.encode("<assistant>")]
+    assert (params.temperature, [each.num_embeddings for each in prompt.media]) == (0.0, [13, 4])
+
+
+def test_language_and_text_of_the_request_are_in_the_prompt(asking: Served) -> None:
+    post(asking.url, tone(0.5), language="DE", prompt="Welt <audio>")
+    token_ids = asking.llm.requests[0][1].token_ids
+    audio, tokenizer = asking.llm.input.tokenizer.token_id("<audio>"), asking.llm.input.tokenizer
+    first = token_ids.index(audio)
+    assert tokenizer.decode(token_ids[:first], False) == "<system>Welt <audio><user>", "spelt, and no token"
+    assert tokenizer.decode(token_ids[first + 7 :], False) == "<assistant>language German<asr_text>"
+    refused = post(asking.url, tone(0.5), language="xx").json()["error"]
+    assert (refused["param"], "expected one of ar, cs," in refused["message"]) == ("language", True)
+    assert post(asking.url, tone(0.5), "translations").json()["error"]["code"] == "unsupported_task"
+
+
+def test_a_long_sound_is_written_down_in_pieces(
+    asking: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking.llm, "input", inputs(tmp_path, max_model_len=64))  # two seconds, and what is said there
+    sound = np.concatenate([tone(1.6), np.zeros(RATE // 5, np.float32), tone(1.0)])
+    found = post(asking.url, sound, response_format="verbose_json").json()
+    pieces = [(each["start"], each["end"], each["text"]) for each in found["segments"]]
+    assert pieces == [(0.0, 1.65, "Hallo"), (1.65, 2.8, " Hallo")], "cut in the silence"
+    assert (found["text"], found["language"], found["duration"]) == ("Hallo Hallo", "de", 2.8)
+    assert post(asking.url, sound).json()["text"] == "Hallo Hallo"
+    assert '"text":"Hallo Hallo"' in post(asking.url, sound, stream="true").text
+    srt = post(asking.url, sound, response_format="srt").text
+    assert srt.startswith("1\n00:00:00,000 --> 00:00:01,650\nHallo\n\n2\n00:00:01,650 --> ")
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("language En", None),
+        ("language English<asr_text>Hi", ("en", "Hi")),
+        ("language None<asr_text>", (None, "")),
+        ("A text without a language, which comes at once and goes on", (None,)),
+    ],
+)
+def test_what_stands_before_a_text(written: str, found: Any, tmp_path: Path) -> None:
+    style = style_of(inputs(tmp_path))
+    assert style is not None
+    assert style.split(written) == ((None, written) if found == (None,) else found)
+
+
+def test_scripts_without_spaces_get_none_between_pieces() -> None:
+    assert [gap(*each) for each in (("a", "b"), ("", "b"), ("你", "好"), ("가", "나"))] == [" ", "", "", " "]
