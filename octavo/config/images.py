@@ -15,12 +15,14 @@ READ_IMAGES: Final = frozenset(
     for name in (
         *("Cohere2Vision", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3", "InternVL"),
         *("Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext"),
-        *("LlavaOnevision", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
-        "SmolVLM",
+        *("LlavaOnevision", "Mistral3", "PaddleOCRVL"),
+        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
     )
 )
 """Architectures whose images are read, with transformers."""
 
+_RENAMED: Final = {("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor"}
+"""Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 _MOST_PIXELS: Final = 1 << 25
@@ -45,12 +47,12 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     check_encoder(checkpoint.stored.section("vision_config"))
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
-    for name in _FILES:
-        file = checkpoint.path / name
+    for file in (checkpoint.path / each for each in _FILES):
         values = read_json_object(file) if file.is_file() else {}
         found = values.get("image_processor", values)
-        if isinstance(found, dict) and isinstance(found.get("image_processor_type"), str):
-            return _checked({**found, **_merged_patch(checkpoint)}, str(file))
+        if isinstance(found, dict) and isinstance(name := found.get("image_processor_type"), str):
+            own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
+            return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file))
     return None
 
 
@@ -75,7 +77,7 @@ def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         numbers = value if isinstance(value, list) else [value]
         if value is not None and not all(_is_number(each) and least < each < math.inf for each in numbers):
             raise section.error(name, "numbers above 0" if least == 0.0 else "finite numbers")
-    counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm"))
+    counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = (

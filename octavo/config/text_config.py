@@ -44,7 +44,10 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt_oss": {"rope_theta": 150_000.0, "sliding_window": 128, "sliding_window_pattern": 2},
     **{
         each: {"rope_theta": 500_000.0}
-        for each in ("cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo", "llama4_text", "olmo3")
+        for each in (
+            *("cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo", "llama4_text", "olmo3"),
+            *("paddleocr_vl", "paddleocr_vl_text"),
+        )
     },
     **{each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "mixtral", "solar_open")},
     "cwm": {"rope_theta": 1_000_000.0},

@@ -63,7 +63,7 @@ class CwmForCausalLM(GatedDecoder):
 class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
     """ERNIE 4.5, dense: heads turn in neighbouring pairs, and there is one switch for all biases.
 
-    Source: Baidu's releases.
+    The text model of PaddleOCR-VL turns halves of heads. Source: Baidu's releases.
     """
 
     @classmethod
@@ -72,7 +72,7 @@ class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
         return DecoderConfig.common(
             c,
             head_dim=c.positive("head_dim", 128),
-            interleaved=True,
+            interleaved=not c.str("model_type", "").startswith("paddleocr_vl"),
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
             bias=bias,

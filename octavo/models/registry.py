@@ -34,7 +34,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
             "Idefics3",
         ),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
-        *("Mistral3", "Qwen2Audio", "Qwen3ASR"),
+        *("Mistral3", "PaddleOCRVL", "Qwen2Audio", "Qwen3ASR"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
 )
@@ -47,6 +47,7 @@ _FAMILY_OF_TYPE: Final = {
     "hunyuan_v1_dense": "hunyuandensev1",
     "hunyuan_v1_moe": "hunyuanmoev1",
     "new": "gte",
+    "paddleocr_vl": "ernie4_5",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
@@ -131,8 +132,8 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     names = [wanted]
     if not makes_text:
         names += [_family(wanted).lower(), str(checkpoint.values.get("model_type"))]
-    if wanted in _AROUND_A_TEXT_MODEL and checkpoint.text_model_type is not None:
-        names.append(checkpoint.text_model_type)
+    if wanted in _AROUND_A_TEXT_MODEL:  # older configs have the keys of the text model beside the others
+        names.append(checkpoint.text_model_type or checkpoint.str("model_type", ""))
     for architecture, file in _FILE_OF.items():
         if architecture in names or _plain_type(_family(architecture).lower()) in map(_plain_type, names):
             model: ModelClass = getattr(import_module(f"octavo.models.{file}"), architecture)

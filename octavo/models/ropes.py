@@ -62,7 +62,9 @@ def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
 def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
     """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
     model_type = c.str("model_type", "")
-    sections = rope.values.get("mrope_section", [8, 12, 12] if model_type.startswith(("glm4v", "glm_ocr")) else None)
+    defaults = {"glm4v": [8, 12, 12], "glm_ocr": [8, 12, 12], "paddleocr_vl": [16, 24, 24]}
+    unstated = next((each for name, each in defaults.items() if model_type.startswith(name)), None)
+    sections = rope.values.get("mrope_section", unstated)
     if sections is None:
         return ()
     if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:

@@ -23,7 +23,11 @@ from octavo.models.fallback.swap import swap_encoder
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
-_OLD_NAMES: Final = re.compile(r"^(?:model\.)?vision_tower\.vision_model\.")
+_OLD_NAMES: Final = (
+    (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
+    (re.compile(r"^mlp_AR\."), "projector."),
+)
+"""Beginnings of names of tensors in older checkpoints, with those that transformers' classes have today."""
 
 
 class ImageReader(DecoderStack):
@@ -106,7 +110,9 @@ class ImageReader(DecoderStack):
         return super().forward(dataclasses.replace(batch, embeddings=override))
 
     def own_name(self, name: str) -> str:
-        return super().own_name(_OLD_NAMES.sub("vision_tower.", name))
+        for old, own in _OLD_NAMES:
+            name = old.sub(own, name)
+        return super().own_name(name)
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))

@@ -77,6 +77,17 @@ def test_settings_that_no_image_survives_are_refused(
         image_settings(checkpoint)
 
 
+def test_a_class_beside_the_weights_is_transformers_own(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("paddleocr_vl", tmp_path) / "preprocessor_config.json"
+    released = {"image_processor_type": "SiglipImageProcessor", "min_pixels": 1568, "max_pixels": 25088}
+    file.write_text(json.dumps({**released, "size": {"min_pixels": 1568, "max_pixels": 25088}}))
+    checkpoint = Checkpoint.open(tmp_path)
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    found = ImagePrompts(checkpoint, settings, lambda _: [8], {"image": 1}).arrays(image(0, 980, 70))
+    assert found["image_grid_thw"].tolist() == [[1, 2, 42]]
+
+
 def test_an_upper_limit_without_end_scales_nothing_up(tmp_path: Path) -> None:
     file = make_vision_checkpoint("qwen2_vl", tmp_path) / "preprocessor_config.json"
     sizes = {"size": {"shortest_edge": 56 * 56, "longest_edge": 10**9}}

@@ -227,6 +227,15 @@ def _glm_ocr() -> tuple[Any, Any]:
     return _glm4v("GlmOcr", head_dim=8, rope_parameters={"rope_type": "default", "mrope_section": [2, 1, 1]})
 
 
+def _paddleocr() -> tuple[Any, Any]:
+    import transformers as tf
+
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "tie_word_embeddings": False}
+    config = tf.PaddleOCRVLConfig(text_config={**text, "tie_word_embeddings": False}, vision_config=TOWER, **ids)
+    return config, tf.PaddleOCRVLImageProcessorPil(size={"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32})
+
+
 def _lighton_ocr() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -283,6 +292,7 @@ FAMILIES = {
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),
     "lfm2_vl": (_lfm2_vl, "Lfm2VlForConditionalGeneration"),
     "glm_ocr": (_glm_ocr, "GlmOcrForConditionalGeneration"),
+    "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
     "glm4v": (_glm4v, "Glm4vForConditionalGeneration"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import UnsupportedModel
+from octavo.models.config import DecoderConfig
 from octavo.models.registry import known_architectures, resolve_model
 from tests.fakes.checkpoints import FAMILIES, family_config
+from tests.fakes.vision import make_vision_checkpoint
 
 
 def named(path: Path, architecture: str) -> Checkpoint:
@@ -56,6 +59,23 @@ def test_a_type_of_model_of_another_name_leads_to_its_family(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert resolve_model(Checkpoint.open(tmp_path)) is resolve_model(named(tmp_path, architecture))
+
+
+@pytest.mark.parametrize("family", ["paddleocr_vl", "qwen2_5_vl", "qwen2_vl"])
+def test_keys_of_a_text_model_may_stand_beside_those_of_its_encoder(family: str, tmp_path: Path) -> None:
+    nested = make_vision_checkpoint(family, tmp_path)
+    found = read_config(nested)
+    stored = json.loads((nested / "config.json").read_text())
+    text = {name: value for name, value in stored.pop("text_config").items() if name != "model_type"}
+    (nested / "config.json").write_text(json.dumps({**text, **stored}))
+    beside = read_config(nested)
+    assert replace(beside, library=None) == replace(found, library=None)
+    assert beside.library.vision_config.to_dict() == found.library.vision_config.to_dict()
+
+
+def read_config(path: Path) -> DecoderConfig:
+    checkpoint = Checkpoint.open(path)
+    return resolve_model(checkpoint).read(checkpoint)
 
 
 def test_a_name_that_cannot_be_encoded_is_refused_in_words_that_can(tmp_path: Path) -> None:
