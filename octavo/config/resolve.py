@@ -19,7 +19,8 @@ from octavo.config.embedding_size import embedding_size
 from octavo.config.fields import values_of
 from octavo.config.lora_args import LoRAArgs
 from octavo.config.media_args import media_limits
-from octavo.config.pooling_config import PoolingConfig, pooling_config
+from octavo.config.pooling_config import PoolingConfig
+from octavo.config.read_pooling import pooling_config
 from octavo.config.schema import (
     CacheConfig,
     CacheDType,

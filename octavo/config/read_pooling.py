@@ -1,0 +1,86 @@
+"""Reads how a checkpoint makes vectors or scores, from its config.json and the files of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.pooling_args import PoolingArgs
+from octavo.config.pooling_config import ENCODERS, PoolingConfig
+from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
+from octavo.core.pooling import CLASSIFY, EMBED
+from octavo.errors import ConfigError
+
+
+def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None:
+    """Return how the checkpoint makes vectors; None where it generates text. Raises CheckpointError, UnsupportedModel
+    or ConfigError."""
+    is_encoder = checkpoint.str("model_type", "") in ENCODERS
+    is_encoder |= checkpoint.values.get("use_bidirectional_attention") is True
+    if args.runner == "generate":
+        if is_encoder:
+            raise ConfigError("runner is generate, but the model is an encoder, which writes no text; leave it out")
+        if args.convert not in ("auto", "none"):
+            raise ConfigError(f"convert is {args.convert}, but runner is generate; leave one of them out")
+        return None
+    is_classifier = _is_classifier(checkpoint)
+    modules = None if checkpoint.gguf else listed_modules(checkpoint.path)
+    is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or is_classifier
+    if not is_pooling and modules is None:
+        return None
+    found = PoolingConfig(is_causal=not is_encoder, modes=("cls" if is_encoder else "lasttoken",), normalize=True)
+    if modules is not None:
+        found = read_modules(checkpoint.path, modules, found)
+    if checkpoint.values.get("model_type") in ("roberta", "xlm-roberta"):
+        # the first rows of the table of positions stand for padding
+        longest = checkpoint.max_model_len() - checkpoint.int("pad_token_id", 1) - 1
+        found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
+    if checkpoint.values.get("model_type") == "modernbert" and is_classifier:
+        mode = checkpoint.expect("classifier_pooling", "cls", "mean")
+        found = msgspec.structs.replace(found, modes=(mode,))
+    if args.convert == EMBED or not (is_classifier or found.token_ids):
+        if args.convert == CLASSIFY:
+            return _classifier(checkpoint, msgspec.structs.replace(found, token_ids=_yes_and_no(checkpoint)))
+        size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
+        return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size)
+    return _classifier(checkpoint, found)
+
+
+def _is_classifier(checkpoint: Checkpoint) -> bool:
+    names = checkpoint.values.get("architectures")
+    return isinstance(names, list) and bool(names) and str(names[0]).endswith("ForSequenceClassification")
+
+
+def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
+    """Return the config of a model with a score for each label."""
+    names = c.values.get("id2label") or {}
+    num_labels = 1 if found.token_ids else c.positive("num_labels", len(names) or 2)
+    if not isinstance(names, Mapping):
+        raise c.error("id2label", "an object from numbers to names of labels")
+    labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(num_labels))
+    stated = c.section("sentence_transformers")
+    path = None if stated is None else stated.values.get("activation_fn")
+    path = path or c.values.get("sbert_ce_default_activation_function")
+    activation = "sigmoid" if num_labels == 1 else "softmax"
+    if c.values.get("problem_type") == "multi_label_classification":
+        activation = "sigmoid"
+    if path is not None:
+        where = c.origin("sentence_transformers", "sbert_ce_default_activation_function")
+        activation = activation_named(path, where, "activation_fn")
+    return msgspec.structs.replace(found, task=CLASSIFY, labels=labels, activation=activation)
+
+
+def _yes_and_no(c: Checkpoint) -> tuple[int, ...]:
+    """Return the tokens of a model that is asked for yes or no, as Qwen3-Reranker is. Raises ConfigError."""
+    file = c.path / "tokenizer.json"
+    model = read_json_object(file).get("model") if file.is_file() else None
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    words = vocabulary if isinstance(vocabulary, Mapping) else {}
+    if not {"yes", "no"} <= words.keys() or c.values.get("model_type") in ENCODERS:
+        raise ConfigError(
+            f"convert is classify, but {c.architecture} has no scores of labels, and its tokenizer no words yes and no "
+            "by which it could judge; leave it out"
+        )
+    return words["yes"], words["no"]
