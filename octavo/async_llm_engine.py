@@ -10,10 +10,11 @@ from typing import Any
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestOutput
-from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput, array_of
+from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from octavo.core.prompt import PromptLike
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.vector_output import array_of
 
 
 class AsyncLLMEngine:
@@ -57,10 +58,11 @@ class AsyncLLMEngine:
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield what a model for vectors or scores makes of a prompt, once, as `LLM.encode` returns it."""
         llm = await self.start()
-        task = pooling_params.task or llm.input.vectors.checked(None).task
+        config = llm.input.vectors.checked(None)
+        task = pooling_params.task or config.task
         async with aclosing(llm.generate(prompt, pooling_params, request_id, **options)) as outputs:
             async for output in outputs:
-                yield PoolingRequestOutput.of(output, PoolingOutput(array_of(output, task)))
+                yield PoolingRequestOutput.of(output, PoolingOutput(array_of(config, output, task)))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; ids of no running request are ignored."""

@@ -26,7 +26,6 @@ from octavo.core.pooling import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    array_of,
     scored_vectors,
 )
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
@@ -40,6 +39,7 @@ from octavo.engine.progress import ProgressBar
 from octavo.engine.refused import about_width, refused_output
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import matched
+from octavo.engine.vector_output import array_of
 from octavo.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -172,8 +172,8 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         **options: Unpack[BatchKeywords],
     ) -> list[PoolingRequestOutput]:
-        """Return the vector or the scores of each prompt as `outputs.data`, float32 [size]; [tokens, size] for the task
-        "token_embed".
+        """Return the vector or the scores of each prompt as `outputs.data`, float32 [size]; [tokens, size] for the
+        tasks "token_embed" and "token_classify".
 
         pooling_params: for all prompts, or a list with one for each; pooling_task and truncate_prompt_tokens take the
         place of their fields. Other arguments and refused prompts are as in `generate`; `outputs` of those is None.
@@ -183,7 +183,8 @@ class LLM:
         makers = [partial(Prompt.read, prompt) for prompt in given]
         changes = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
         task, outputs = self._pool(makers, pooling_params, changes, options_of_each(len(given), options), use_tqdm)
-        return [PoolingRequestOutput.of(each, PoolingOutput(array_of(each, task))) for each in outputs]
+        config = self.engine.input.vectors.checked(None)
+        return [PoolingRequestOutput.of(each, PoolingOutput(array_of(config, each, task))) for each in outputs]
 
     def embed(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from octavo.core.pooling import PoolingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from octavo.llm import LLM
+from tests.fakes.checkpoints import edit_config, edit_tensors
 from tests.fakes.vector_models import save, write_modules, write_tokenizer
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(70)), "w9 w8 w7 w6 w5 w4 w3 w2"]
@@ -133,6 +134,37 @@ def test_scores_of_labels_from_the_last_token(tmp_path: Path) -> None:
         assert [llm.classify(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
         raw = llm.classify(TEXTS[0], pooling_params=PoolingParams(use_activation=False))[0]
         assert sum(raw.outputs.probs) != pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("family", ["Bert", "XLMRoberta", "ModernBert", "Qwen3"])
+def test_scores_of_labels_for_each_token(tmp_path: Path, family: str) -> None:
+    own: dict[str, Any] = {"Qwen3": QWEN, "ModernBert": {"local_attention": 16}}.get(family, {})
+    model = save(tmp_path, f"{family}ForTokenClassification", **own, num_labels=3)
+    with LLM(str(tmp_path)) as llm:
+        together = llm.encode(TEXTS)
+        for output in together:
+            with torch.inference_mode():
+                want = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0].softmax(-1)
+            np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
+        alone = [llm.encode(text, pooling_task="token_classify")[0].outputs.data for text in TEXTS]
+        assert all((one == output.outputs.data).all() for one, output in zip(alone, together, strict=True))
+        with pytest.raises(InvalidRequest, match="task is classify, but the model is made for token_classify"):
+            llm.classify("w1")
+
+
+@pytest.mark.parametrize(("kind", "num_labels"), [("Reward", 1), ("ProcessReward", 2)])
+def test_rewards_of_tokens_or_steps(tmp_path: Path, kind: str, num_labels: int) -> None:
+    model = save(tmp_path, "Qwen2Model", num_key_value_heads=2)
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, num_labels))
+    edit_tensors(tmp_path, **{f"score.{name}": value.detach() for name, value in head.named_parameters()})
+    edit_config(tmp_path, architectures=[f"Qwen2For{kind}Model"])
+    with LLM(str(tmp_path), max_num_batched_tokens=16, max_num_seqs=4) as llm:
+        for output in llm.encode(TEXTS):
+            with torch.inference_mode():
+                want = head(hidden_of(model, torch.tensor([output.prompt_token_ids])))
+            if kind == "ProcessReward":  # the vocabulary of this model has no token that ends a step
+                want = want.softmax(-1)[:0]
+            np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
 
 
 PROMPT = (

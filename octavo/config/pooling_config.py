@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.pooling import EMBED
+from octavo.core.pooling import EMBED, TOKEN_EMBED, TOKEN_TASKS
 
 ENCODERS: Final = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new"})
 """`model_type` of the models whose tokens see those behind them too."""
@@ -27,7 +27,9 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How vectors or scores are made of the hidden states of a prompt.
 
     modes: of `MODES`; the parts of a vector stand side by side where there are several.
-    labels: the names of the scores. activation: of scores, "sigmoid", "softmax" or "identity".
+    labels: the names of the scores. head: what makes them, "classifier", "token" (a linear layer) or "reward" (two).
+    activation: of scores, "sigmoid", "softmax" or "identity". step_token_id: of a model that judges steps, the token
+    that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
     vector.
@@ -39,7 +41,9 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = False
     dense: tuple[DenseModule, ...] = ()
     labels: tuple[str, ...] = ()
+    head: str = "classifier"
     activation: str = "identity"
+    step_token_id: int | None = None
     token_ids: tuple[int, ...] = ()
     prompts: dict[str, str] = {}
     default_prompt: str = ""
@@ -49,4 +53,10 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_whole_prompts(self) -> bool:
         """Whether all tokens of a prompt are computed in one step."""
-        return not self.is_causal or self.modes != ("lasttoken",)
+        return not self.is_causal or self.modes != ("lasttoken",) or self.task in TOKEN_TASKS
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What the model makes, its own task first."""
+        has_tokens = self.task == EMBED and self.needs_whole_prompts
+        return (self.task, TOKEN_EMBED) if has_tokens else (self.task,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -10,8 +11,22 @@ from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.pooling_args import PoolingArgs
 from octavo.config.pooling_config import ENCODERS, PoolingConfig
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
-from octavo.core.pooling import CLASSIFY, EMBED
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from octavo.errors import ConfigError
+
+_HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "ForSequenceClassification": {"task": CLASSIFY},
+    "ForTokenClassification": {"task": TOKEN_CLASSIFY, "head": "token"},
+    "ForRewardModel": {"task": TOKEN_CLASSIFY, "head": "reward", "labels": ("LABEL_0",)},
+    "ForProcessRewardModel": {
+        "task": TOKEN_CLASSIFY,
+        "head": "reward",
+        "labels": ("LABEL_0", "LABEL_1"),
+        "activation": "softmax",
+        "step_token_id": 151651,  # <extra_0>, which Qwen2.5-Math-PRM was trained with
+    },
+}
+"""What models make whose architecture has one of these endings. Labels of the others are in config.json."""
 
 
 def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None:
@@ -25,9 +40,9 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
         if args.convert not in ("auto", "none"):
             raise ConfigError(f"convert is {args.convert}, but runner is generate; leave one of them out")
         return None
-    is_classifier = _is_classifier(checkpoint)
+    head = None if args.convert == EMBED else _head(checkpoint)
     modules = None if checkpoint.gguf else listed_modules(checkpoint.path)
-    is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or is_classifier
+    is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or head is not None
     if not is_pooling and modules is None:
         return None
     found = PoolingConfig(is_causal=not is_encoder, modes=("cls" if is_encoder else "lasttoken",), normalize=True)
@@ -37,24 +52,28 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
         # the first rows of the table of positions stand for padding
         longest = checkpoint.max_model_len() - checkpoint.int("pad_token_id", 1) - 1
         found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
-    if checkpoint.values.get("model_type") == "modernbert" and is_classifier:
-        mode = checkpoint.expect("classifier_pooling", "cls", "mean")
-        found = msgspec.structs.replace(found, modes=(mode,))
-    if args.convert == EMBED or not (is_classifier or found.token_ids):
-        if args.convert == CLASSIFY:
-            return _classifier(checkpoint, msgspec.structs.replace(found, token_ids=_yes_and_no(checkpoint)))
-        size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
-        return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size)
-    return _classifier(checkpoint, found)
+    if head is not None:
+        found = msgspec.structs.replace(found, **_HEADS[head])
+        if checkpoint.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
+            mode = checkpoint.expect("classifier_pooling", "cls", "mean")
+            found = msgspec.structs.replace(found, modes=(mode,))
+        return found if found.labels else _classifier(checkpoint, found)
+    if args.convert == CLASSIFY or (found.token_ids and args.convert != EMBED):
+        token_ids = found.token_ids or _yes_and_no(checkpoint)
+        return _classifier(checkpoint, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
+    size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
+    return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size)
 
 
-def _is_classifier(checkpoint: Checkpoint) -> bool:
+def _head(checkpoint: Checkpoint) -> str | None:
+    """Return the ending of `_HEADS` that the checkpoint's architecture has."""
     names = checkpoint.values.get("architectures")
-    return isinstance(names, list) and bool(names) and str(names[0]).endswith("ForSequenceClassification")
+    named = str(names[0]) if isinstance(names, list) and names else ""
+    return next((ending for ending in _HEADS if named.endswith(ending)), None)
 
 
 def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
-    """Return the config of a model with a score for each label."""
+    """Return the config of a model with a score for each label, of a prompt or of each token."""
     names = c.values.get("id2label") or {}
     num_labels = 1 if found.token_ids else c.positive("num_labels", len(names) or 2)
     if not isinstance(names, Mapping):
@@ -69,7 +88,7 @@ def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     if path is not None:
         where = c.origin("sentence_transformers", "sbert_ce_default_activation_function")
         activation = activation_named(path, where, "activation_fn")
-    return msgspec.structs.replace(found, task=CLASSIFY, labels=labels, activation=activation)
+    return msgspec.structs.replace(found, labels=labels, activation=activation)
 
 
 def _yes_and_no(c: Checkpoint) -> tuple[int, ...]:

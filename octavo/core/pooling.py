@@ -5,28 +5,27 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
 from octavo.core.outputs import RequestError, RequestOutput
 from octavo.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 EMBED: Final = "embed"
 CLASSIFY: Final = "classify"
 TOKEN_EMBED: Final = "token_embed"
-TASKS: Final = (EMBED, CLASSIFY, TOKEN_EMBED)
+TOKEN_CLASSIFY: Final = "token_classify"
+TOKEN_TASKS: Final = (TOKEN_EMBED, TOKEN_CLASSIFY)
+"""Those that make a row of values of each token."""
+TASKS: Final = (EMBED, CLASSIFY, *TOKEN_TASKS)
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the vector of a prompt is made. Raises InvalidRequest for a wrong value.
 
-    task: "embed" (one vector), "classify" (a score of each label, "score" is another name), or "token_embed" (the
-    hidden states of all tokens); None is what the model is made for.
+    task: "embed" (one vector), "classify" (a score of each label, "score" is another name), "token_embed" (a vector of
+        each token), or "token_classify" (the scores of each token); None is what the model is made for.
     dimensions: leading elements of the vector that are kept, before it is normalised; None keeps all.
     use_activation: whether vectors are normalised and scores made probabilities; None leaves it to the model.
     truncate_prompt_tokens: leading tokens that are kept of a longer prompt, special ones included; -1 keeps as many as
@@ -68,11 +67,11 @@ class PooledPrompt(msgspec.Struct, frozen=True):
     @property
     def needs_all_tokens(self) -> bool:
         """Whether the hidden states of all prompt tokens are needed at once."""
-        return self.params.task == TOKEN_EMBED
+        return self.params.task in TOKEN_TASKS
 
 
 class PoolingOutput(msgspec.Struct, frozen=True):
-    """data: float32 [size], or [tokens, size] of the task "token_embed"."""
+    """data: float32 [size], or [tokens, size] of tasks that make a row of each token."""
 
     data: Any
 
@@ -140,14 +139,6 @@ class ScoringRequestOutput(PoolingRequestOutput):
 def values_of(pooled: bytes | None) -> list[float]:
     """Return the values of a vector in the form in which cores send them; none of a request that failed."""
     return array("f", pooled or b"").tolist()
-
-
-def array_of(output: RequestOutput, task: str) -> NDArray[np.float32]:
-    """Return the float32 values of a vector, [size], or [tokens, size] of the task "token_embed"."""
-    import numpy as np
-
-    found: NDArray[np.float32] = np.frombuffer(output.pooled or b"", dtype=np.float32)
-    return found.reshape(len(output.prompt_token_ids), -1) if task == TOKEN_EMBED and len(found) else found
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ import msgspec
 
 from octavo.config.pooling_config import PoolingConfig
 from octavo.core.messages import CoreReady
-from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_EMBED, PooledPrompt, PoolingParams
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, PooledPrompt, PoolingParams
 from octavo.core.prompt import Prompt, checked_text
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
@@ -40,7 +40,7 @@ class VectorInput:
     def refuse_text(self) -> None:
         """Raise InvalidRequest where the model writes no text."""
         if self.config is not None:
-            made = "vectors" if self.config.task == EMBED else "scores"
+            made = "vectors" if self.config.task in (EMBED, TOKEN_EMBED) else "scores"
             raise InvalidRequest(
                 f"the model makes {made} and writes no text; use embed, score, classify or encode, or start it with "
                 "runner generate if it can generate",
@@ -64,9 +64,17 @@ class VectorInput:
                 field="task",
                 code="unsupported_task",
             )
-        if task not in (None, config.task) and (task, config.task) != (TOKEN_EMBED, EMBED):
+        if task == TOKEN_EMBED and config.task == EMBED and not config.needs_whole_prompts:
             raise InvalidRequest(
-                f"task is {task}, but the model is made for {config.task}; start it with convert {task} if it can",
+                "task is token_embed, but the model computes prompts in pieces, of which some may be in the prefix "
+                "cache; use the task embed",
+                field="task",
+                code="unsupported_task",
+            )
+        if task is not None and task not in config.tasks:
+            raise InvalidRequest(
+                f"task is {task}, but the model is made for {' and '.join(config.tasks)}"
+                + (f"; start it with convert {task} if it can" if task in (EMBED, CLASSIFY) else ""),
                 field="task",
                 code="unsupported_task",
             )
@@ -89,17 +97,11 @@ class VectorInput:
         """Return the parameters with the task. Raises InvalidRequest for one that the model is not made for."""
         config = self.checked(params.task)
         task = params.task or config.task
-        if task == TOKEN_EMBED and not config.needs_whole_prompts:
-            raise InvalidRequest(
-                "task is token_embed, but the model computes prompts in pieces, of which some may be in the prefix "
-                "cache; use the task embed",
-                field="task",
-                code="unsupported_task",
-            )
-        if params.dimensions is not None and (task == CLASSIFY or params.dimensions > config.size):
+        has_scores = task in (CLASSIFY, TOKEN_CLASSIFY)
+        if params.dimensions is not None and (has_scores or params.dimensions > config.size):
             raise InvalidRequest(
                 f"dimensions is {params.dimensions}, but scores have none"
-                if task == CLASSIFY
+                if has_scores
                 else f"dimensions is {params.dimensions}, must be at most {config.size}, the size of the vectors",
                 field="dimensions",
             )

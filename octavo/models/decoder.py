@@ -201,9 +201,12 @@ class DecoderStack(nn.Module):
         """
         raise NotImplementedError
 
-    def add_scores(self, num_labels: int, mesh: Mesh) -> None:
-        """Add the head of a classifier."""
-        self.score = ColumnLinear(self.config.hidden_size, num_labels, mesh)
+    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+        """Add what makes scores of labels: the family's head of a classifier, "token" or "reward" (`PoolingConfig`)."""
+        size = self.config.hidden_size
+        self.score = ColumnLinear(size, num_labels, mesh, bias=head != "classifier")
+        if head == "reward":
+            self.score = nn.Sequential(ColumnLinear(size, size, mesh, bias=True), nn.ReLU(), self.score)
 
     def proof(self, ops: Ops, attention: Callable[[int], AttentionBackend], folder: Path | None) -> str | None:
         """Return in words what was proved of the class before it is used; None for a family, which tests prove.

@@ -51,21 +51,32 @@ class EncoderConfig(DecoderConfig):
         return (LayerCache(KeysAndValues(self.heads.share(mesh).kv, self.heads.dim)),) if layer == 0 else ()
 
 
-class ClassifierHead(nn.Module):
-    """Dense layer and activation, perhaps a norm, and the scores of the labels."""
+class LabelHead(nn.Module):
+    """The scores of the labels alone."""
 
     def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
         super().__init__()
-        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=c.head_bias)
-        self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
-        self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
         self.classifier = ColumnLinear(c.hidden_size, num_labels, mesh, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, hidden] → [rows, labels]."""
-        x = self._act(self.dense(x))
-        scores: Tensor = self.classifier(x if self.norm is None else self.norm(x))
+        scores: Tensor = self.classifier(x)
         return scores
+
+
+class ClassifierHead(LabelHead):
+    """Dense layer and activation, perhaps a norm, and the scores of the labels."""
+
+    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
+        super().__init__(c, num_labels, mesh)
+        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=c.head_bias)
+        self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
+        self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] → [rows, labels]."""
+        x = self._act(self.dense(x))
+        return super().forward(x if self.norm is None else self.norm(x))
 
 
 class Encoder(GatedDecoder):
@@ -88,8 +99,9 @@ class Encoder(GatedDecoder):
         self.encoder_config = c
         self._first_types = torch.zeros(0, dtype=torch.int64)
 
-    def add_scores(self, num_labels: int, mesh: Mesh) -> None:
-        self.score = ClassifierHead(self.encoder_config, num_labels, mesh)
+    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+        made = LabelHead if head == "token" and not self.encoder_config.is_head_normed else ClassifierHead
+        self.score = made(self.encoder_config, num_labels, mesh)
 
     def own_name(self, name: str) -> str:
         for pattern, ours in self.NAMES.items():
@@ -218,7 +230,7 @@ class NomicBertModel(BertModel):
         rope = read_rope(c, config.heads.dim) if "rope_parameters" in c.values else Rope(config.heads.dim, 1000.0)
         return replace(config, rope=rope, qkv_bias=False, out_bias=False, mlp_bias=False)
 
-    def add_scores(self, num_labels: int, mesh: Mesh) -> None:
+    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
         raise UnsupportedModel("NomicBERT with a head for labels is not implemented; convert embed makes vectors")
 
 

@@ -102,7 +102,7 @@ class LoadedModel:
         with torch.device("meta"):
             model = model_class(config, mesh)
             if pooling is not None and pooling.labels and not pooling.token_ids:
-                model.add_scores(len(pooling.labels), mesh)
+                model.add_scores(len(pooling.labels), mesh, pooling.head)
             model.to(dtype)
             view = _view(checkpoint, model, method, kept_as)
             methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of

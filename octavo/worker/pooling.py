@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.config.pooling_config import DenseModule, PoolingConfig
-from octavo.core.pooling import CLASSIFY, TOKEN_EMBED, PoolingParams
+from octavo.core.pooling import CLASSIFY, TOKEN_CLASSIFY, TOKEN_TASKS, PoolingParams
 from octavo.core.step import RowOutput
 from octavo.errors import CheckpointError
 from octavo.layers.layer import WHOLE
@@ -78,28 +78,31 @@ class Pooler:
     def _pooled(self, hidden: Tensor, params: PoolingParams) -> Tensor:
         """Return the float32 values of a prompt with the hidden states [tokens, hidden], of all or of the last ones."""
         config = self._config
-        if params.task == CLASSIFY:
-            scores = self._scores(hidden)
+        if params.task in (CLASSIFY, TOKEN_CLASSIFY):
+            scores = self._scores(hidden, params.task)
             return scores if params.use_activation is False else _ACTIVATIONS[config.activation](scores)
-        x = hidden.float()
-        if params.task != TOKEN_EMBED:
-            x = torch.cat([_MODES[mode](x) for mode in config.modes])
+        x = self._picked(hidden, params.task)
         for weight, bias, function in self._dense:
             x = function(F.linear(x, weight, bias))
         x = x[..., : params.dimensions]
         normalizes = config.normalize if params.use_activation is None else params.use_activation
         return F.normalize(x, dim=-1) if normalizes else x
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        """Return the float32 scores of the labels, [labels]."""
+    def _picked(self, hidden: Tensor, task: str | None) -> Tensor:
+        """Return float32 [tokens, hidden] of a task with a row for each token, else what is made of them, [size]."""
+        x = hidden.float()
+        return x if task in TOKEN_TASKS else torch.cat([_MODES[mode](x) for mode in self._config.modes])
+
+    def _scores(self, hidden: Tensor, task: str | None) -> Tensor:
+        """Return the float32 scores of the labels, [labels] or [tokens, labels]."""
         if self._config.token_ids:
             logits = self._model.compute_logits(hidden[-1:])[0]
             true, *false = (logits[token_id] for token_id in self._config.token_ids)
             return (true - false[0] if false else true)[None]
-        x = torch.cat([_MODES[mode](hidden.float()) for mode in self._config.modes])
+        x = self._picked(hidden, task).to(hidden.dtype)
         assert self._model.score is not None, "a classifier has scores"
-        scores: Tensor = self._model.score(x[None].to(hidden.dtype))
-        return scores[0].float()
+        scores: Tensor = self._model.score(x if task == TOKEN_CLASSIFY else x[None])
+        return (scores if task == TOKEN_CLASSIFY else scores[0]).float()
 
 
 def _read_dense(folder: Path, dense: DenseModule) -> tuple[Tensor, Tensor | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,7 @@ def save(path: Path, name: str, **config: Any) -> Any:
     """Write a random model of a class of transformers, with a tokenizer, and return it."""
     import transformers
 
-    config_class = getattr(
-        transformers, name.partition("ForS")[0].partition("ForC")[0].removesuffix("Model") + "Config"
-    )
+    config_class = getattr(transformers, re.sub(r"(For[A-Z]\w+|Model)$", "Config", name))
     made = getattr(transformers, name)._from_config(config_class(**SIZES | config), attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad(), warnings.catch_warnings():

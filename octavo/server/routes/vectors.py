@@ -14,8 +14,10 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.config.pooling_config import PoolingConfig
 from octavo.core.outputs import RequestOutput
-from octavo.core.pooling import TOKEN_EMBED, array_of, cosine, values_of
+from octavo.core.pooling import TOKEN_TASKS, cosine, values_of
+from octavo.engine.vector_output import array_of
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
 from octavo.server.schema.vectors import (
@@ -142,12 +144,12 @@ class CohereEmbeddings(Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class _Done:
-    """The outputs of a request's prompts, and what responses begin with. labels: of the model's scores."""
+    """The outputs of a request's prompts, and what responses begin with. config: of the model."""
 
     id: str
     path: str
     model: str
-    labels: Sequence[str]
+    config: PoolingConfig
     outputs: Sequence[RequestOutput]
 
     @property
@@ -165,8 +167,12 @@ class _Done:
         """Cohere's counts."""
         return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self.usage.prompt_tokens}}
 
-    def vectors(self, encoding: str | None) -> list[list[float] | str]:
-        """Return the vector of each prompt, as base64 text where that is the encoding."""
+    def vectors(self, encoding: str | None, task: str | None = None) -> list[Any]:
+        """Return the vector of each prompt, or of a task the rows of its tokens, as base64 text where asked."""
+        task = task or self.config.task
+        if task in TOKEN_TASKS:
+            arrays = [array_of(self.config, output, task) for output in self.outputs]
+            return [b64encode(each.tobytes()).decode() if encoding == "base64" else each.tolist() for each in arrays]
         if encoding == "base64":
             return [b64encode(output.pooled or b"").decode() for output in self.outputs]
         return [values_of(output.pooled) for output in self.outputs]
@@ -200,8 +206,8 @@ def _endpoint(
                             requests.meter.spend(len(output.prompt_token_ids))
                         last[index] = output
                 found = [last[index] for index in range(len(prompts))]
-                model, labels = context.models.name(asked.model), context.llm.input.vectors.checked(None).labels
-                done = _Done(requests.id, request.url.path, model, labels, found)
+                model, config = context.models.name(asked.model), context.llm.input.vectors.checked(None)
+                done = _Done(requests.id, request.url.path, model, config, found)
                 body = await context.large_responses.build(lambda: encode(make(asked, done)))
             return Response(body, media_type="application/json")
 
@@ -227,11 +233,7 @@ def cohere(asked: CohereEmbedRequest, done: _Done) -> CohereEmbeddings:
 @_endpoint(PoolingRequest)
 def pooling(asked: PoolingRequest, done: _Done) -> PooledList:
     """Return what the model makes of one input or several."""
-    values: Sequence[Any]
-    if asked.task == TOKEN_EMBED and asked.encoding_format != "base64":
-        values = [array_of(output, TOKEN_EMBED).tolist() for output in done.outputs]
-    else:
-        values = done.vectors(asked.encoding_format)
+    values = done.vectors(asked.encoding_format, asked.params().task)
     return PooledList(**done.frame, data=[Pooled(index, each) for index, each in enumerate(values)])
 
 
@@ -241,7 +243,7 @@ def classify(asked: ClassifyRequest, done: _Done) -> ClassificationList:
     data = []
     for index, output in enumerate(done.outputs):
         probs = values_of(output.pooled)
-        label = done.labels[max(range(len(probs)), key=probs.__getitem__)]
+        label = done.config.labels[max(range(len(probs)), key=probs.__getitem__)]
         data.append(Classification(index, label, probs, len(probs)))
     return ClassificationList(**done.frame, data=data)
 

@@ -77,7 +77,7 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True)
     """`POST /pooling`: whatever the model makes, or the task that is named."""
 
     id_prefix = "pool-"
-    task: Literal["embed", "classify", "score", "token_embed"] | None = None  # type: ignore[misc]
+    task: Literal["embed", "classify", "score", "token_embed", "token_classify"] | None = None  # type: ignore[misc]
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         return InputRequest.prompts(self, tools)
