@@ -19,6 +19,7 @@ from octavo.config.checkpoint import CONFIG, model_file
 from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
+from octavo.config.sentence_modules import listed_modules
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config
 from octavo.errors import CheckpointError, UnsupportedModel, is_disk_full, suggestion
@@ -27,6 +28,8 @@ from octavo.gguf.reader import is_gguf, is_mmproj
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+# of a folder that modules.json of sentence-transformers names
+_MODULE_FILES: Final = ("config.json", "model.safetensors", "pytorch_model.bin")
 # in the order of preference; a repository often holds the same weights in both
 _WEIGHT_FILES: Final = (["*.safetensors"], ["pytorch_model*.bin"])
 # of the types in which hubs have it, the one that almost all have
@@ -261,12 +264,16 @@ def _download(
     by_commit: that directory is called after its commit, and weights are downloaded of the same commit.
     """
 
-    def fetch(patterns: Sequence[str], revision: str | None) -> Path:
-        return Path(snapshot(revision=revision, allow_patterns=list(patterns), ignore_patterns=_NEVER))
+    def fetch(patterns: Sequence[str], revision: str | None, never: Sequence[str] = _NEVER) -> Path:
+        return Path(snapshot(revision=revision, allow_patterns=list(patterns), ignore_patterns=list(never)))
 
     path = fetch(text_files, revision)
+    same = path.name if by_commit else revision
+    folders = [each.relative_to(path) for _, each in listed_modules(path) or () if each != path]
+    if folders:
+        fetch([f"{folder}/{file}" for folder in folders for file in _MODULE_FILES], same, ())
     for patterns in _WEIGHT_FILES if with_weights else ():
-        path = fetch(patterns, path.name if by_commit else revision)
+        path = fetch(patterns, same)
         if any(path.glob(patterns[0])):
             break
     return path

@@ -33,6 +33,12 @@ def hub() -> Iterator[FakeHub]:
         "someone/both": BOTH,
         "someone/archive": {**TEXT, "pytorch_model.bin": b"weights", "training_args.bin": b"no"},
         "someone/gated": TEXT,
+        "someone/embedder": {
+            **BOTH,
+            "modules.json": b'[{"type": "a.T", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}, '
+            b'{"type": "a.Dense", "path": "2_Dense"}]',
+            **dict.fromkeys(("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"), b"{}"),
+        },
         "someone/model-GGUF": {
             "model-q4_0.gguf": b"GGUF",
             "model-Q4_K_M.gguf": b"GGUF4",
@@ -54,6 +60,15 @@ def test_a_name_becomes_a_directory_with_what_an_engine_reads(hub: FakeHub, tmp_
     path = locate("someone/both", endpoint=hub.address, cache_dir=tmp_path)
     assert sorted(each.name for each in path.iterdir()) == sorted([*TEXT, "model.safetensors"])
     assert (path / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_folders_of_modules_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    path = locate("someone/embedder", endpoint=hub.address, cache_dir=tmp_path)
+    assert {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()} == {
+        *TEXT,
+        *("modules.json", "model.safetensors", "1_Pooling/config.json"),
+        *("2_Dense/config.json", "2_Dense/model.safetensors"),
+    }
 
 
 def test_archives_are_fetched_only_where_there_is_nothing_better(hub: FakeHub, tmp_path: Path) -> None:
