@@ -51,12 +51,15 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     **{each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "mixtral", "solar_open")},
     "cwm": {"rope_theta": 1_000_000.0},
+    "exaone": {"num_key_value_heads": 8, "rope_theta": 500_000.0},
     "granite_swa": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     "mamba2": {"max_position_embeddings": 1 << 20},  # nothing in it depends on the position
     "hy_v3": {"rope_theta": 11_158_840.0},
     **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
+    "helium": {"rope_theta": 100_000.0},
     "minimax_m2": {"rope_theta": 5_000_000.0},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "orion": {"partial_rotary_factor": 1.0},
     "sarvam_moe": {"rope_theta": 8_000_000.0},
     "smollm3": {"rope_theta": 2_000_000.0},
 }
@@ -76,13 +79,15 @@ _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """By `model_type` of a model around a text model: values that the config of the latter may leave out."""
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
+    "orion": {"layer_norm_eps": "rms_norm_eps"},
     "kimi_linear": {
         "max_position_embeddings": "model_max_length",
         "n_group": "num_expert_group",
         "n_shared_experts": "num_shared_experts",
         "norm_topk_prob": "moe_renormalize",
         "num_experts_per_tok": "num_experts_per_token",
-    }
+    },
 }
 """By `model_type`: keys that have another name in the configs of such models."""
 _TIED_AROUND: Final = ("cohere2_vision", "lfm2_vl", "qwen3_asr")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,29 @@ from octavo.ops.registry import Ops
 class Norm(Layer):
     """Normalises x [..., dim] and scales it by a learned weight [dim]."""
 
+    is_stored: ClassVar[bool] = True
+    """False for a norm that reads no tensor, whose weight is all ones."""
+
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim), requires_grad=False)
         self.eps = eps
+
+    def bind(self, binding: Binding) -> None:
+        """Store the operators, and the weight where none is read."""
+        super().bind(binding)
+        if not self.is_stored:
+            ones = torch.ones(self.weight.shape, dtype=self.weight.dtype, device=binding.device)
+            self.weight = nn.Parameter(ones, requires_grad=False)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        return super().tensor_slots(path) if self.is_stored else iter(())
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        return super().state_specs(ops) if self.is_stored else {}
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() if self.is_stored else {}
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -76,23 +96,18 @@ class LayerNorm(Norm):
 
 
 class UnscaledRMSNorm(RMSNorm):
-    """Scales x by its root mean square alone. It reads no tensor."""
+    """Scales x by its root mean square alone."""
 
-    def bind(self, binding: Binding) -> None:
-        """Store the operators, and a weight of ones."""
-        super().bind(binding)
-        ones = torch.ones(self.weight.shape, dtype=self.weight.dtype, device=binding.device)
-        self.weight = nn.Parameter(ones, requires_grad=False)
+    is_stored = False
 
-    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """Yield nothing."""
-        return iter(())
 
-    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        return {}
+class UnscaledLayerNorm(LayerNorm):
+    """Centres x and scales it by its standard deviation alone."""
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
+    is_stored = False
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__(dim, eps, bias=False)
 
 
 class WidthNorm(RMSNorm):

@@ -18,7 +18,8 @@ from octavo.core.model_shape import State
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer, Layer, TensorSlot
-from octavo.layers.linear import Pick, PickedLinear, joined_linear
+from octavo.layers.linear import joined_linear
+from octavo.layers.picked import Pick, PickedLinear
 from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops

@@ -14,8 +14,9 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, SinkAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
 from octavo.layers.experts import ExactLinear, Experts, Router, WeightedInputs
-from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
+from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, UnscaledRMSNorm, WidthNorm
+from octavo.layers.picked import GatedQKVLinear, GroupedQKVLinear
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
@@ -53,12 +54,14 @@ def head_layer_norms(c: DecoderConfig, mesh: Mesh, *, is_apart: bool = False) ->
     return make(c.heads.query, c.heads.query_share(mesh)), make(c.heads.kv, c.heads.kv_share(mesh))
 
 
-def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
+def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear | GroupedQKVLinear:
     """Make the projection to queries, keys and values, and to gates where the config says so."""
     if c.attention_gate:
         return GatedQKVLinear(
             c.hidden_size, c.heads, mesh, bias=c.qkv_bias, gate=c.attention_gate, by_head=c.has_head_gates
         )
+    if c.is_qkv_grouped:
+        return GroupedQKVLinear(c.hidden_size, c.heads, mesh, name=c.qkv_reads[0], bias=c.qkv_bias)
     return QKVLinear(
         c.hidden_size,
         c.heads,
@@ -66,7 +69,6 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
         bias=c.qkv_bias,
         reads=c.qkv_reads,
         transposed=c.is_transposed,
-        by_head=c.qkv_by_head,
         unbiased=c.qkv_unbiased,
     )
 
@@ -91,6 +93,7 @@ class RotaryAttention(nn.Module):
         self._norms_apart: NormPair | None = None if is_fused else norms
         self._is_normed_last = norms is not None and c.are_norms_last
         self._norms_within = cast("tuple[RMSNorm, RMSNorm]", norms) if is_fused else None
+        self.clip = None if c.qkv_limit is None else Elementwise("clamped", c.qkv_limit)
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
         self.attend: PagedAttention = (
             SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
@@ -107,6 +110,8 @@ class RotaryAttention(nn.Module):
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
+        if self.clip is not None:
+            q, k, v = self.clip(q), self.clip(k), self.clip(v)
         rotation = None
         if self.rope is not None:
             if self._is_normed_last:

@@ -92,8 +92,10 @@ class DecoderConfig:
     """transformers' config of the whole model, whose encoders are made with it; None for a model of text alone."""
     qkv_unbiased: tuple[str, ...] = ()
     """Those of them that have no bias although `qkv_bias` is set."""
-    qkv_by_head: bool = False
-    """Whether the one stored tensor has queries, keys and values of the first head, then those of the next."""
+    is_qkv_grouped: bool = False
+    """Whether one stored tensor has queries, key and value of the first head of keys, then those of the next."""
+    qkv_limit: float | None = None
+    """Queries, keys and values are clamped to this number on either side."""
     gate_up_reads: tuple[str, ...] = ("gate_proj", "up_proj")
     """The stored tensors of a gated MLP: one for each half, or one that holds both."""
     windows: tuple[int | None, ...] = ()

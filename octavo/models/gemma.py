@@ -1,6 +1,10 @@
-"""Gemma 1 to 3."""
+"""Gemma 1 to 3, and VaultGemma."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import SandwichLayer, head_norms
@@ -40,6 +44,16 @@ class Gemma2ForCausalLM(GemmaDecoder):
             logit_soft_cap=read_cap(c, "final_logit_softcapping", 30.0),
             layer=SandwichLayer,
         )
+
+
+class VaultGemmaForCausalLM(Gemma2ForCausalLM):
+    """VaultGemma: Gemma 2 with norms before attention and MLP alone. Source: https://arxiv.org/abs/2510.15001."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"post_attention_layernorm": "pre_feedforward_layernorm"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> GemmaConfig:
+        return replace(super().read(c), layer=None)
 
 
 class Gemma3ForCausalLM(GemmaDecoder):

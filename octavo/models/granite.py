@@ -1,4 +1,4 @@
-"""Granite 3 and 4, MiniCPM: factors at embeddings, scores, residuals and logits, also with mixtures of experts.
+"""Granite 3 and 4, HyperCLOVA X, MiniCPM: factors at embeddings, scores, residuals and logits; mixtures of experts.
 
 Sources: IBM's releases, https://arxiv.org/abs/2404.06395.
 """
@@ -10,9 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
+from torch import Tensor
+
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
+from octavo.layers.norm import RMSNorm
 from octavo.models.blocks import GatedDecoder, SandwichLayer
 from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
@@ -81,6 +84,38 @@ class GraniteForCausalLM(GatedDecoder):
 
 
 GraniteMoeForCausalLM = GraniteMoeSharedForCausalLM = MiniCPMForCausalLM = GraniteForCausalLM
+
+
+class HyperCLOVAXForCausalLM(GatedDecoder):
+    """HyperCLOVA X SEED Think: Granite's factors, with norms before and after attention and MLP.
+
+    Source: https://arxiv.org/abs/2506.22403.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"attention_output_norm": "post_norm1", "mlp_output_norm": "post_norm2"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        factors, residual = _read_factors(c), c.float("residual_multiplier", 1.0)
+        if c.values.get("attention_multiplier") is None:
+            factors["attention_scale"] = None
+        factors["logit_multiplier"] = c.positive_float("logits_scaling", 1.0)
+        if c.bool("use_post_norm", True):
+            factors["layer"] = partial(SandwichLayer, after=lambda c: ScaledNorm(c.hidden_size, c.norm_eps, residual))
+        bias, mlp_bias = c.bool("attention_bias", False), c.bool("mlp_bias", False)
+        return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias, **factors)
+
+
+class ScaledNorm(RMSNorm):
+    """An `RMSNorm` times a number."""
+
+    def __init__(self, dim: int, eps: float, factor: float) -> None:
+        super().__init__(dim, eps)
+        self._factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.ops.scaled(super().forward(x), self._factor)
+        return scaled
 
 
 class GraniteSWAForCausalLM(GraniteForCausalLM):

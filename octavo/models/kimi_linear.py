@@ -20,8 +20,9 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
 from octavo.layers.layer import TensorSlot
-from octavo.layers.linear import ColumnLinear, Pick, PickedLinear, joined_linear
+from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import RecurrentLayer, RecurrentSizes, convolution
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, stored_convolutions
 from octavo.models.latent import LatentBlock, LatentConfig

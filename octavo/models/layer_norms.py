@@ -1,17 +1,19 @@
-"""Families with LayerNorms: Cohere, GPT-2, GPT-NeoX, Nemotron, Phi, StableLM, StarCoder2."""
+"""Families with LayerNorms: Cohere, Falcon, GPT-2, -J and -NeoX, Jais, Nemotron, OLMo, Phi, StableLM, StarCoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.heads import Heads
-from octavo.layers.norm import LayerNorm
+from octavo.layers.norm import LayerNorm, UnscaledLayerNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, PlainMLP, head_layer_norms, head_norms
 from octavo.models.config import DecoderConfig, even_share, read_windows, turn_within_windows
+from octavo.models.ropes import read_rope
 
 
 class CohereForCausalLM(GatedDecoder):
@@ -49,6 +51,52 @@ class Cohere2ForCausalLM(CohereForCausalLM):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         windows = read_windows(c, is_windowed=True, default=4096, pattern=4)
         return turn_within_windows(cls._read(c, windows=windows))
+
+
+class FalconForCausalLM(GatedDecoder):
+    """Falcon 7B to 180B: attention and a plain MLP beside each other, behind one norm or behind one each.
+
+    Falcon-RW has them one after the other, and its releases add slopes to scores (ALiBi), which is not implemented.
+    Source: https://arxiv.org/abs/2311.16867.
+    """
+
+    PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "word_embeddings",
+        "layers": "h",
+        "norm": "ln_f",
+        "self_attn": "self_attention",
+        "o_proj": "dense",
+        "up_proj": "dense_h_to_4h",
+        "down_proj": "dense_4h_to_h",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.refuse("alibi", because="scores with slopes are not implemented")
+        hidden, num_heads, bias = c.positive("hidden_size"), c.positive("num_attention_heads"), c.bool("bias", False)
+        is_new, is_parallel = c.bool("new_decoder_architecture", False), c.bool("parallel_attn", True)
+        kv = c.positive("num_kv_heads", num_heads) if is_new or not c.bool("multi_query", True) else 1
+        has_two = is_parallel and c.positive("num_ln_in_parallel_attn", 2 if is_new else 1) == 2
+        if num_heads % kv:
+            raise c.error("num_kv_heads", f"a divisor of num_attention_heads, which is {num_heads}")
+        names = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"} if has_two else {}
+        return DecoderConfig.common(
+            c,
+            intermediate_size=c.optional_positive("ffn_hidden_size") or 4 * hidden,
+            heads=Heads(num_heads, kv, even_share(c, "hidden_size", hidden, num_heads)),
+            norm=LayerNorm,
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            bias=bias,
+            mlp_bias=bias,
+            qkv_reads=("query_key_value",),
+            is_qkv_grouped=True,
+            activation=c.expect("activation", *OPERATOR_OF, default="gelu"),
+            mlp=PlainMLP,
+            layer=partial(ParallelLayer, has_two_norms=has_two) if is_parallel else None,
+            renamed={**cls.RENAMED, **names},
+        )
 
 
 class GPT2LMHeadModel(GatedDecoder):
@@ -102,6 +150,68 @@ class GPT2LMHeadModel(GatedDecoder):
         )
 
 
+class GPTBigCodeForCausalLM(GatedDecoder):
+    """StarCoder and SantaCoder: GPT-2 whose queries share one head of keys, with weights stored [outputs, inputs].
+
+    Source: https://arxiv.org/abs/2305.06161.
+    """
+
+    PREFIXES = GPT2LMHeadModel.PREFIXES
+    RENAMED: ClassVar[Mapping[str, str]] = {k: v for k, v in GPT2LMHeadModel.RENAMED.items() if k != "qkv_proj"}
+    IGNORED = GPT2LMHeadModel.IGNORED
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config = GPT2LMHeadModel.read(c)
+        heads = replace(config.heads, kv=1) if c.bool("multi_query", True) else config.heads
+        activation = c.expect("activation_function", *OPERATOR_OF, default="gelu_pytorch_tanh")
+        return replace(
+            config,
+            heads=heads,
+            activation=activation,
+            is_transposed=False,
+            qkv_reads=("c_attn",),
+            is_qkv_grouped=True,
+        )
+
+
+class GPTJForCausalLM(GatedDecoder):
+    """GPT-J: attention and a plain MLP beside each other, behind one norm; a part of each head turns, in pairs.
+
+    Source: https://github.com/kingoflolz/mesh-transformer-jax.
+    """
+
+    PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "wte",
+        "layers": "h",
+        "norm": "ln_f",
+        "input_layernorm": "ln_1",
+        "self_attn": "attn",
+        "o_proj": "out_proj",
+        "up_proj": "fc_in",
+        "down_proj": "fc_out",
+    }
+    IGNORED = GPT2LMHeadModel.IGNORED
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config = GPT2LMHeadModel.read(c)
+        dim, turning = config.heads.dim, c.positive("rotary_dim", 64)
+        return replace(
+            config,
+            tied=c.bool("tie_word_embeddings", False),
+            position_offset=None,
+            rope=read_rope(c, dim, share=turning / dim, interleaved=True),
+            qkv_bias=False,
+            out_bias=False,
+            head_bias=True,
+            is_transposed=False,
+            qkv_reads=("q_proj", "k_proj", "v_proj"),
+            layer=ParallelLayer,
+        )
+
+
 class GPTNeoXForCausalLM(GatedDecoder):
     """GPT-NeoX and Pythia: attention and a plain MLP beside each other, each behind a norm; a quarter of heads turns.
 
@@ -114,7 +224,6 @@ class GPTNeoXForCausalLM(GatedDecoder):
         "norm": "final_layer_norm",
         "lm_head": "embed_out",
         "self_attn": "attention",
-        "qkv_proj": "query_key_value",
         "o_proj": "dense",
         "up_proj": "dense_h_to_4h",
         "down_proj": "dense_4h_to_h",
@@ -134,11 +243,27 @@ class GPTNeoXForCausalLM(GatedDecoder):
             norm_eps=c.positive_float("layer_norm_eps", 1e-5),
             bias=c.bool("attention_bias", True),
             mlp_bias=True,
-            qkv_reads=(),
-            qkv_by_head=True,
+            qkv_reads=("query_key_value",),
+            is_qkv_grouped=True,
             activation=c.expect("hidden_act", *OPERATOR_OF, default="gelu"),
             mlp=PlainMLP,
             layer=partial(ParallelLayer, has_two_norms=True) if is_parallel else None,
+        )
+
+
+class Jais2ForCausalLM(GatedDecoder):
+    """Jais 2: Llama's attention with biases, and a plain MLP that squares ReLUs. Source: Inception's releases."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        return DecoderConfig.common(
+            c,
+            norm=LayerNorm,
+            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
+            bias=c.bool("attention_bias", True),
+            mlp_bias=c.bool("mlp_bias", True),
+            activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
+            mlp=PlainMLP,
         )
 
 
@@ -160,6 +285,16 @@ class NemotronForCausalLM(GatedDecoder):
             activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
             mlp=PlainMLP,
         )
+
+
+class OlmoForCausalLM(GatedDecoder):
+    """OLMo 1 and 1.7: Llama with norms that have no weights. Source: https://arxiv.org/abs/2402.00838."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        limit = None if c.values.get("clip_qkv") is None else c.positive_float("clip_qkv")
+        bias = c.bool("attention_bias", False)
+        return DecoderConfig.common(c, norm=UnscaledLayerNorm, norm_eps=1e-5, bias=bias, qkv_limit=limit)
 
 
 class PhiForCausalLM(GatedDecoder):
@@ -196,7 +331,7 @@ class PhiForCausalLM(GatedDecoder):
 
 
 class StableLmForCausalLM(GatedDecoder):
-    """StableLM: a quarter of each head turns.
+    """StableLM and Orion: a quarter of each head turns, or all of it in Orion.
 
     Attention and MLP may stand beside each other, and each head of queries and keys may have a norm of its own.
     Source: https://arxiv.org/abs/2402.17834.
@@ -215,6 +350,9 @@ class StableLmForCausalLM(GatedDecoder):
             qk_norms=partial(head_layer_norms, is_apart=True) if c.bool("qk_layernorm", False) else None,
             layer=ParallelLayer if c.bool("use_parallel_residual", False) else None,
         )
+
+
+OrionForCausalLM = StableLmForCausalLM
 
 
 class Starcoder2ForCausalLM(GatedDecoder):

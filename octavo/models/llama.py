@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
@@ -12,11 +12,28 @@ from octavo.models.blocks import GatedDecoder, LateNormLayer, PlainMLP, Sandwich
 from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 from octavo.models.ropes import with_query_growth
 
+_INTERNLM2: Final[Mapping[str, Any]] = {
+    "qkv_reads": ("wqkv",),
+    "is_qkv_grouped": True,
+    "gate_up_reads": ("w1", "w3"),
+    "renamed": {
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "input_layernorm": "attention_norm",
+        "self_attn": "attention",
+        "o_proj": "wo",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp": "feed_forward",
+        "down_proj": "w2",
+    },
+}
+"""How InternLM 2 stores Llama's tensors."""
+
 
 class LlamaForCausalLM(GatedDecoder):
-    """Llama 2 and 3, InternLM3, IQuest Coder. Biases are optional, heads may have a size of their own.
+    """Llama 2 and 3, InternLM 2 and 3, IQuest Coder. Biases are optional, heads may have a size of their own.
 
-    Source: https://arxiv.org/abs/2407.21783.
+    Sources: https://arxiv.org/abs/2407.21783, https://arxiv.org/abs/2403.17297.
     """
 
     @classmethod
@@ -24,10 +41,11 @@ class LlamaForCausalLM(GatedDecoder):
         if c.architecture == "IQuestCoderForCausalLM":
             c.refuse("clip_qkv", "use_sliding_window", because="no release has it, and it is not implemented")
         bias, mlp_bias = c.bool("attention_bias", c.bool("qkv_bias", False)), c.bool("mlp_bias", c.bool("bias", False))
-        return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias)
+        own = _INTERNLM2 if c.architecture == "InternLM2ForCausalLM" else {}
+        return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias, **own)
 
 
-InternLM3ForCausalLM = IQuestCoderForCausalLM = LlamaForCausalLM
+InternLM2ForCausalLM = InternLM3ForCausalLM = IQuestCoderForCausalLM = LlamaForCausalLM
 
 
 class ArceeForCausalLM(GatedDecoder):
@@ -78,6 +96,27 @@ class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
             bias=bias,
             mlp_bias=bias,
         )
+
+
+class ExaoneForCausalLM(GatedDecoder):
+    """EXAONE 3 and 3.5, EXAONE Deep: Llama with GPT-2's names. Source: https://arxiv.org/abs/2412.04862."""
+
+    PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "wte",
+        "layers": "h",
+        "norm": "ln_f",
+        "input_layernorm": "ln_1",
+        "self_attn": "attn.attention",
+        "o_proj": "out_proj",
+        "post_attention_layernorm": "ln_2",
+        "down_proj": "c_proj",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        eps = c.positive_float("layer_norm_epsilon", 1e-5)
+        return DecoderConfig.common(c, norm_eps=eps, gate_up_reads=("c_fc_0", "c_fc_1"))
 
 
 class Exaone4ForCausalLM(GatedDecoder):
@@ -139,6 +178,21 @@ class Glm4ForCausalLM(GlmForCausalLM):
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
         return super().read(c, layer=SandwichLayer, **own)
+
+
+class HeliumForCausalLM(GatedDecoder):
+    """Helium: Llama whose heads turn in neighbouring pairs. Source: https://arxiv.org/abs/2410.00037."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        return DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            interleaved=True,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-8),
+            qkv_bias=c.bool("attention_bias", False),
+            mlp_bias=c.bool("mlp_bias", False),
+        )
 
 
 class HunYuanDenseV1ForCausalLM(GatedDecoder):

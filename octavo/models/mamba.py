@@ -17,7 +17,8 @@ from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Layer
-from octavo.layers.linear import Pick, PickedLinear, joined_linear
+from octavo.layers.linear import joined_linear
+from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
 from octavo.models.blocks import PlainMLP, RotaryAttention, mlp_of, stream_norm
 from octavo.models.config import DecoderConfig

@@ -15,7 +15,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import addition
-from octavo.layers.linear import Pick
+from octavo.layers.picked import Pick
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes
 from octavo.models.blocks import GatedLayer, LateNormLayer, RotaryAttention, width_norms
 from octavo.models.config import DecoderConfig

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.linear import Pick
 from octavo.layers.norm import RMSNorm
+from octavo.layers.picked import Pick
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes
 from octavo.models.blocks import head_norms
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds

@@ -71,6 +71,11 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
+def clamped(x: Tensor, limit: float) -> Tensor:
+    """Return x, at most `limit` on either side of 0."""
+    return x.clamp(-limit, limit)
+
+
 def soft_capped(x: Tensor, cap: float) -> Tensor:
     """Return `cap · tanh(x / cap)`, computed in float32."""
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
@@ -132,5 +137,6 @@ OPERATORS = (
     Operator("multiplied", multiplied, multiplied_examples),
     Operator("scaled", scaled, parameter_examples),
     Operator("clamped_swiglu", clamped_swiglu, swiglu_examples),
+    Operator("clamped", clamped, parameter_examples),
     Operator("soft_capped", soft_capped, parameter_examples),
 )

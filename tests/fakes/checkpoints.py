@@ -92,6 +92,25 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Glm4MoeForCausalLM",
         {**_CORRECTED, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
     ),
+    "exaone": ("ExaoneConfig", "LlamaForCausalLM", {"num_key_value_heads": 2}),
+    "falcon": ("FalconConfig", "FalconForCausalLM", {"ffn_hidden_size": 56}),
+    "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", {}),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", {"rotary_dim": 4}),
+    "helium": ("HeliumConfig", "HeliumForCausalLM", {"num_key_value_heads": 2, "head_dim": 8}),
+    "hyperclovax": (
+        "HyperCLOVAXConfig",
+        "HyperCLOVAXForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 10.0,
+            "logits_scaling": 0.125,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.15,
+        },
+    ),
+    "jais2": ("Jais2Config", "Jais2ForCausalLM", {"num_key_value_heads": 2}),
+    "olmo": ("OlmoConfig", "OlmoForCausalLM", {"num_key_value_heads": 2, "clip_qkv": 1.0}),
+    "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM", _GEMMA),
     "cwm": ("CwmConfig", "CwmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16, **WINDOWS_IN_TWO}),
     "bamba": (
         "BambaConfig",
@@ -531,6 +550,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Family → transformers' config class, its model class, sizes of its own."""
 _OTHER_ARCHITECTURES = {
     "bailing_moe_v2": "BailingMoeV2ForCausalLM",
+    "exaone": "ExaoneForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
     "sarvam_mla": "SarvamMLAForCausalLM",
 }
@@ -581,14 +601,17 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_GPT2_WORDS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
 _OWN_WORDS = {
-    "gpt2": {
-        "hidden_size": "n_embd",
-        "intermediate_size": "n_inner",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-    },
+    "gpt2": _GPT2_WORDS,
+    "gpt_bigcode": _GPT2_WORDS,
+    "gptj": _GPT2_WORDS,
     "opt": {"intermediate_size": None},
     "whisper": {
         "hidden_size": "d_model",

@@ -17,7 +17,8 @@ from octavo.layers.embedding import LMHead
 from octavo.layers.heads import Heads
 from octavo.layers.latent import LatentHeads, LatentQueries
 from octavo.layers.layer import Binding, PreparedLayer
-from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, SummedLinear, joined_linear
+from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, SummedLinear, joined_linear
+from octavo.layers.picked import GatedQKVLinear
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import bind
 from tests.distributed.threads import run_on, thread_meshes

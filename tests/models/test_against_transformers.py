@@ -254,6 +254,20 @@ VARIANTS |= {
     )
 }
 VARIANTS |= {
+    family: (family, {})
+    for family in (
+        *("exaone", "falcon", "gpt_bigcode", "gptj", "helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
+    )
+}
+VARIANTS |= {
+    "falcon with groups and two norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon with groups and one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon one after the other": ("falcon", {"parallel_attn": False, "multi_query": False}),
+    "gpt_bigcode with many heads of keys": ("gpt_bigcode", {"multi_query": False}),
+    "hyperclovax without norms behind": ("hyperclovax", {"use_post_norm": False, "attention_multiplier": None}),
     "afmoe without factor": ("afmoe", {"mup_enabled": False, "num_dense_layers": 2, "attention_bias": False}),
     "bailing_moe_v2 with half of each head turning": (
         "bailing_moe_v2",

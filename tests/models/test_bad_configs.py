@@ -57,6 +57,7 @@ NOT_READ = {
     ("gemma4", "num_experts"),
     ("gemma4", "top_k_experts"),
     ("glm_moe_dsa", "head_dim"),
+    ("gpt_bigcode", "num_key_value_heads"),
     ("gpt_neox", "head_dim"),
     ("granitemoehybrid", "rope_parameters"),
     ("kimi_linear", "head_dim"),

@@ -99,6 +99,37 @@ def test_kimi_linear_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_internlm_2_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Queries, keys and values are one tensor: those of the first head of keys, then those of the next."""
+    path = make_checkpoint("llama", tmp_path)
+    expected, tensors, changes = logits(path), load_file(path / "model.safetensors"), {}
+    for layer in (0, 1):
+        start = f"model.layers.{layer}."
+        q, k, v = (tensors[f"{start}self_attn.{each}_proj.weight"].view(2, -1, 8, 32) for each in "qkv")
+        changes[f"{start}attention.wqkv.weight"] = torch.cat((q, k, v), 1).reshape(64, 32)
+        for old, new in (
+            *(("self_attn.o_proj", "attention.wo"), ("input_layernorm", "attention_norm")),
+            *(("post_attention_layernorm", "ffn_norm"), ("mlp.gate_proj", "feed_forward.w1")),
+            *(("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2")),
+        ):
+            changes[f"{start}{new}.weight"] = tensors[f"{start}{old}.weight"]
+    changes["model.norm.weight"] = tensors["model.norm.weight"]
+    changes["model.tok_embeddings.weight"] = tensors["model.embed_tokens.weight"]
+    changes["output.weight"] = tensors["lm_head.weight"]
+    edit_config(path, architectures=["InternLM2ForCausalLM"], model_type="internlm2", bias=False)
+    edit_tensors(path, remove=tuple(tensors), **changes)
+    assert torch.equal(logits(path), expected)
+
+
+def test_orion_as_the_hub_has_it(tmp_path: Path) -> None:
+    path = make_checkpoint("stablelm", tmp_path, partial_rotary_factor=1.0, layer_norm_eps=1e-3)
+    expected = logits(path)
+    left_out = ("partial_rotary_factor", "rope_parameters", "layer_norm_eps")
+    orion = {"architectures": ["OrionForCausalLM"], "model_type": "orion", "rms_norm_eps": 1e-3}
+    edit_config(path, remove=left_out, **orion)
+    assert torch.equal(logits(path), expected)
+
+
 def test_layers_that_predict_further_tokens_are_skipped_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,12 @@ FAMILIES |= {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
     "deepseek_v32": ("deepseek_v32", {}),
     "glm_moe_dsa": ("glm_moe_dsa", {}),
+    "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gptj": ("gptj", {}),
+    "hyperclovax": ("hyperclovax", {}),
+    "jais2": ("jais2", {}),
+    "olmo": ("olmo", {}),
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     family: (family, {})
@@ -242,7 +248,7 @@ def test_a_rank_reads_its_share_of_every_tensor_alone(
             kept = (each for each in layer.parameters(recurse=False) if not each.is_meta)
             assert not any(each.isnan().any() for each in kept)
     # norms, positions and projections of narrow embeddings are whole on every rank
-    assert read[4] < read[1] * (0.35 if family not in ("gpt_oss", "opt", "gpt2") else 0.75)
+    assert read[4] < read[1] * (0.35 if family not in ("gpt_oss", "opt", "gpt2", "gpt_bigcode") else 0.75)
 
 
 def test_every_family_is_shared_by_ranks() -> None:
