@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.llama_cpp_flags import llama_cpp_flags
+from octavo.cli.main import llama_cpp_flags
 from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options
 from octavo.server.endpoints import ENDPOINTS

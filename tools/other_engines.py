@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from octavo.cli.llama_cpp_flags import llama_cpp_flags
+from octavo.cli.main import llama_cpp_flags
 from octavo.config.fields import Arg
 from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options, renamed_options

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from octavo.cli.drawing import histogram
+from octavo.cli.terminal import histogram
 from octavo.config.explain import render_table
 from octavo.errors import ConfigError
 

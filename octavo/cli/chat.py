@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,7 +15,6 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
-from octavo.cli.image_files import image_part
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, Options, with_options
 from octavo.cli.start import load, log_quietly, mention_demonstration_model, with_adapter
@@ -234,3 +235,20 @@ def _file_of(text: str) -> Path:
     if not text:
         raise InvalidRequest("there is no file name; write one behind the command")
     return Path(expanduser(text))
+
+
+_MOST_IMAGE_BYTES: Final = 20 << 20
+"""Of a file; models are given no larger images."""
+
+
+def image_part(path: Path) -> dict[str, Any]:
+    """Return the part of a message that an image file is. Raises ConfigError or InvalidRequest."""
+    try:
+        with open(expanduser(path), "rb") as file:
+            data = file.read(_MOST_IMAGE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > _MOST_IMAGE_BYTES:
+        raise InvalidRequest(f"{path} has more than {_MOST_IMAGE_BYTES:,} bytes, the most of an image; scale it down")
+    kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}}

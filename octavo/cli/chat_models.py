@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from octavo.cli.openai_client import OpenAIClient
-from octavo.cli.stream import stream
+from octavo.cli.start import stream
 from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.interrupt import Interrupt

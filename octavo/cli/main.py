@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from octavo import __version__
@@ -32,7 +32,7 @@ _COMMANDS = (
     ("list", "octavo.cli.models:list_models", "List the models that are on this machine."),
     ("rm", "octavo.cli.models:remove", "Remove a model from this machine."),
     ("quantize", "octavo.cli.quantize:quantize", "Write a checkpoint with quantised weights."),
-    ("models", "octavo.cli.families:families", "List the families of models and what is supported."),
+    ("models", "octavo.cli.models:families", "List the families of models and what is supported."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
 _POSITIONAL = {
@@ -237,12 +237,19 @@ def _field_of_requests(name: str, flag: str, options: Collection[str]) -> str | 
 
 def _flag_of_llama_cpp(flag: str) -> str | None:
     """Return a message about a flag of llama-server; None for any other."""
-    from octavo.cli.llama_cpp_flags import llama_cpp_flags
-
     for spellings, ours, note in llama_cpp_flags():
         if flag in re.split("[,;] ", spellings):
             return f"{flag}: octavo calls it {ours}" if ours else f"{flag} of llama.cpp: {note}"
     return None
+
+
+def llama_cpp_flags() -> Iterator[tuple[str, str, str]]:
+    """Yield spellings, octavo's flag (empty where there is none) and a note, for each flag of llama-server."""
+    from importlib.resources import files
+
+    for line in (files("octavo") / "cli" / "llama_cpp_flags.txt").read_text(encoding="utf-8").splitlines():
+        spellings, ours, note = [*map(str.strip, line.split(" | ", 2)), ""][:3]
+        yield spellings, "" if ours == "-" else ours, note
 
 
 def _fail(message: str, code: int) -> int:

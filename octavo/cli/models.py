@@ -1,9 +1,11 @@
-"""`octavo pull | list | rm`: models of the hub on this machine, in the cache of the hub's library."""
+"""`octavo pull | list | rm | models`: models of the hub on this machine, in its library's cache, and all families."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
@@ -100,3 +102,18 @@ def _ago(seconds: float) -> str:
         if (count := int(seconds // size)) >= 1:
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "now"
+
+
+def families() -> int:
+    """List the families of models with their caches, quantization and parallel ways. The table is of this version."""
+    table = json.loads((files("octavo") / "models" / "families.json").read_text(encoding="utf-8"))
+    rows = [("FAMILY", "READS", "CACHES", "QUANTIZATION", "PARALLEL", "ARCHITECTURES")]
+    for name, row in table.items():
+        rows.append(
+            (name, *(", ".join(row[key]) for key in ("reads", "caches", "quantization", "parallel", "architectures")))
+        )
+    rows.append(
+        ("any other", "text", "as its class", "int8, int4, int4-g128", "", "by transformers' class, proved at start")
+    )
+    say(dedent(render_table(rows)))
+    return 0

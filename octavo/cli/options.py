@@ -27,32 +27,9 @@ from octavo.errors import ConfigError, InvalidRequest
 Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
 Own = TypeVar("Own")
 
-_GROUPS = (
-    "Prompt",
-    "Simulation",
-    "Workload",
-    "Benchmark",
-    "Sampling",
-    "Engines",
-    "Server",
-    "Model",
-    "Checkpoint",
-    "Adapters (LoRA)",
-    "Vectors",
-    "Chats",
-    "Images and sounds",
-    "Memory and cache",
-    "Scheduling",
-    "Speculative decoding",
-    "Device",
-    "Ranks",
-    "Replicas",
-    "Prefill and decode apart, and KV that is kept",
-    "Logging",
-    "Configuration",
-    "Options",
-)
-"""Headings of the help, in this order."""
+_STATED = [vars(each).get("heading") for each in (*ServerArgs.__mro__, *EngineArgs.__mro__)]
+_HEADINGS = [*dict.fromkeys(filter(None, _STATED)), "Configuration", "Options"]
+"""Headings of the help in their order, after those of a command's own options."""
 
 NOT_FOR_A_TERMINAL = (
     *("output_kind", "detokenize", "logprobs", "logprob_token_ids", "prompt_logprobs"),
@@ -73,8 +50,8 @@ _OF_A_SERVER = (
 
 
 def heading(name: str) -> Group:
-    """Return a group of options with this heading; `_GROUPS` has their order in the help."""
-    return Group(name, sort_key=_GROUPS.index(name))
+    """Return a group of options with this heading; `_HEADINGS` has their order in the help."""
+    return Group(name, sort_key=_HEADINGS.index(name) if name in _HEADINGS else -1)
 
 
 @dataclass(frozen=True, kw_only=True)

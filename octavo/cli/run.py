@@ -12,8 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import load, log_quietly, mention_demonstration_model, with_adapter
-from octavo.cli.stream import stream
+from octavo.cli.start import load, log_quietly, mention_demonstration_model, stream, with_adapter
 from octavo.cli.terminal import WordWrap, as_utf_8, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG

@@ -1,22 +1,29 @@
-"""Messages and settings of the commands that load a model."""
+"""What commands share that load a model into this process: messages, settings, and a request with a streamed text."""
 
 from __future__ import annotations
 
 import dataclasses
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import msgspec
 
 from octavo.cli.terminal import columns, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.core.adapter import LoRARequest
-from octavo.engine.interrupt import interrupt_handler
-from octavo.errors import InvalidRequest
+from octavo.core.prompt import Prompt
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.interrupt import Interrupt, interrupt_handler
+from octavo.errors import InvalidRequest, RequestFailed
 from octavo.executor.executor import import_worker
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
+    from octavo.core.outputs import RequestOutput
     from octavo.engine.llm_engine import LLMEngine
 
 
@@ -68,3 +75,30 @@ def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
 def ends_at_interrupt() -> AbstractContextManager[None]:
     """Inside, Ctrl-C ends the process at once: some of the libraries that load a model lose exceptions."""
     return interrupt_handler(signal.SIG_DFL)
+
+
+def stream(
+    engine: LLMEngine,
+    prompt: str | Prompt,
+    params: SamplingParams,
+    interrupt: Interrupt | None = None,
+    lora_request: LoRARequest | None = None,
+) -> Iterator[RequestOutput]:
+    """Return the outputs of one request, each with its new text; an interrupt aborts the request and ends them.
+
+    Raises InvalidRequest at once when it is refused; the iterator raises RequestFailed when it ends with an error.
+    """
+    request_id = f"cli-{uuid4().hex[:12]}"
+    params = msgspec.structs.replace(params, output_kind=OutputKind.DELTA)
+    engine.add_request(request_id, prompt, params, lora_request=lora_request)
+    return _outputs(engine, request_id, interrupt)
+
+
+def _outputs(engine: LLMEngine, request_id: str, interrupt: Interrupt | None) -> Iterator[RequestOutput]:
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.error is not None:
+                raise (InvalidRequest if output.error.is_client_error else RequestFailed)(output.error.message)
+            yield output
+        if interrupt is not None and interrupt.requested:
+            engine.abort_request(request_id)

@@ -1,4 +1,4 @@
-"""Output on terminals: encodings that lack some characters, lines that break between words, progress.
+"""Output on terminals: encodings that lack some characters, lines that break between words, progress, small charts.
 
 Output to a file or a pipe is never wrapped.
 """
@@ -11,9 +11,9 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Final, TextIO
 
 _PLAIN = {
     "×": "x",
@@ -187,3 +187,23 @@ def progress(label: str) -> Iterator[Callable[[float], None]]:
                 bar.update(task, completed=percent)
 
         yield update
+
+
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a character for each value, higher for larger ones; the largest has the highest, 0 a blank."""
+    most = max(values, default=0.0) or 1.0
+    return "".join(_LEVELS[min(7, int(8 * value / most))] if value > 0 else " " for value in values)
+
+
+def histogram(values: Sequence[float], width: int = 16) -> str:
+    """Return how many values lie in each of `width` equal parts between the least and the largest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    counts = [0] * width
+    for value in values:
+        counts[min(width - 1, int((value - low) / ((high - low) or 1.0) * width))] += 1
+    return sparkline(counts)

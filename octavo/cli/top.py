@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from octavo.cli.drawing import sparkline
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import rounded
-from octavo.cli.terminal import columns, printable
+from octavo.cli.terminal import columns, printable, sparkline
 from octavo.config.explain import render_bar, render_table
 from octavo.config.fields import arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable

@@ -300,16 +300,16 @@ class ReplicaArgs:
 @names_its_arguments
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs(
-    TransferArgs,
-    SpeculativeArgs,
-    ReplicaArgs,
-    ObservabilityArgs,
-    PoolingArgs,
-    LoRAArgs,
-    DeviceArgs,
-    SchedulerArgs,
-    CacheArgs,
     ModelArgs,
+    LoRAArgs,
+    PoolingArgs,
+    CacheArgs,
+    SchedulerArgs,
+    SpeculativeArgs,
+    DeviceArgs,
+    ReplicaArgs,
+    TransferArgs,
+    ObservabilityArgs,
 ):
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
 

@@ -101,7 +101,7 @@ class ClusterArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceArgs(ClusterArgs, ParallelArgs, ComputeArgs):
+class DeviceArgs(ComputeArgs, ParallelArgs, ClusterArgs):
     """Where and how the model runs."""
 
 

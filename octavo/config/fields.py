@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, field, fields
 from decimal import Decimal
 from functools import cache, wraps
 from typing import Any, TypeVar
@@ -76,7 +76,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
-    """Return the arguments of a class such as EngineArgs by name, in the order of its fields.
+    """Return the arguments of a class such as EngineArgs by name: its own, then those of its bases in their order.
 
     The group of a field is the `heading` of the class that states it.
     """
@@ -86,23 +86,28 @@ def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
 @cache  # a start of an engine asks eight times, and annotations are texts that are compiled
 def _arguments(cls: Any, devices: tuple[str, ...]) -> types.MappingProxyType[str, Argument]:
     """devices: the names there are now, which are choices: some may have been added."""
-    hints = typing.get_type_hints(cls)
+    hints, known = typing.get_type_hints(cls), {each.name: each for each in fields(cls)}
     found: dict[str, Argument] = {}
-    for each in fields(cls):
-        owner = next(base for base in cls.__mro__ if each.name in vars(base).get("__annotations__", ()))
-        annotation, about = hints[each.name], each.metadata["arg"]
-        is_optional = isinstance(annotation, types.UnionType)
-        if is_optional:
-            (annotation,) = (each for each in typing.get_args(annotation) if each is not types.NoneType)
-        kind, members = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
-        if kind is typing.Literal:
-            kind, about = str, msgspec.structs.replace(about, choices=members)
-        elif callable(about.choices):
-            about = msgspec.structs.replace(about, choices=about.choices())
-        default = {} if each.default is MISSING else each.default
-        of = members[1] if kind is dict else str
-        found[each.name] = Argument(each.name, about.group or owner.heading, kind, of, is_optional, default, about)
+    for owner in cls.__mro__:
+        for name in vars(owner).get("__annotations__", ()):
+            if name in known and name not in found:
+                found[name] = _argument(known[name], hints[name], owner.heading)
     return types.MappingProxyType(found)
+
+
+def _argument(stated: Field[Any], annotation: Any, heading: str) -> Argument:
+    about = stated.metadata["arg"]
+    is_optional = isinstance(annotation, types.UnionType)
+    if is_optional:
+        (annotation,) = (each for each in typing.get_args(annotation) if each is not types.NoneType)
+    kind, members = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if kind is typing.Literal:
+        kind, about = str, msgspec.structs.replace(about, choices=members)
+    elif callable(about.choices):
+        about = msgspec.structs.replace(about, choices=about.choices())
+    default = {} if stated.default is MISSING else stated.default
+    of = members[1] if kind is dict else str
+    return Argument(stated.name, about.group or heading, kind, of, is_optional, default, about)
 
 
 def names_its_arguments(cls: type[T]) -> type[T]:

@@ -149,9 +149,9 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     engine = [
         "Model",
         "Checkpoint",
-        "Vectors",
         "Chats",
         "Images and sounds",
+        "Vectors",
         "Memory and cache",
         "Scheduling",
         "Speculative decoding",
@@ -173,7 +173,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
         (["chat"], "Prompt:\n  --system STR"),
         (
             ["bench", "latency"],
-            "Benchmark:\n  --input-len INT",
+            "Benchmark:\n  --batch-size STR",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.cli import terminal
-from octavo.cli.terminal import WordWrap, as_utf_8, exchange_any_text, fitted, progress, say
+from octavo.cli.terminal import WordWrap, as_utf_8, exchange_any_text, fitted, histogram, progress, say, sparkline
 
 WIDTH = 20
 
@@ -133,3 +133,15 @@ def test_a_text_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) 
     assert wrapped(list(HOSTILE)).split() == HARMLESS.split()
     say(HOSTILE)  # a file gets what there is
     assert capsys.readouterr().out == f"{HOSTILE}\n"
+
+
+def test_the_largest_value_is_the_highest_and_zero_is_a_blank() -> None:
+    assert sparkline([0.0, 1.0, 4.0, 8.0]) == " ▂▅█"
+    assert sparkline([]) == ""
+    assert sparkline([0.0]) == " "
+
+
+def test_a_histogram_counts_between_the_least_and_the_largest() -> None:
+    assert histogram([1.0, 1.1, 9.0], width=4) == "█  ▅"
+    assert histogram([2.0, 2.0], width=3) == "█  "
+    assert histogram([]) == ""
