@@ -15,11 +15,13 @@ READ_IMAGES: Final = frozenset(
     for name in (
         *("Cohere2Vision", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "Idefics3", "InternVL"),
         *("Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext"),
-        *("LlavaOnevision", "Mistral3", "PaddleOCRVL"),
+        *("LlavaOnevision", "Mistral3", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
     )
 )
 """Architectures whose images are read, with transformers."""
+WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
+"""Those where all tokens of a prompt attend to each other."""
 
 _RENAMED: Final = {("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor"}
 """Image processors by architecture and the name of a class beside the weights, as transformers calls them."""

@@ -107,6 +107,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         if value is not None and (name not in OF_THE_WHOLE or values.get(name) is None):
             values[name] = value
     around = config.get("model_type")
+    if around == "paligemma":  # true there of prompts alone
+        values.pop("use_bidirectional_attention", None)
     # where one of the two states it, head and embedding are one
     if config.get("tie_word_embeddings", around in _TIED_AROUND) is True:
         values["tie_word_embeddings"] = True

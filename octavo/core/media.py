@@ -25,7 +25,8 @@ class TypedArray(msgspec.Struct, frozen=True):
 
 
 class MediaInput(msgspec.Struct, frozen=True):
-    """One image, sound or video of a prompt, or the vectors that are given in place of all its tokens (`embeds`).
+    """One image, sound or video of a prompt, the vectors that are given in place of all its tokens (`embeds`), or all
+    its tokens where they attend to each other (`prompt`), which no encoder reads.
 
     digest: SHA-256 of the decoded content and the settings of its preprocessing.
     spans: (offset, length) of the prompt's tokens that stand for it, mostly one; none where the decoder reads it
@@ -37,7 +38,7 @@ class MediaInput(msgspec.Struct, frozen=True):
     is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
     """
 
-    kind: Literal["image", "audio", "video", "embeds"]
+    kind: Literal["image", "audio", "video", "embeds", "prompt"]
     digest: bytes
     spans: tuple[tuple[int, int], ...]
     num_embeddings: int

@@ -80,15 +80,27 @@ class SpanAttention(PagedAttention):
     keys from them as from other tokens.
     """
 
+    def within(self) -> Scores:
+        """Return how such tokens attend."""
+        return self.scores._replace(ahead=ALL_AHEAD)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None = None) -> Tensor:
         q, k, v = self._rotated(q, k, v, batch, rotation)
         out = super().forward(q, k, v, batch)
         if batch.spans is None:
             return out
         indices, none = batch.spans.token_indices, k[:0]
-        metadata, scores = batch.spans.attention[self.cache_group], self.scores._replace(ahead=ALL_AHEAD)
-        cache = batch.kv_caches[self.cache_index]
-        return out.index_copy(0, indices, self._backend.run(q[indices], none, none, cache, metadata, scores).flatten(1))
+        metadata, cache = batch.spans.attention[self.cache_group], batch.kv_caches[self.cache_index]
+        seen = self._backend.run(q[indices], none, none, cache, metadata, self.within())
+        return out.index_copy(0, indices, seen.flatten(1))
+
+
+class PromptAttention(SpanAttention):
+    """Attends where tokens of a prompt see all of it; a window hides keys from those behind it alone."""
+
+    def within(self) -> Scores:
+        """Return how tokens of the prompt attend."""
+        return super().within()._replace(sliding_window=None)
 
 
 class CrossAttention(PagedAttention):

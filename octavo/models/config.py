@@ -64,6 +64,8 @@ class DecoderConfig:
     """Whether queries see as many tokens behind themselves as before; then prompts are computed whole."""
     has_whole_spans: bool = False
     """Whether tokens of an image see all of it."""
+    has_whole_prompts: bool = False
+    """Whether tokens of a prompt see all of it, so that caches keep what a window hides from those behind it."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
     position_offset: int | None = None
@@ -165,7 +167,8 @@ class DecoderConfig:
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the caches that a rank of `mesh` has of a layer, in the order of its cached modules."""
         heads = self.heads.share(mesh)
-        return (LayerCache(KeysAndValues(heads.kv, heads.dim), self.window_of(layer)),)
+        window = None if self.has_whole_prompts else self.window_of(layer)
+        return (LayerCache(KeysAndValues(heads.kv, heads.dim), window),)
 
     def shape(self, mesh: Mesh | None = None) -> ModelShape:
         """Return the sizes that memory arithmetic needs: of the part of a rank of `mesh`, else of the whole model."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import WHOLE_PROMPTS
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, RoundedFactor
 from octavo.layers.norm import RMSNorm
@@ -34,6 +35,7 @@ class GemmaConfig(DecoderConfig):
         if not own.get("is_bidirectional"):
             c.expect("use_bidirectional_attention", False, "vision")
         fields: dict[str, Any] = {
+            "has_whole_prompts": c.architecture in WHOLE_PROMPTS,
             "head_dim": c.positive("head_dim", 256),
             "tied": c.bool("tie_word_embeddings", True),
             "norm": partial(RMSNorm, offset=1.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Any, ClassVar, Final
 
 import torch
@@ -28,6 +29,8 @@ _OLD_NAMES: Final = (
     (re.compile(r"^mlp_AR\."), "projector."),
 )
 """Beginnings of names of tensors in older checkpoints, with those that transformers' classes have today."""
+_WIDTHS: Final = {"PaliGemmaForConditionalGeneration": "projection_dim"}
+"""The key for the width of an encoder's vectors, where it has another name."""
 
 
 class ImageReader(DecoderStack):
@@ -48,11 +51,11 @@ class ImageReader(DecoderStack):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         library = library_config(c, f"{cls.ARCHITECTURE.removesuffix(_CLASS)}Config")
         config = dataclasses.replace(super().read(c), library=library)
-        width = getattr(getattr(library, "vision_config", None), "out_hidden_size", config.hidden_size)
+        name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
+        width = reduce(lambda part, key: getattr(part, key, config.hidden_size), name.split("."), library)
         if width != config.hidden_size:
-            where = (c.stored.section("vision_config") or c).origin("out_hidden_size")
             raise CheckpointError(
-                f"{where}: vision_config.out_hidden_size is {width}, expected the text model's hidden_size, which is "
+                f"{c.stored.where}: {name} is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
         return config
@@ -131,7 +134,9 @@ _CLASS: Final = "ForConditionalGeneration"
 def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:
     import transformers
 
-    model = getattr(transformers, architecture)._from_config(config, attn_implementation="sdpa").model
+    # of text models, which are left out, some classes have the plain attention alone
+    attention = {"": "sdpa", "text_config": "eager"}
+    model = getattr(transformers, architecture)._from_config(config, attn_implementation=attention).model
     for name in names:
         if hasattr(model, name):
             delattr(model, name)

@@ -27,7 +27,8 @@ class Family(NamedTuple):
     before it is written out. token: likewise the id of tokens that stand for vectors. tokens: returns what is written
     for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: returns whether
     tokens of an image attend to each other. grid: returns its rows and columns where positions follow from them.
-    joins_lines: line breaks around images become one token with those of the prompt, where there is one."""
+    joins_lines: line breaks around images become one token with those of the prompt, where there is one. arranged:
+    returns a prompt as those of the training were, from (context, marker, tokens)."""
 
     marker: tuple[str, ...]
     token: tuple[str, ...]
@@ -37,6 +38,7 @@ class Family(NamedTuple):
     is_whole: Callable[[Section], bool] = lambda config: False
     grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
     joins_lines: bool = False
+    arranged: Callable[[Context, int, Sequence[int]], list[int]] | None = None
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:
@@ -94,6 +96,19 @@ def _gemma3(context: Context, token: int, arrays: Arrays) -> list[int]:
     crops = [each for _ in range(num_crops - 1) for each in (*one, *context.encode(" "))] + one
     behind = " and here are some crops to help you see better "
     return [*context.encode("Here is the original image "), *one, *context.encode(behind), *crops]
+
+
+def _paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
+    """Images, the token that begins a text, the text, and a line break, of which those that are there stay."""
+    config = context.config
+    text, tokens, lines = config.section("text_config") or config, [*token_ids], context.encode("\n")
+    begin = config.positive("bos_token_id", text.positive("bos_token_id", 2))
+    if tokens[:1] == [begin]:
+        del tokens[0]
+    behind = len(tokens) - tokens[::-1].index(marker) if marker in tokens else 0
+    if tokens[behind : behind + 1] != [begin]:
+        tokens.insert(behind, begin)
+    return tokens if tokens[-len(lines) :] == lines else tokens + lines
 
 
 def _gemma4(context: Context, token: int, arrays: Arrays) -> list[int]:
@@ -214,6 +229,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
+    "PaliGemmaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, arranged=_paligemma_prompt),
     "Qwen2VLForConditionalGeneration": _QWEN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.images import WHOLE_PROMPTS
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError
@@ -46,6 +47,7 @@ class ImagePrompts:
         Raises CheckpointError for settings that do not fit.
         """
         self.family = FAMILIES[checkpoint.architecture]
+        self.has_whole_prompts = checkpoint.architecture in WHOLE_PROMPTS
         self._limits = limits
         self._changes = changes or {}
         settings = {**settings, **self._changes}
@@ -72,6 +74,8 @@ class ImagePrompts:
 
         given: by kind, an image or video or a list of them. Raises InvalidRequest.
         """
+        if self.family.arranged is not None:
+            token_ids = self.family.arranged(self._context, self.marker, token_ids)
         waiting = {kind: self._listed(kind, marker, token_ids, given) for marker, kind in self._markers.items()}
         written: list[int] = []
         media: list[MediaInput] = []
@@ -86,6 +90,8 @@ class ImagePrompts:
             elif token_id != left_out or not is_behind:
                 written += self._with_lines(written, [token_id]) if is_behind else [token_id]
             is_behind = kind is not None
+        if self.has_whole_prompts:
+            media.append(_whole(written, media))
         return written, tuple(media)
 
     def _listed(self, kind: str, marker: int, token_ids: Sequence[int], given: Mapping[str, Any]) -> Iterator[Any]:
@@ -169,6 +175,13 @@ class ImagePrompts:
         """Return what transformers' image processor makes of decoded images. options: in place of its settings."""
         made = self.open()(images=[*images], return_tensors="np", **{**self.family.options, **options})
         return {name: np.asarray(values) for name, values in made.items()}
+
+
+def _whole(tokens: Sequence[int], media: Iterable[MediaInput]) -> MediaInput:
+    """Return what says that all tokens of a prompt attend to each other; its digest is that of the prompt."""
+    parts = {str(place): TypedArray("uint8", (len(each.digest),), each.digest) for place, each in enumerate(media)}
+    digest = digest_of({**parts, "tokens": _typed(np.array(tokens, dtype=np.int64))})
+    return MediaInput("prompt", digest, ((0, len(tokens)),), 0, {}, is_whole=True)
 
 
 def _are_videos(given: Any) -> bool:

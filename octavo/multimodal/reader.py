@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from octavo.config.checkpoint import CONFIG, Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.images import WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.schema import ModelConfig
 from octavo.config.sounds import sound_section
@@ -65,7 +67,8 @@ class MediaReader:
         checkpoint = Checkpoint.of(self._model)
         if (section := sound_section(checkpoint)) is not None:
             return SoundPrompts(checkpoint, section, limits, self._max_model_len) if limits["audio"] else None
-        settings = image_settings(checkpoint) if limits["image"] else None
+        is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
+        settings = image_settings(checkpoint) if is_written else None
         if settings is None:
             return None
         changes = self._model.mm_processor_kwargs
@@ -120,7 +123,8 @@ class MediaReader:
         """
         given = prompt.multi_modal_data or {}
         if any(each.kind == "embeds" for each in prompt.media):
-            return token_ids, prompt.media
+            is_whole = getattr(self._written, "has_whole_prompts", False)
+            return token_ids, tuple(msgspec.structs.replace(each, is_whole=is_whole) for each in prompt.media)
         if self._written is None or not given.keys() <= self._written.kinds:
             return token_ids, self.inputs(prompt)
         if prompt.media:
@@ -134,7 +138,7 @@ class MediaReader:
         longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
         if longest > self._most_together:
             raise InvalidRequest(
-                f"an image of the prompt takes {longest} tokens that are computed together, but a step has at most "
+                f"{longest} tokens of the prompt, of an image or all, are computed together, but a step has at most "
                 f"{self._most_together}; raise max_num_batched_tokens",
                 field="multi_modal_data",
             )

@@ -198,7 +198,7 @@ class WholeSpans(Budget):
 
 def encoder_inputs(group: SequenceGroup) -> list[EncoderInput]:
     """Return what encoders make of a group's prompt."""
-    encoded = (each for each in group.request.media if each.spans and each.kind != "embeds")
+    encoded = (each for each in group.request.media if each.spans and each.kind not in ("embeds", "prompt"))
     return [EncoderInput(each.spans[0][0], each.num_embeddings) for each in encoded]
 
 

@@ -197,7 +197,7 @@ def _media(group: SequenceGroup, sequence: Sequence, table: BlockTable) -> tuple
     media = group.request.media
     if table.lacks_encoding:
         return media
-    return tuple(each for each in media if each.end > sequence.num_computed_tokens)
+    return tuple(each for each in media if each.end > sequence.num_computed_tokens and each.kind != "prompt")
 
 
 def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, end: int) -> int:

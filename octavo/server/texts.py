@@ -172,7 +172,8 @@ class Preparer:
             max_model_len=self.tools.ready.max_model_len,
             tokens=tokens,
             token_strs=[*map(tokenizer.token_text, tokens)] if asked.return_token_strs else None,
-            media=[MediaSpan(each.kind, *span) for each in media for span in each.spans] or msgspec.UNSET,
+            media=[MediaSpan(each.kind, *span) for each in media if each.kind != "prompt" for span in each.spans]
+            or msgspec.UNSET,
         )
 
     def _detokenized(self, asked: DetokenizeRequest) -> DetokenizeResponse:

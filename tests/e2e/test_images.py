@@ -33,9 +33,9 @@ PROMPTS: list[Any] = [
 
 TOKENS = {"gemma3": START}
 """What stands for vectors, where it is another token than `IMAGE`."""
-WIDEST = {"gemma3": 16, "gemma4": 70}
+WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40}
 """The most tokens that a step computes together."""
-WHOLE = ("gemma3", "gemma4", "llava", "qwen3_vl")
+WHOLE = ("gemma3", "gemma4", "llava", "paligemma", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
 
 
@@ -91,6 +91,8 @@ def test_log_probabilities_are_those_of_transformers(
         ids = [*output.prompt_token_ids, *drawn]
         if "image_grid_thw" in inputs or "image_position_ids" in inputs:
             inputs["mm_token_type_ids"] = (torch.tensor([ids]) == token).int()
+        if family == "paligemma":
+            inputs["token_type_ids"] = (torch.arange(len(ids)) >= len(output.prompt_token_ids)).int()[None]
         if family == "gemma3":  # under its older name
             inputs["token_type_ids"] = (torch.tensor([ids]) == token).int()
         with torch.inference_mode():
@@ -122,8 +124,9 @@ def test_a_prompt_that_is_cut_within_images_gives_the_same_bits(
     ids=str,
 )
 def test_the_same_bits_however_requests_are_computed(whole: tuple[Path, list[Any]], args: dict[str, Any]) -> None:
-    if "gemma4" in whole[0].name:
-        args = {**args, "max_num_batched_tokens": 75} if "max_num_batched_tokens" in args else args
+    if "max_num_batched_tokens" in args:
+        widest = next((tokens for family, tokens in WIDEST.items() if whole[0].name.startswith(family)), 0)
+        args = {**args, "max_num_batched_tokens": max(19, widest + 5)}
     assert bits(generate(whole[0], PROMPTS * 2, **args)) == whole[1] * 2
 
 
@@ -188,11 +191,28 @@ def test_a_prompt_that_hits_the_cache_within_an_image_gives_the_same_bits(
     assert bits(generate(path, prompts, device=device, **args)) == bits(first)
 
 
-def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(make_vision_checkpoint("glm4v", tmp_path))
-    stored = checkpoint.stored.values
-    values = {**stored, "vision_config": {**stored["vision_config"], "out_hidden_size": 128}}
-    with pytest.raises(CheckpointError, match="out_hidden_size is 128, expected the text model's hidden_size"):
+def test_prompts_that_see_all_of_themselves_share_nothing_with_longer_ones(tmp_path: Path) -> None:
+    path, words = make_vision_checkpoint("paligemma", tmp_path), " ".join(f"w{number}" for number in range(30))
+    texts = [f"<image> {words}", f"<image> {words} w1", words, f"{words} w1"]
+    prompts: list[Any] = [
+        {"prompt": each, "multi_modal_data": {"image": [image(0)] * each.count("<image>")}} for each in texts
+    ]
+    with LLM(str(path), dtype="float32", num_gpu_blocks_override=64) as llm:
+        after_others = [llm.generate(prompt, PARAMS)[0] for prompt in prompts]
+    assert [each.num_cached_tokens for each in after_others] == [0] * 4
+    assert bits(after_others) == bits(generate(path, prompts, enable_prefix_caching=False))
+    [without] = generate(path, prompts[3:], limit_mm_per_prompt={"image": 0})
+    assert bits([without]) == bits(after_others[3:])
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [("glm4v", "vision_config.out_hidden_size"), ("paligemma", "projection_dim")]
+)
+def test_an_encoder_whose_vectors_are_too_wide_is_refused(family: str, key: str, tmp_path: Path) -> None:
+    stored = Checkpoint.open(make_vision_checkpoint(family, tmp_path)).stored.values
+    section, _, name = key.rpartition(".")
+    values = {**stored, section: {**stored[section], name: 128}} if section else {**stored, name: 128}
+    with pytest.raises(CheckpointError, match=f"{key} is 128, expected the text model's hidden_size"):
         LoadedModel.open(Checkpoint(tmp_path, values), Mesh.single(), torch.float32)
 
 

@@ -99,6 +99,16 @@ def _gemma3() -> tuple[Any, Any]:
     return config, tf.Gemma3ImageProcessorPil(size=size, do_pan_and_scan=True, **cut)
 
 
+def _paligemma() -> tuple[Any, Any]:
+    import transformers as tf
+
+    kinds = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 3}
+    text = tf.Gemma2Config(**{**TEXT, **kinds}, sliding_window=12, query_pre_attn_scalar=8)
+    tower, ids = tf.SiglipVisionConfig(**TOWER, vision_use_head=False), {"image_token_index": IMAGE}
+    config = tf.PaliGemmaConfig(text_config=text, vision_config=tower, projection_dim=32, hidden_size=32, **ids)
+    return config, tf.SiglipImageProcessorPil(size={"height": 56, "width": 56})
+
+
 def _gemma4() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -301,6 +311,7 @@ FAMILIES = {
     "qwen2_5_vl": (_qwen2_5, "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": (_qwen3, "Qwen3VLForConditionalGeneration"),
     "qwen3_vl_moe": (_qwen3_moe, "Qwen3VLMoeForConditionalGeneration"),
+    "paligemma": (_paligemma, "PaliGemmaForConditionalGeneration"),
     "gemma3": (_gemma3, "Gemma3ForConditionalGeneration"),
     "gemma4": (_gemma4, "Gemma4ForConditionalGeneration"),
     "llava_next": (_llava_next, "LlavaNextForConditionalGeneration"),

@@ -53,6 +53,21 @@ def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, t
     assert media.num_embeddings == 48
 
 
+@pytest.mark.parametrize("given", [[1, IMAGE, 50], [IMAGE, 1, 50], [IMAGE, 50, NAMES["\n"]], [IMAGE, 1, 50, 20]])
+def test_a_prompt_of_paligemma_begins_behind_its_images_and_ends_with_a_line_break(
+    given: list[int], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("paligemma", tmp_path))
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    tokens, media = ImagePrompts(checkpoint, settings, encode, {"image": 1}).expand(given, {"image": image(0)})
+    assert tokens == [*[IMAGE] * 16, 1, 50, NAMES["\n"]]
+    assert [(each.kind, each.spans, each.is_whole) for each in media] == [
+        ("image", ((0, 16),), False),
+        ("prompt", ((0, 19),), True),
+    ]
+
+
 WRITTEN = {
     "cohere2_vision": ["<|START_OF_IMG|>", *["4", "<|IMG_LINE_BREAK|>"] * 3, "<|END_OF_IMG|>"],
     "lfm2_vl": [
