@@ -50,7 +50,7 @@ from octavo.devices.cuda.ops.coded import QUANTIZED, ZEROS
 from octavo.devices.cuda.ops.coded import tile_of as coded_tile
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
 from octavo.devices.cuda.ops.linear import tile_of
-from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, TOKENS
+from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, SCANNED, TOKENS
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_quantized import INT4, INT8
@@ -245,14 +245,20 @@ def coded_kernels() -> Iterator[Kernel]:
 
 
 def recurrent_kernels() -> Iterator[Kernel]:
-    """Yield those of layers with states: heads as the gated delta rule has them, and as Mamba2 does."""
+    """Yield those of layers with states: heads as delta rules and Mamba2 have them, channels as Mamba."""
     for tokens, is_gated in ((1, False), (TOKENS, True)):
         constants = {"TAPS": 4, "HAS_BIAS": True, "IS_GATED": is_gated, "BLOCK": 16, "BT": tokens, "BC": CHANNELS}
         name = f"short convolution, {tokens} tokens{', gated' * is_gated}"
         yield Kernel(name, recurrent.short_convolution, constants, options=UNFUSED)
-    for is_delta, dim, value in ((True, 128, 128), (False, 256, 64)):
-        constants = {"DIM": dim, "D": dim, "VALUE": value, "BV": MATRIX // dim, "BLOCK": 16, "IS_DELTA": is_delta}
-        yield Kernel(f"{'delta rule' if is_delta else 'mamba2'} of {dim}", recurrent.recurrence, constants, 1)
+    flags = ("IS_DELTA", "HAS_FACTORS", "DECAYS_BY_KEY", "IS_SELECTIVE")
+    for name, dim, value, elements, own in (
+        ("delta rule of 128", 128, 128, MATRIX, ("IS_DELTA",)),
+        ("delta rule of 128, decays by key", 128, 128, MATRIX, ("IS_DELTA", "DECAYS_BY_KEY")),
+        ("mamba2 of 256", 256, 64, MATRIX, ()),
+        ("mamba of 16", 16, 8192, SCANNED, ("IS_SELECTIVE",)),
+    ):
+        constants = {"DIM": dim, "D": dim, "VALUE": value, "BV": elements // dim, "BLOCK": 16}
+        yield Kernel(name, recurrent.recurrence, {**constants, **{flag: flag in own for flag in flags}}, 1)
     constants = {"GROUP": 8192, "D": 8192, "HAS_ONE_WEIGHT": False, "IS_GATE_FIRST": True}
     yield Kernel("gated norm", recurrent.gated_rms_norm, constants)
 

@@ -53,7 +53,8 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cwm": {"rope_theta": 1_000_000.0},
     "exaone": {"num_key_value_heads": 8, "rope_theta": 500_000.0},
     "granite_swa": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
-    "mamba2": {"max_position_embeddings": 1 << 20},  # nothing in it depends on the position
+    # nothing in them depends on the position
+    **{each: {"max_position_embeddings": 1 << 20} for each in ("falcon_mamba", "mamba", "mamba2")},
     "hy_v3": {"rope_theta": 11_158_840.0},
     **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
     "helium": {"rope_theta": 100_000.0},

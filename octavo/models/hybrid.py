@@ -16,6 +16,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.layer import Layer
 from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, RecurrentSizes
+from octavo.layers.selective import SelectiveMixer, SelectiveOptions, SelectiveSizes
 from octavo.models.blocks import GatedDecoder, RotaryAttention
 from octavo.models.config import DecoderConfig
 
@@ -30,7 +31,7 @@ class HybridConfig(DecoderConfig):
 
     kinds: tuple[str, ...]
     """ATTENTION, RECURRENT, or a kind of the family's own that caches nothing, for each layer."""
-    sizes: RecurrentSizes | ConvolutionSizes
+    sizes: RecurrentSizes | ConvolutionSizes | SelectiveSizes
     recurrence: Callable[[Any, Mesh], nn.Module]
     """Makes what stands in the place of attention, from the config."""
     attention: Callable[[Any, Mesh, int], nn.Module] = RotaryAttention
@@ -107,6 +108,19 @@ def mamba2(c: HybridConfig, mesh: Mesh, options: MambaOptions) -> Mamba2:
     """Make Mamba2 in the sizes of the config."""
     assert isinstance(c.sizes, RecurrentSizes)
     return Mamba2(c.sizes, c.hidden_size, c.norm_eps, mesh, options)
+
+
+def selective(c: HybridConfig, mesh: Mesh, options: SelectiveOptions) -> SelectiveMixer:
+    """Make Mamba in the sizes of the config."""
+    assert isinstance(c.sizes, SelectiveSizes)
+    return SelectiveMixer(c.sizes, c.hidden_size, mesh, options)
+
+
+def read_selective_sizes(c: Checkpoint, channels: int, *, state_size: str, rank: str, taps: str) -> SelectiveSizes:
+    """Return the sizes of Mamba, which the config has under these names. Raises CheckpointError."""
+    is_stated = c.values.get(rank) not in (None, "auto")
+    low = c.positive(rank) if is_stated else -(-c.positive("hidden_size") // 16)
+    return SelectiveSizes(channels, c.positive(state_size, 16), low, c.positive(taps, 4))
 
 
 def read_mamba(c: Checkpoint) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""Families with Mamba2: Bamba, Falcon-H1, Nemotron-H, and Mamba2 alone."""
+"""Families with Mamba2: Bamba, Falcon-H1, Nemotron-H, and Mamba2 alone; and those with Mamba alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import LARGEST_SIZE
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, addition
@@ -18,8 +19,10 @@ from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Layer
 from octavo.layers.linear import joined_linear
+from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
+from octavo.layers.selective import SelectiveOptions
 from octavo.models.blocks import PlainMLP, RotaryAttention, mlp_of, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
@@ -34,6 +37,8 @@ from octavo.models.hybrid import (
     read_limits,
     read_mamba,
     read_mamba_sizes,
+    read_selective_sizes,
+    selective,
 )
 from octavo.models.sparse import Mixture, corrected, read_stored
 
@@ -261,8 +266,7 @@ class Mamba2ForCausalLM(NemotronHForCausalLM):
         heads, groups, dim = c.positive("num_heads"), c.positive("n_groups", 8), c.positive("head_dim", 64)
         if heads % groups:
             raise c.error("n_groups", f"a divisor of num_heads, which is {heads}")
-        hidden, layers = c.positive("hidden_size"), c.positive("num_hidden_layers")
-        if heads * dim != c.positive("expand", 2) * hidden:
+        if heads * dim != c.positive("expand", 2) * c.positive("hidden_size"):
             raise c.error("num_heads", f"heads of head_dim {dim} that are expand times hidden_size elements in all")
         bias = c.bool("use_bias", False)
         options = MambaOptions(
@@ -272,19 +276,62 @@ class Mamba2ForCausalLM(NemotronHForCausalLM):
             limits=read_limits(c),
             norm_groups=groups,
         )
-        return HybridConfig(
-            num_layers=layers,
-            hidden_size=hidden,
-            intermediate_size=heads * dim,
+        return _recurrent_alone(
+            c,
             heads=Heads(heads, heads, dim),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
-            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
             tied=c.bool("tie_word_embeddings", False),
-            kinds=(RECURRENT,) * layers,
             sizes=RecurrentSizes(heads, groups, c.positive("state_size", 128), dim, c.positive("conv_kernel", 4)),
             recurrence=partial(mamba2, options=options),
         )
+
+
+class MambaForCausalLM(NemotronHForCausalLM):
+    """Mamba in every layer. Source: https://arxiv.org/abs/2312.00752."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HybridConfig:
+        c.expect("hidden_act", "silu")
+        expanded = c.positive("expand", 2) * c.positive("hidden_size")
+        channels = c.positive("intermediate_size", min(expanded, LARGEST_SIZE))
+        options = SelectiveOptions(
+            bias=c.bool("use_bias", False), convolution_bias=c.bool("use_conv_bias", True), norm=cls.norm_of(c)
+        )
+        return _recurrent_alone(
+            c,
+            heads=Heads(channels, channels, 1),
+            tied=c.bool("tie_word_embeddings", True),
+            sizes=read_selective_sizes(c, channels, state_size="state_size", rank="time_step_rank", taps="conv_kernel"),
+            recurrence=partial(selective, options=options),
+        )
+
+    @classmethod
+    def norm_of(cls, c: Checkpoint) -> Callable[[int], RMSNorm] | None:
+        """Return what makes the norms of step, B and C, None where there are none."""
+        return None
+
+
+class FalconMambaForCausalLM(MambaForCausalLM):
+    """Falcon Mamba: step, B and C are normalised without weights. Source: https://arxiv.org/abs/2410.05355."""
+
+    @classmethod
+    def norm_of(cls, c: Checkpoint) -> Callable[[int], RMSNorm]:
+        return partial(UnscaledRMSNorm, eps=c.positive_float("mixer_rms_eps", 1e-6))
+
+
+def _recurrent_alone(c: Checkpoint, *, heads: Heads, **own: Any) -> HybridConfig:
+    """Read what models without attention share. heads: those of all channels."""
+    layers = c.positive("num_hidden_layers")
+    return HybridConfig(
+        num_layers=layers,
+        hidden_size=c.positive("hidden_size"),
+        intermediate_size=heads.q_size,
+        heads=heads,
+        vocab_size=c.positive("vocab_size"),
+        max_positions=c.max_model_len(),
+        norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+        kinds=(RECURRENT,) * layers,
+        **own,
+    )
 
 
 def _mixture(c: Checkpoint) -> Mixture:

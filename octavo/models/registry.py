@@ -75,6 +75,7 @@ _FILES: Final = {
         *("Cohere", "Cohere2", "Falcon", "GPT2", "GPTBigCode", "GPTJ", "GPTNeoX", "Jais2", "Nemotron", "Olmo", "Orion"),
         *("Phi", "StableLm", "Starcoder2"),
     ),
+    "jamba": ("Jamba",),
     "kimi_linear": ("KimiLinear",),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
@@ -84,7 +85,7 @@ _FILES: Final = {
         "SmolLM3",
     ),
     "llama4": ("Llama4",),
-    "mamba": ("Bamba", "FalconH1", "Mamba2", "NemotronH"),
+    "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mixtures": ("FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),

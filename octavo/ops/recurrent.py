@@ -10,7 +10,7 @@ a step up. Everything goes token by token, so that a cut of a prompt changes no 
 
 Sources: Yang, Kautz and Hatamizadeh, "Gated Delta Networks", https://arxiv.org/abs/2412.06464; Dao and Gu,
 "Transformers are SSMs" (Mamba2), https://arxiv.org/abs/2405.21060; decays of rows: Kimi Team, "Kimi Linear",
-https://arxiv.org/abs/2510.26692.
+https://arxiv.org/abs/2510.26692; Gu and Dao, "Mamba", https://arxiv.org/abs/2312.00752.
 """
 
 from __future__ import annotations
@@ -153,6 +153,35 @@ def mamba2_scan(
     return out
 
 
+def selective_scan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: Tensor,
+    numbers: tuple[Tensor, Tensor, Tensor],
+    states: Tensor,
+    metadata: TokenRows,
+) -> Tensor:
+    """Return Mamba's `S^T query + skip · value` [tokens, channels], after S of each token is
+
+    `exp(-rates · dt) · S + key (dt · value)^T`, dt being `softplus(step + step_bias)` of each channel. query and key (C
+    and B of the paper) are [tokens, state size], value (x) and step [tokens, channels]. `numbers` are rates, float32
+    [state size, channels], which are those of the paper's A without its sign, and step_bias and skip, float32
+    [channels]. A state is S [state size, channels].
+    """
+    rates, step_bias, skip = numbers
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+
+    def advance(token: int, state: Tensor) -> Tensor:
+        dt, x = F.softplus(step[token].float() + step_bias), value[token].float()
+        kept = state.view(rates.shape) * torch.exp(-rates * dt) + key[token].float()[:, None] * (x * dt)
+        out[token] = (kept * query[token].float()[:, None]).sum(0) + x * skip
+        return kept.flatten()
+
+    _advance_rows(states, metadata, advance)
+    return out
+
+
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, is_gate_first: bool = False
 ) -> Tensor:
@@ -250,6 +279,15 @@ def mamba2_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield q, k, v, step, (decay_log, step_bias, step_bias * 0.5), (0.1, 1.5), states, metadata
 
 
+def scan_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield channels that fill no vector, and more than a task of a kernel has."""
+    for channels, size in ((37, 4), (160, 16)):
+        for states, metadata in _example_rows(size * channels):
+            parts = _normal(sum(metadata.query_lengths), 2 * (size + channels)).to(dtype)
+            numbers = _normal(size, channels).exp(), _normal(channels), _normal(channels + 1)[:channels]
+            yield *torch.split(parts, [size, size, channels, channels], dim=1), numbers, states, metadata
+
+
 def gated_norm_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Yield one weight for all groups, and one for the whole row."""
     x, gate = _normal(3, 96).to(dtype).chunk(2, dim=1)
@@ -268,5 +306,6 @@ OPERATORS = (
     Operator("short_convolution", short_convolution, convolution_examples, trial=_on_copy),
     Operator("gated_delta_rule", gated_delta_rule, delta_examples, trial=_on_copy),
     Operator("mamba2_scan", mamba2_scan, mamba2_examples, trial=_on_copy),
+    Operator("selective_scan", selective_scan, scan_examples, trial=_on_copy),
     Operator("gated_rms_norm", gated_rms_norm, gated_norm_examples),
 )

@@ -196,7 +196,7 @@ def _window(config: Section) -> dict[str, Any]:
 
 
 def _refuse_other_caches(config: Section) -> None:
-    for key in ("mamba_d_state", "ssm_state_size", "conv_L_cache"):
+    for key in ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache"):
         if config.values.get(key) is not None:
             raise UnsupportedModel(
                 f"{config.where}: {key} is {config.values[key]}: some layers are recurrent in a way that --model does "

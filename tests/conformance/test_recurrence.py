@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.ops.recurrent import convolution_examples, delta_examples, mamba2_examples
+from octavo.ops.recurrent import convolution_examples, delta_examples, mamba2_examples, scan_examples
 from octavo.ops.registry import Ops, bind
 from tests.conformance.runtimes import levels_of, ops
 
@@ -20,6 +20,7 @@ EXAMPLES = {
     "short_convolution": convolution_examples,
     "gated_delta_rule": delta_examples,
     "mamba2_scan": mamba2_examples,
+    "selective_scan": scan_examples,
 }
 SIZE, LENGTH = 8, 24
 """Tokens of a block, and of the sequence."""

@@ -40,7 +40,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """Sizes of a family here, where those of `make_checkpoint` do not do."""
 
-SCARCE = {"mamba2": 7}
+SCARCE = dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), 7)
 """Blocks of a pool that is too small for all requests, where 11 are enough for them: a sequence has few states."""
 VOCABULARY = 300
 BLOCK = 16

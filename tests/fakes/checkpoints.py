@@ -332,6 +332,25 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "mamba": ("MambaConfig", "MambaForCausalLM", {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 4}),
+    "falcon_mamba": (
+        "FalconMambaConfig",
+        "FalconMambaForCausalLM",
+        {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 4, "tie_word_embeddings": False},
+    ),
+    "jamba": (
+        "JambaConfig",
+        "JambaForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
     "mamba2": (
         "Mamba2Config",
         "Mamba2ForCausalLM",

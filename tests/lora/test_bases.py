@@ -49,6 +49,7 @@ def same_alone_and_beside_others(run: AdaptedRun) -> Tensor:
         pytest.param("falcon_h1", ("in_proj", "q_proj"), marks=LONG),
         pytest.param("granitemoehybrid", ("in_proj", "q_proj"), marks=LONG),
         pytest.param("lfm2", ("in_proj", "w1", "q_proj"), marks=LONG),
+        pytest.param("mamba", ("in_proj", "x_proj"), marks=LONG),
         pytest.param("deepseek_v2", ("q_b_proj", "o_proj"), marks=LONG),
     ],
 )

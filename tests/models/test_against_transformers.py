@@ -157,6 +157,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with a window in its last layer": ("qwen2", {**WINDOW, "max_window_layers": 1}),
     "mistral with windows in every other layer": ("mistral", {**ALTERNATING, "sliding_window": 5}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "falcon_mamba": ("falcon_mamba", {}),
+    "jamba": ("jamba", {}),
+    "jamba without experts": ("jamba", {"num_experts": 1, "mamba_proj_bias": True, "tie_word_embeddings": True}),
+    "mamba": ("mamba", {}),
+    "mamba with biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}),
     "mamba2": ("mamba2", {}),
     "mamba2 with biases and limits": (
         "mamba2",

@@ -75,6 +75,8 @@ def test_the_number_of_chosen_experts_has_two_names(family: str, key: str) -> No
         ("kimi_linear", {"linear_attn_config": {"num_heads": 0}}),
         ("llama", {"clip_qkv": 8.0, "architectures": ["IQuestCoderForCausalLM"]}),
         ("llama", {"use_sliding_window": True, "architectures": ["IQuestCoderForCausalLM"]}),
+        ("jamba", {"expert_layer_offset": 2}),
+        ("mamba", {"time_step_rank": 0}),
         ("mamba2", {"num_heads": 6}),
         ("mamba2", {"n_groups": 3}),
         ("minimax_m2", {"rope_parameters": {"full_attention": {"rope_theta": 3e3}, "rope_theta": 5e6}}),

@@ -36,7 +36,7 @@ struct StateRow {
   float* at(int position) const { return all.states + table[position / all.block_size] * all.block_stride; }
 };
 
-constexpr int kMostChannels = 128;  // of a task's ring
+constexpr int kMostChannels = 128;  // of a task
 
 template <class Element, int kTaps>
 void convolve_of(const Convolution& a, int row_index, int begin, int end) {
@@ -276,6 +276,76 @@ void recur(const Recurrence& a, int row, int head, int begin, int end) {
   a.type == Type::float32 ? recur_in<float>(a, row, head, begin, end) : recur_in<bf16>(a, row, head, begin, end);
 }
 
+// Inputs of some tokens that all channels share.
+struct ScanInputs {
+  alignas(64) float keys[kRunTokens][kMostKeyDim];
+  alignas(64) float queries[kRunTokens][kMostKeyDim];
+};
+
+// Advances the states of up to kLanes channels, rows of kLanes. Sums go in two turns, as in `advance_chunk`.
+template <class Element>
+void scan_channels(const SelectiveScan& a, const ScanInputs& in, std::int64_t first, int tokens, int channel, int count,
+                   const float* rates, float* state) {
+  const Floats bias = load_some(a.step_bias + channel, count), skip = load_some(a.skip + channel, count);
+  for (int t = 0; t < tokens; ++t) {
+    const std::int64_t token = first + t;
+    const Floats value = load_some(static_cast<const Element*>(a.value) + token * a.value_stride + channel, count);
+    const Floats raw = load_some(static_cast<const Element*>(a.step) + token * a.step_stride + channel, count);
+    const Floats step = softplus(add(raw, bias)), input = mul(step, value), fade = sub(zero(), step);
+    Floats sums[2] = {zero(), zero()};
+    for (int i = 0; i < a.state_size; i += 2)
+      for (int parity = 0; parity < 2; ++parity) {
+        float* at = state + (i + parity) * kLanes;
+        const Floats decay = exponential(mul(fade, load(rates + (i + parity) * kLanes)));
+        const Floats next = fma(all(in.keys[t][i + parity]), input, mul(decay, load(at)));
+        store(at, next);
+        sums[parity] = fma(next, all(in.queries[t][i + parity]), sums[parity]);
+      }
+    const Floats out = fma(skip, value, add(sums[0], sums[1]));
+    store_some(static_cast<Element*>(a.out) + token * a.channels + channel, out, count);
+  }
+}
+
+template <class Element>
+void scan_of(const SelectiveScan& a, int row_index, int begin, int end) {
+  const StateRow row(a.rows, row_index);
+  if (row.count == 0) return;
+  ScanInputs in;
+  alignas(64) float rates[kMostKeyDim * kMostChannels], states[kMostKeyDim * kMostChannels];
+  const float* initial = row.initial();
+  const auto for_channels = [&](const auto& body) {  // with their number, and where their states are
+    for (int i = begin; i < end; i += kLanes)
+      body(i, end - i < kLanes ? end - i : kLanes, (i - begin) * a.state_size);
+  };
+  const auto read = [&](const float* from, float* to, int channel, int count) {
+    for (int i = 0; i < a.state_size; ++i)
+      store(to + i * kLanes, from ? load_some(from + static_cast<std::int64_t>(i) * a.channels + channel, count) : zero());
+  };
+  for_channels([&](int channel, int count, int place) {
+    read(a.rates, rates + place, channel, count);
+    read(initial, states + place, channel, count);
+  });
+  for (int done = 0; done < row.count;) {
+    const int tokens = row.run_length(done, kRunTokens);
+    for (int t = 0; t < tokens; ++t) {
+      const std::int64_t token = row.first_token + done + t;
+      widen_row(static_cast<const Element*>(a.key) + token * a.key_stride, a.state_size, 1.0f, in.keys[t]);
+      widen_row(static_cast<const Element*>(a.query) + token * a.query_stride, a.state_size, 1.0f, in.queries[t]);
+    }
+    float* target = row.target(done + tokens);
+    for_channels([&](int channel, int count, int place) {
+      scan_channels<Element>(a, in, row.first_token + done, tokens, channel, count, rates + place, states + place);
+      for (int i = 0; target && i < a.state_size; ++i)
+        store_some(target + static_cast<std::int64_t>(i) * a.channels + channel, load(states + place + i * kLanes), count);
+    });
+    done += tokens;
+  }
+}
+
+void scan(const SelectiveScan& a, int row, int begin, int end) {
+  a.type == Type::float32 ? scan_of<float>(a, row, begin, end) : scan_of<bf16>(a, row, begin, end);
+}
+
 template <class Element>
 void gated_norm_group(const GatedNorm& a, const Element* x, const Element* gate, const Element* weight, Element* out) {
   const auto value = [&](int i, int count) {
@@ -312,6 +382,6 @@ void gated_norm(const GatedNorm& a, int begin, int end) {
 
 namespace OCTAVO_LEVEL {
 extern const RecurrentKernels recurrent_table;
-const RecurrentKernels recurrent_table = {kColumns, convolve, recur, gated_norm};
+const RecurrentKernels recurrent_table = {kColumns, convolve, recur, scan, gated_norm};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

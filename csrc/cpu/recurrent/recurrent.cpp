@@ -42,6 +42,16 @@ void run_recurrence(Cpu& cpu, const Recurrence& a, const RecurrentKernels& kerne
   });
 }
 
+void run_scan(Cpu& cpu, const SelectiveScan& a, const RecurrentKernels& kernels) {
+  const int parts = divided_up(a.channels, kTaskChannels);
+  cpu.pool.run_pieces(a.rows.rows * parts, 1, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const int first = i % parts * kTaskChannels;
+      kernels.scan(a, i / parts, first, std::min(first + kTaskChannels, a.channels));
+    }
+  });
+}
+
 template <bool kDecaysByKey>
 void bind_recurrence(nb::class_<Cpu>& cpu, const char* name, const char* text) {
   cpu.def(
@@ -85,6 +95,22 @@ void bind_recurrent(nb::class_<Cpu>& cpu) {
       cpu, "recurrence",
       "A decaying sum of outer products, read by queries: the gated delta rule, or without `beta` Mamba2.");
   bind_recurrence<true>(cpu, "recurrence_by_key", "The gated delta rule with a decay for each element of keys.");
+  cpu.def(
+      "selective_scan",
+      [](Cpu& cpu, Address query, Address key, Address value, Address step, Address rates, Address step_bias, Address skip,
+         Address out, std::int64_t query_stride, std::int64_t key_stride, std::int64_t value_stride,
+         std::int64_t step_stride, int channels, int state_size, int type, Address states, std::int64_t block_stride,
+         Address query_starts, Address sequence_lengths, Address block_tables, std::int64_t table_stride, int rows,
+         int block_size) {
+        const SelectiveScan a{pointer(query), pointer(key), pointer(value), pointer(step), pointer<float>(rates),
+                              pointer<float>(step_bias), pointer<float>(skip), pointer(out), query_stride, key_stride,
+                              value_stride, step_stride, channels, state_size, static_cast<Type>(type),
+                              {pointer<float>(states), block_stride, pointer<std::int32_t>(query_starts),
+                               pointer<std::int32_t>(sequence_lengths), pointer<std::int32_t>(block_tables), table_stride,
+                               rows, block_size}};
+        cpu.submit([&cpu, a, &kernels = recurrent_kernels(cpu.level)] { run_scan(cpu, a, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Mamba's scan, with a decay for each channel and element of its state.");
   cpu.def(
       "gated_rms_norm",
       [](Cpu& cpu, Address x, Address gate, Address weight, Address out, std::int64_t x_stride, std::int64_t gate_stride,

@@ -1,6 +1,6 @@
-// Recurrent layers: a short causal convolution, a decaying sum of outer products (gated delta rule, Mamba2), and the norm
-// behind them. A sequence is computed token by token, so that its cut into steps changes no bit; channels, and columns of
-// a head's matrix, are independent of each other and are what threads share.
+// Recurrent layers: a short causal convolution, a decaying sum of outer products (gated delta rule, Mamba2, Mamba), and the
+// norm behind them. A sequence is computed token by token, so that its cut into steps changes no bit; channels, and columns
+// of a head's matrix, are independent of each other and are what threads share.
 #pragma once
 
 #include "../types.h"
@@ -66,6 +66,23 @@ struct Recurrence {
   StateRows rows;
 };
 
+// Mamba's scan: for each channel s = e^(-rate * step) * s + key * step * value, out = query . s + skip * value, with the
+// step softplus(step + step_bias). A state is [state_size, channels].
+struct SelectiveScan {
+  const void* query;  // [tokens, state_size]; tokens of all inputs lie their strides apart
+  const void* key;
+  const void* value;  // [tokens, channels]
+  const void* step;
+  const float* rates;      // [state_size, channels]
+  const float* step_bias;  // [channels]
+  const float* skip;
+  void* out;  // [tokens, channels], dense
+  std::int64_t query_stride, key_stride, value_stride, step_stride;
+  int channels, state_size;
+  Type type;
+  StateRows rows;
+};
+
 // Rows of `dim` elements, normalised in groups of `group` elements: norm(x) * silu(gate), or norm(x * silu(gate)) where
 // the gate comes first. The weight has `weight_size` elements, and begins again where a row has more.
 struct GatedNorm {
@@ -86,6 +103,8 @@ struct RecurrentKernels {
   void (*convolve)(const Convolution&, int row, int begin, int end);
   // Chunks [begin, end) of the columns of one head in one row.
   void (*recur)(const Recurrence&, int row, int head, int begin, int end);
+  // Channels [begin, end) of one row.
+  void (*scan)(const SelectiveScan&, int row, int begin, int end);
   // Rows [begin, end).
   void (*gated_norm)(const GatedNorm&, int begin, int end);
 };

@@ -69,7 +69,7 @@ def products(place: Callable[[Tensor], Tensor]) -> list[Tensor]:
 
 
 def recurrences(place: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    states, x = [place(randn(3, 2 * 9 * 10)) for _ in range(3)], place(randn(3, 9))
+    states, x = [place(randn(3, 2 * 9 * 10)) for _ in range(4)], place(randn(3, 9))
     q, v, numbers = place(randn(3, 2, 9)), place(randn(3, 2, 10)), place(randn(3, 2))
     rows = AttentionMetadata.build((3,), (6,), ((1, 2),), 4)
     heads = randn(2), randn(2), randn(2)
@@ -77,6 +77,7 @@ def recurrences(place: Callable[[Tensor], Tensor]) -> list[Tensor]:
         OPS.short_convolution(x, randn(5, 9), None, states[0][:, :36], rows, (x, x)),
         OPS.gated_delta_rule(q, q, v, numbers, numbers, heads[:2], states[1], rows),
         OPS.mamba2_scan(q, q, v, numbers, heads, (0.1, 1.5), states[2], rows),
+        OPS.selective_scan(x, x, *v.unbind(1), (randn(9, 10).abs(), randn(10), randn(10)), states[3][:, :90], rows),
     ]
     return [*found, *states]
 

@@ -62,6 +62,7 @@ def test_triton_has_the_operators_of_a_plain_decoder() -> None:
         "prepare_quantized",
         "rms_norm",
         "rotary",
+        "selective_scan",
         "short_convolution",
         "silu_and_mul",
         "silu_times",
@@ -78,7 +79,8 @@ def trials() -> list[Any]:
     alone; what has tests of its own below or in `test_recurrent` in none."""
     types = (torch.float32, torch.bfloat16, torch.float16)
     widest_long = {"prepare_coded": 2}
-    widest_long |= dict.fromkeys(("gated_delta_rule", "mamba2_scan", "prepare_quantized", "short_convolution"), 4)
+    recurrences = ("gated_delta_rule", "mamba2_scan", "selective_scan", "short_convolution")
+    widest_long |= dict.fromkeys((*recurrences, "prepare_quantized"), 4)
     return [
         pytest.param(name, each, marks=pytest.mark.long if each.itemsize <= widest_long.get(name, 0) else ())
         for name in COMPILED

@@ -54,6 +54,13 @@ def mamba2(ops: Ops, step: Step) -> Tensor:
     return ops.mamba2_scan(q, k, v, numbers[:, 0], heads, (0.1, 1.5), states, rows)
 
 
+def mamba(ops: Ops, step: Step) -> Tensor:
+    (q, k, v, _), states, rows = step
+    numbers = torch.linspace(0.1, 3.0, 9 * 20).view(9, 20), torch.linspace(-1.0, 1.0, 20), torch.linspace(0.0, 2.0, 20)
+    inputs = v.flatten(1)
+    return ops.selective_scan(q[:, 0], k[:, 0], inputs, inputs.flip(1), numbers, states, rows)
+
+
 def run(compute: Callable[[Ops, Step], Tensor], cuts: Sequence[tuple[int, int]], ops: Ops = OPS) -> list[Tensor]:
     """Return the results of two sequences whose rows have so many tokens in each step, and the states behind them."""
     generator = torch.Generator().manual_seed(3)
@@ -78,7 +85,7 @@ def run(compute: Callable[[Ops, Step], Tensor], cuts: Sequence[tuple[int, int]],
     return [*(torch.cat(each) for each in found), states[1:]]
 
 
-@pytest.mark.parametrize("compute", [convolution, delta_rule, delta_rule_with_decays_of_rows, mamba2])
+@pytest.mark.parametrize("compute", [convolution, delta_rule, delta_rule_with_decays_of_rows, mamba, mamba2])
 def test_a_cut_of_a_prompt_changes_no_bit(compute: Callable[[Ops, Step], Tensor]) -> None:
     whole = run(compute, [LENGTHS])
     cut = run(compute, [(1, 1), (6, 1), (1, 3), (3, 1)])
@@ -88,7 +95,7 @@ def test_a_cut_of_a_prompt_changes_no_bit(compute: Callable[[Ops, Step], Tensor]
 
 
 @pytest.mark.parametrize("ops", [OPS, bind()], ids=["triton", "reference"])
-@pytest.mark.parametrize("compute", [convolution, delta_rule, mamba2])
+@pytest.mark.parametrize("compute", [convolution, delta_rule, mamba, mamba2])
 def test_rows_that_fill_a_step_up_advance_no_state(compute: Callable[[Ops, Step], Tensor], ops: Ops) -> None:
     inputs = [torch.randn(3, *shape) for shape in ((1, 9), (1, 9), (2, 10), (2, 2))]
     before = torch.randn(6, 2 * 9 * 10)

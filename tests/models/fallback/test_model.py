@@ -184,7 +184,7 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_recurrent_model_is_refused_by_its_architecture(tmp_path: Path) -> None:
-    config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 32, "vocab_size": 100}
+    config = {"architectures": ["RwkvForCausalLM"], "model_type": "rwkv", "hidden_size": 32, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "state_size": 8}))
-    with pytest.raises(UnsupportedModel, match="MambaForCausalLM"):
+    with pytest.raises(UnsupportedModel, match="RwkvForCausalLM"):
         load(tmp_path, load_format="dummy", tokenizer="octavo-tiny", packed_cache="none")

@@ -97,6 +97,26 @@ def make_mamba2_scan(runtime: CpuRuntime) -> Callable[..., Tensor]:
     return mamba2_scan
 
 
+def make_selective_scan(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.recurrent.selective_scan`."""
+
+    def selective_scan(*arguments: Any) -> Tensor:
+        *inputs, numbers, states, metadata = arguments
+        value, (size, channels) = inputs[2], numbers[0].shape
+        if value.dtype not in FLOAT_TYPES or size % 2 or size > _MOST_KEY_DIM:
+            return reference.selective_scan(*arguments)
+        out = runtime.empty(value.shape, value.dtype)
+        runtime.cpu.selective_scan(
+            *(_address(each) for each in (*inputs, *numbers, out)),
+            *(each.stride(0) for each in inputs),
+            *(channels, size, TYPE_CODES[value.dtype]),
+            *_rows(states, metadata),
+        )
+        return out
+
+    return selective_scan
+
+
 def make_gated_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
     """Make `octavo.ops.recurrent.gated_rms_norm`."""
     kernel, empty = runtime.cpu.gated_rms_norm, runtime.empty
@@ -137,5 +157,6 @@ IMPLEMENTATIONS = (
     Implementation("short_convolution", "native", make_short_convolution),
     Implementation("gated_delta_rule", "native", make_gated_delta_rule),
     Implementation("mamba2_scan", "native", make_mamba2_scan),
+    Implementation("selective_scan", "native", make_selective_scan),
     Implementation("gated_rms_norm", "native", make_gated_rms_norm),
 )

@@ -96,15 +96,13 @@ def short_convolution(
 
 
 @triton.jit
-def _step_and_decay(step, decay_log, step_bias, least, most):
-    """Return softplus(step + step_bias) within limits, and exp(-exp(decay_log) * it)."""
-    raw = step + step_bias
+def _softplus_within(raw, least, most):
+    """Return softplus(raw) within limits."""
     grown = tl.exp(tl.minimum(raw, 20.0))
     above = 1.0 + grown
     # log(1 + grown), whose rounding error in 1 + grown cancels
     soft = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))
-    dt = tl.minimum(tl.maximum(tl.where(raw > 20.0, raw, soft), least), most)
-    return dt, tl.exp(-tl.exp(decay_log) * dt)
+    return tl.minimum(tl.maximum(tl.where(raw > 20.0, raw, soft), least), most)
 
 
 @triton.jit(do_not_specialize=["table_stride", "repeats"])
@@ -113,11 +111,13 @@ def recurrence(
     query_stride, key_stride, value_stride, step_stride, beta_stride, out_stride, block_stride, table_stride,
     repeats, least, most,
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr,
-    IS_DELTA: tl.constexpr, HAS_FACTORS: tl.constexpr, DECAYS_BY_KEY: tl.constexpr,
+    IS_DELTA: tl.constexpr, HAS_FACTORS: tl.constexpr, DECAYS_BY_KEY: tl.constexpr, IS_SELECTIVE: tl.constexpr,
 ):  # fmt: skip
-    """Go through the tokens of a row with BV columns of a head's matrix: the gated delta rule, or Mamba2's scan.
+    """Go through the tokens of a row with BV columns of a head's matrix: the gated delta rule, or a scan of Mamba's.
 
     repeats: heads that share a head of keys and queries. skip: of the delta rule its factors, where it has some.
+    IS_SELECTIVE: the scan is the first Mamba's, with a step, a bias and a skip for each column, and in the place of
+    decay_log the rate of each element of the state.
     """
     first, count, context, block = _row(starts, lengths, tables, table_stride, BLOCK)
     head = tl.program_id(1)
@@ -128,10 +128,16 @@ def recurrence(
     state = tl.zeros([D, BV], tl.float32)
     if context > 0:
         state = tl.load(own + block * block_stride, mask=inside, other=0.0)
-    log = tl.load(decay_log + head)
+    if IS_SELECTIVE:
+        rate = tl.load(decay_log + d[:, None] * VALUE + column[None, :], mask=inside, other=0.0)
+        bias = tl.load(step_bias + column, mask=of_value, other=0.0)
+        skipped = tl.load(skip + column, mask=of_value, other=0.0)
+    else:
+        rate = tl.exp(tl.load(decay_log + head))
+        skipped = tl.load(skip + head)
     if DECAYS_BY_KEY:
         bias = tl.load(step_bias + head * DIM + d, mask=of_key, other=0.0)
-    else:
+    elif not IS_SELECTIVE:
         bias = tl.load(step_bias + head)
     shared = head // repeats * DIM + d
     for done in range(count):
@@ -141,23 +147,26 @@ def recurrence(
         v = tl.load(value + token * value_stride + head * VALUE + column, mask=of_value, other=0.0).to(tl.float32)
         if DECAYS_BY_KEY:
             raw = tl.load(step + token * step_stride + head * DIM + d, mask=of_key, other=0.0).to(tl.float32)
+        elif IS_SELECTIVE:
+            raw = tl.load(step + token * step_stride + column, mask=of_value, other=0.0).to(tl.float32)
         else:
             raw = tl.load(step + token * step_stride + head).to(tl.float32)
-        dt, decay = _step_and_decay(raw, log, bias, least, most)
+        dt = _softplus_within(raw + bias, least, most)
+        decay = tl.exp(-rate * (dt[None, :] if IS_SELECTIVE else dt))
         state = state * (decay[:, None] if DECAYS_BY_KEY else decay)
         if IS_DELTA:
             q = q * (1.0 / tl.sqrt(tl.sum(q * q, 0) + 1e-6)) * (DIM**-0.5)
             k = k * (1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6))
             factor = sigmoid(tl.load(beta + token * beta_stride + head).to(tl.float32))
             if HAS_FACTORS:
-                factor *= tl.load(skip + head)
+                factor *= skipped
             change = (v - tl.sum(state * k[:, None], 0)) * factor
         else:
             change = v * dt
         state += k[:, None] * change[None, :]
         found = tl.sum(state * q[:, None], 0)
         if not IS_DELTA:
-            found += v * tl.load(skip + head)
+            found += v * skipped
         place = token * out_stride + head * VALUE + column
         tl.store(out + place, found.to(out.dtype.element_ty), mask=of_value)
         if (done + 1 == count) | ((context + done + 1) % BLOCK == 0):

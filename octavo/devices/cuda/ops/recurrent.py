@@ -16,6 +16,8 @@ TOKENS: Final = 16
 """Of a program of a convolution where a row may have more than one: no fewer than a state has inputs."""
 MATRIX: Final = 2048
 """Elements of a head's matrix that one warp keeps in registers."""
+SCANNED: Final = 512
+"""Elements of Mamba's states of which one warp computes the decays."""
 
 
 def short_convolution(
@@ -61,13 +63,13 @@ def _recurrence(
     """Return [tokens, heads, value_dim].
 
     inputs: query, key, value, step, and of the delta rule beta. numbers: decay_log, step_bias, and of Mamba2 skip, of
-    the delta rule perhaps factors.
+    the delta rule perhaps factors. Mamba, whose decay_log is a matrix, has one head.
     """
     query, key, value, step, *others = inputs
     heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    beta, width = others[0] if others else step, power_of_2(key_dim)
-    columns = min(power_of_2(value_dim), max(MATRIX // width, 1))
+    beta, width, is_selective = others[0] if others else step, power_of_2(key_dim), numbers[0].dim() == 2
+    columns = min(power_of_2(value_dim), max((SCANNED if is_selective else MATRIX) // width, 1))
     tensors, strides = _rows(states, metadata)
     given = query, key, value, step, beta
     runtime.launch(
@@ -82,7 +84,8 @@ def _recurrence(
         BLOCK=metadata.block_size,
         IS_DELTA=bool(others),
         HAS_FACTORS=bool(others) and len(numbers) > 2,
-        DECAYS_BY_KEY=step.shape[1] != heads,
+        DECAYS_BY_KEY=bool(others) and step.shape[1] != heads,
+        IS_SELECTIVE=is_selective,
         num_warps=1,
     )
     return out
@@ -98,6 +101,13 @@ def mamba2_scan(runtime: CudaRuntime, *arguments: Any) -> Tensor:
     """Return what `octavo.ops.recurrent.mamba2_scan` does."""
     *inputs, numbers, limits, states, metadata = arguments
     return _recurrence(runtime, tuple(inputs), numbers, limits, states, metadata)
+
+
+def selective_scan(runtime: CudaRuntime, *arguments: Any) -> Tensor:
+    """Return what `octavo.ops.recurrent.selective_scan` does."""
+    *inputs, step, numbers, states, metadata = arguments
+    given = (*(each.unsqueeze(1) for each in inputs), step)
+    return _recurrence(runtime, given, numbers, NO_LIMITS, states, metadata).squeeze(1)
 
 
 def gated_rms_norm(
@@ -125,4 +135,6 @@ def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tupl
     return tensors, (states.stride(0), tables.stride(0))
 
 
-IMPLEMENTATIONS = tuple(map(implementation, (short_convolution, gated_delta_rule, mamba2_scan, gated_rms_norm)))
+IMPLEMENTATIONS = tuple(
+    map(implementation, (short_convolution, gated_delta_rule, mamba2_scan, selective_scan, gated_rms_norm))
+)
