@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import READ_IMAGES
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, KeysAndValues, Latent, State
 from octavo.distributed.mesh import Mesh
@@ -24,6 +25,7 @@ from octavo.ops.registry import bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
 from tests.fakes.checkpoints import ENCODERS, FAMILIES, WITH_ENCODERS, family_config
+from tests.fakes.hearing import ALL_KINDS
 from tests.fakes.hearing import FAMILIES as HEARING
 from tests.fakes.vision import FAMILIES as VISION
 from tests.models.test_against_transformers import VARIANTS
@@ -109,16 +111,18 @@ def families() -> dict[str, dict[str, list[str]]]:
 def _with_images(rows: dict[str, dict[str, set[str]]]) -> dict[str, dict[str, set[str]]]:
     """Return what is to be added to the rows of families: those of models around a text model, which is a row."""
     added: dict[str, dict[str, set[str]]] = {}
-    models = [*VISION.values(), *HEARING.values()]
+    models = [*VISION.values(), *HEARING.values(), *ALL_KINDS.values()]
     for make, architecture in models:
         values = json.loads(make()[0].to_json_string(use_diff=False)) | {"architectures": [architecture]}
         checkpoint = Checkpoint(Path(__file__).parent, values)
         text = getattr(resolve_model(checkpoint, reads_images=False), "__name__", "")
         found = next(row for row in rows.values() if text in row["architectures"])
-        row = added.setdefault(str(checkpoint.stored.values["model_type"]), {key: set() for key in _KEYS})
+        name = str(checkpoint.stored.values["model_type"]).removesuffix("_thinker")
+        row = added.setdefault(name, {key: set() for key in _KEYS})
         assert _open(checkpoint) is not None, f"{architecture} cannot be opened"
         row["architectures"] |= {architecture} | _ALSO.get(architecture, set())
-        row["reads"] |= {"text", "sound" if architecture in READ_SOUND else "images"}
+        row["reads"] |= {"text"} | ({"sound"} if architecture in READ_SOUND else set())
+        row["reads"] |= {"images"} if architecture in READ_IMAGES else set()
         row["reads"] |= {"video"} if architecture in VIDEO_FAMILIES else set()
         for key in ("caches", "quantization", "parallel"):
             row[key] |= found[key]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
-from octavo.config.text_config import TEXT_CONFIG, flattened
+from octavo.config.text_config import TEXT_CONFIG, THINKER_CONFIG, flattened, of_thinker
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.gguf.reader import GGUFFile, is_first_file, is_gguf, is_mmproj
 
@@ -67,10 +67,13 @@ class Checkpoint(Section):
     ) -> None:
         """config: without the overrides."""
         where = str(path if path.is_file() else path / CONFIG)
-        written, config = config, overridden(config, overrides or {})
-        super().__init__(flattened(config, where), where, overrides=flat_overrides(written, overrides or {}))
+        written, prefix = of_thinker(config, where)
+        inner = (overrides or {}).get(THINKER_CONFIG)
+        given = {**(overrides or {}), **inner} if prefix and isinstance(inner, Mapping) else overrides or {}
+        config = overridden(written, given)
+        super().__init__(flattened(config, where), where, prefix, flat_overrides(written, given))
         self.path = path
-        self.stored = Section(config, where, overrides=overrides or {})
+        self.stored = Section(config, where, prefix, given)
         """All of `config.json` in its own layout, with the overrides."""
 
     @classmethod
@@ -145,7 +148,7 @@ class Checkpoint(Section):
 
     def _path(self, name: builtins.str) -> builtins.str:
         text = self.values.get(TEXT_CONFIG)
-        return f"{TEXT_CONFIG}.{name}" if text and text.get(name) is not None else name
+        return super()._path(f"{TEXT_CONFIG}.{name}" if text and text.get(name) is not None else name)
 
     def max_model_len(self, default: builtins.int = REQUIRED) -> builtins.int:
         """Return the longest context the model is made for, in tokens; required when no default is given.

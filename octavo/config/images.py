@@ -17,6 +17,7 @@ READ_IMAGES: Final = frozenset(
         *("Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext"),
         *("LlavaOnevision", "Mistral3", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
+        *("Qwen2_5Omni", "Qwen3OmniMoe"),
     )
 )
 """Architectures whose images are read, with transformers."""

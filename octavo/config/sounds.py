@@ -8,7 +8,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.section import Section
 
-READ_SOUND: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Qwen2Audio", "Qwen3ASR", "Voxtral"))
+READ_SOUND: Final = frozenset(
+    f"{name}ForConditionalGeneration" for name in ("Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe", "Voxtral")
+)
 """Architectures whose sounds are read, with transformers."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from octavo.config.section import Section
 
 TEXT_CONFIG: Final = "text_config"
+THINKER_CONFIG: Final = "thinker_config"
 
 OF_THE_WHOLE: Final = frozenset(
     {"architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "quantization_config", "torch_dtype"}
@@ -93,8 +94,24 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 """By `model_type`: keys that have another name in the configs of such models."""
 _TIED_AROUND: Final = ("cohere2_vision", "lfm2_vl", "qwen3_asr")
 """Those whose heads are their embeddings, unless the whole config says otherwise."""
+_LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
+"""Those whose whole config alone says whether the two are one: that of the text model has a default that is not so."""
 _STRETCHED: Final = frozenset({"cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
 """Those whose rotations are not plain by default, which every published config states."""
+
+
+def of_thinker(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:
+    """Return the config of what writes text in a model that speaks too, and what stands before its keys in the file.
+
+    Of another model the config is returned as it is. Raises CheckpointError where `thinker_config` is no object.
+    """
+    thinker = Section(config, where).section(THINKER_CONFIG)
+    if thinker is None:
+        return config, ""
+    around = {name: config[name] for name in OF_THE_WHOLE if config.get(name) is not None}
+    if around.get("architectures") == ["Qwen2_5OmniModel"]:  # as the released checkpoints have it
+        around["architectures"] = ["Qwen2_5OmniForConditionalGeneration"]
+    return {**thinker.values, **around}, f"{THINKER_CONFIG}."
 
 
 def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -113,6 +130,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     # where one of the two states it, head and embedding are one
     if config.get("tie_word_embeddings", around in _TIED_AROUND) is True:
         values["tie_word_embeddings"] = True
+    elif around in _LOOSE_AROUND:
+        values["tie_word_embeddings"] = False
     model_type = values.get("model_type")
     stated = any(values.get(name) is not None for name in ("rope_parameters", "rope_scaling", "rope_theta"))
     if not stated and isinstance(model_type, str) and model_type in _STRETCHED:

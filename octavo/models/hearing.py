@@ -55,3 +55,35 @@ class SoundReader(ImageReader):
         states = tower(features[None], attention_mask=mask).last_hidden_state
         found: Tensor = encoder.multi_modal_projector(states)[0, :num_vectors]
         return found
+
+
+class OmniReader(SoundReader):
+    """What a text model's class becomes one that reads images, videos and sounds with: the thinker of a model that
+    also speaks, whose other parts are left out."""
+
+    IGNORED = (*SoundReader.IGNORED, r"(?:talker|token2wav|code2wav)\..*")
+
+    @classmethod
+    def of_text(cls, architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
+        return super().of_text(architecture.replace("ForConditional", "ThinkerForConditional"), text_model)
+
+    def own_name(self, name: str) -> str:
+        return super().own_name(name.removeprefix("thinker."))
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden], or with DeepStack [vectors, levels · hidden], of which a sound fills the first.
+
+        arrays: of a sound input_features [bands, frames], one chunk or several whole ones, and num_frames [1], those
+        of it; else as the processor in transformers names them.
+        """
+        if kind != "audio":
+            return ImageReader.encode(self, kind, arrays)
+        features, num_frames = arrays["input_features"], arrays["num_frames"]
+        self.fill(features.device)
+        tower: Any = self.encoder.audio_tower
+        bands, length = features.shape
+        size = min(length, 2 * tower.n_window)
+        chunks = features.view(bands, -1, size).transpose(0, 1)  # [chunks, bands, frames]
+        lengths = (num_frames - size * torch.arange(len(chunks), device=features.device)).clamp(max=size)
+        found: Tensor = tower(None, feature_lens=num_frames, padded_feature=chunks, chunk_lengths=lengths).pooler_output
+        return torch.nn.functional.pad(found, (0, self.encoding_size - found.shape[-1]))

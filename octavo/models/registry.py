@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.images import READ_IMAGES, image_settings
 from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -35,6 +35,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
         ),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("Mistral3", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
+        *("Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
 )
@@ -48,8 +49,10 @@ _FAMILY_OF_TYPE: Final = {
     "hunyuan_v1_moe": "hunyuanmoev1",
     "new": "gte",
     "paddleocr_vl": "ernie4_5",
+    "qwen2_5_omni": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
+    "qwen3_omni_moe": "qwen3_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
@@ -126,10 +129,11 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
     if not reads_images or library_version() is None:
         return found
     made: ModelClass = found
-    if image_settings(checkpoint) is not None:
+    if sound_section(checkpoint) is not None:
+        name = "OmniReader" if checkpoint.architecture in READ_IMAGES else "SoundReader"
+        made = getattr(import_module("octavo.models.hearing"), name).of_text(checkpoint.architecture, found)
+    elif image_settings(checkpoint) is not None:
         made = import_module("octavo.models.vision").ImageReader.of_text(checkpoint.architecture, found)
-    elif sound_section(checkpoint) is not None:
-        made = import_module("octavo.models.hearing").SoundReader.of_text(checkpoint.architecture, found)
     return made
 
 

@@ -26,6 +26,7 @@ from octavo.multimodal.media_urls import MediaUrls
 if TYPE_CHECKING:
     from octavo.multimodal.image_prompts import ImagePrompts
     from octavo.multimodal.log_mel import LogMel
+    from octavo.multimodal.omni_prompts import OmniPrompts
     from octavo.multimodal.sound_prompts import SoundPrompts
 
 
@@ -56,23 +57,24 @@ class MediaReader:
         return LogMel.of(Path(self._model.path), Checkpoint.of(self._model).values)
 
     @cached_property
-    def _written(self) -> ImagePrompts | SoundPrompts | None:
+    def _written(self) -> ImagePrompts | SoundPrompts | OmniPrompts | None:
         """What writes images or sounds into prompts; None for a model that reads none. Raises CheckpointError."""
         from octavo.multimodal.image_prompts import ImagePrompts
+        from octavo.multimodal.omni_prompts import OmniPrompts
         from octavo.multimodal.sound_prompts import SoundPrompts
 
         limits, has_config = media_limits(self._model), (Path(self._model.path) / CONFIG).is_file()
         if not has_config and self._model.mmproj is None:
             return None
         checkpoint = Checkpoint.of(self._model)
-        if (section := sound_section(checkpoint)) is not None:
-            return SoundPrompts(checkpoint, section, limits, self._max_model_len) if limits["audio"] else None
+        sounds = images = None
+        if limits["audio"] and (section := sound_section(checkpoint)) is not None:
+            sounds = SoundPrompts(checkpoint, section, limits, self._max_model_len)
         is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
-        settings = image_settings(checkpoint) if is_written else None
-        if settings is None:
-            return None
-        changes = self._model.mm_processor_kwargs
-        return ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits, changes)
+        if is_written and (settings := image_settings(checkpoint)) is not None:
+            changes = self._model.mm_processor_kwargs
+            images = ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits, changes)
+        return OmniPrompts(images, sounds) if images and sounds else images or sounds
 
     @property
     def reads_images(self) -> bool:
@@ -82,9 +84,11 @@ class MediaReader:
     @property
     def sounds(self) -> SoundPrompts | None:
         """What writes sounds into prompts in the place of tokens; None for a model that reads none so."""
+        from octavo.multimodal.omni_prompts import OmniPrompts
         from octavo.multimodal.sound_prompts import SoundPrompts
 
-        return self._written if isinstance(self._written, SoundPrompts) else None
+        found = self._written.sounds if isinstance(self._written, OmniPrompts) else self._written
+        return found if isinstance(found, SoundPrompts) else None
 
     @property
     def image_marker(self) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
@@ -62,10 +63,13 @@ class SoundPrompts:
         """Import what reads sounds."""
         self._log_mel.features(np.zeros(0, np.float32))
 
-    def expand(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> tuple[list[int], tuple[MediaInput, ...]]:
-        """Return a prompt's tokens with each marker written out, and what the markers stand for.
+    def expand(
+        self, token_ids: Sequence[int], given: Mapping[str, Any], others: Sequence[MediaInput] = ()
+    ) -> tuple[list[int], tuple[MediaInput, ...]]:
+        """Return a prompt's tokens with each marker written out, and what the markers stand for, in order.
 
-        given: by kind, a sound or a list of them. Raises InvalidRequest.
+        given: by kind, a sound or a list of them. others: what tokens of the prompt stand for already. Raises
+        InvalidRequest.
         """
         brought = given.get("audio", [])
         if not isinstance(brought, list) or (brought and isinstance(brought[0], int | float)):
@@ -73,14 +77,19 @@ class SoundPrompts:
         waiting = matched("sound", self._token, token_ids, brought, self._limit)
         written: list[int] = []
         media: list[MediaInput] = []
+        places: list[int] = []
         for token_id in token_ids:
+            places.append(len(written))
             if token_id == self._token:
                 made = self._sound(next(waiting), len(written))
                 media += made
                 written += [token_id] * sum(each.num_embeddings for each in made)
             else:
                 written.append(token_id)
-        return written, tuple(media)
+        for each in others:
+            spans = tuple((places[offset], length) for offset, length in each.spans)
+            media.append(msgspec.structs.replace(each, spans=spans))
+        return written, tuple(sorted(media, key=lambda each: each.spans))
 
     def _sound(self, value: Any, offset: int) -> list[MediaInput]:
         """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""
@@ -95,15 +104,28 @@ class SoundPrompts:
 
 def _one_window(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
     """Return a window, of whose vectors those of the silence behind the sound are left out."""
+    _check_is_heard(settings, samples)
     num_frames = -(-len(samples) // settings.hop_length)
-    num_vectors = ((num_frames - 1) // 2 - 1) // 2 + 1
-    if num_vectors < 1:
+    num_vectors = _num_paired(num_frames)
+    window = settings.window(settings.features(samples))
+    arrays = {**window.arrays, "num_frames": _number(num_frames)}
+    return [msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=num_vectors)]
+
+
+def _check_is_heard(settings: LogMel, samples: Samples) -> None:
+    """Raise InvalidRequest for a sound of which an encoder makes nothing."""
+    if _num_paired(-(-len(samples) // settings.hop_length)) < 1:
         seconds = len(samples) / settings.sampling_rate
         raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.03 s", field=FIELD)
-    window = settings.window(settings.features(samples))
-    heard = TypedArray("int64", (1,), np.array([num_frames], np.int64).tobytes())
-    arrays = {**window.arrays, "num_frames": heard}
-    return [msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=num_vectors)]
+
+
+def _num_paired(num_frames: int) -> int:
+    """Return the vectors that a convolution with a stride of two and the mean of each two states make of frames."""
+    return ((num_frames - 1) // 2 - 1) // 2 + 1
+
+
+def _number(value: int) -> TypedArray:
+    return TypedArray("int64", (1,), np.array([value], np.int64).tobytes())
 
 
 def _windows(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
@@ -142,9 +164,51 @@ def _chunked_window(section: Section) -> tuple[int, int]:
     num_frames, least = section.positive("n_window_infer", 800), _num_convolved(_CHUNK)
     if num_frames % _CHUNK or num_frames > _MOST_FRAMES:
         raise section.error("n_window_infer", f"a multiple of 2 x n_window, {_CHUNK}, of at most {_MOST_FRAMES:,}")
-    if section.positive("max_position_embeddings", least) < least:
-        raise section.error("max_position_embeddings", f"at least the {least} of a chunk")
+    for name in ("max_position_embeddings", "max_source_positions"):
+        if section.positive(name, least) < least:
+            raise section.error(name, f"at least the {least} of a chunk")
     return num_frames, _num_convolved(num_frames)
+
+
+def _paired_chunks(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return windows of chunks that do not see each other. Silence of minutes follows a sound there, so that its last
+    frames reach into it."""
+    _check_is_heard(settings, samples)
+    num_frames = -(-len(samples) // settings.hop_length)
+    features = settings.features(np.pad(samples, (0, settings.n_fft)), 0)[:, :num_frames]
+    return _cut(settings, features, 2 * section.positive("n_window", 100), _num_paired)
+
+
+def _paired_chunks_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors of about half a minute. Raises CheckpointError."""
+    half = section.positive("n_window", 100)
+    if half % 2 or half > section.positive("max_source_positions", 1500):
+        raise section.error("n_window", "an even number of at most max_source_positions")
+    num_frames = 2 * half * max(1, 3000 // (2 * half))
+    return num_frames, _num_paired(num_frames)
+
+
+def _omni_chunks(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return windows of chunks as `_chunked`, of which a sound of one chunk alone is not filled up."""
+    _check_is_heard(settings, samples)
+    return _cut(settings, settings.features(samples, 0), _CHUNK, _num_convolved)
+
+
+def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Callable[[int], int]) -> list[MediaInput]:
+    """Return windows of features, filled up to whole chunks where there are several."""
+    made, num_frames = [], features.shape[1]
+    if num_frames > chunk:
+        features = np.pad(features, ((0, 0), (0, -num_frames % chunk)))
+    for start in range(0, num_frames, settings.num_frames):
+        part = np.ascontiguousarray(features[:, start : start + settings.num_frames], np.float32)
+        heard = min(settings.num_frames, num_frames - start)
+        arrays = {
+            "input_features": TypedArray("float32", part.shape, part.tobytes()),
+            "num_frames": _number(heard),
+        }
+        if num_vectors := count(heard):
+            made.append(MediaInput("audio", digest_of(arrays), (), num_vectors, arrays))
+    return made
 
 
 def _num_convolved(num_frames: int) -> int:
@@ -158,7 +222,9 @@ _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
 _FAMILIES: Final = {
     "Qwen2AudioForConditionalGeneration": _Family(_one_window),
+    "Qwen2_5OmniForConditionalGeneration": _Family(_paired_chunks, _paired_chunks_window),
     "Qwen3ASRForConditionalGeneration": _Family(_chunked, _chunked_window),
+    "Qwen3OmniMoeForConditionalGeneration": _Family(_omni_chunks, _chunked_window),
     "VoxtralForConditionalGeneration": _Family(_windows, _joined_window),
 }
 """By architecture."""

@@ -102,14 +102,20 @@ def _qwen2(
 ) -> WrittenVideo:
     """All vectors in one span; their positions in time are seconds times a number of the config."""
     sizes, frame = _Sizes.of(context), video.frames[0]
-    height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), _limits(settings, 128 * 784, 768 * 784))
+    limits = _limits(settings, 128 * sizes.step**2, 768 * sizes.step**2)
+    height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), limits)
     arrays = _qwen_arrays(sizes, images, video, height, width)
     count, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
     grid = rows // sizes.merge, columns // sizes.merge
-    vision, interval = context.config.section("vision_config") or context.config, 1.0
-    if context.config.values.get("model_type") == "qwen2_5_vl":
+    vision, interval, per_second = context.config.section("vision_config") or context.config, 1.0, 1
+    model_type = context.config.values.get("model_type")
+    if model_type == "qwen2_5_vl":
         interval = vision.positive("tokens_per_second", 4) * sizes.together / video.sampled_fps
-    times = tuple(int(np.float32(each) * np.float32(interval)) for each in range(count))
+    elif model_type in _FRAMES_PER_SECOND:
+        per_second = context.config.positive("position_id_per_seconds", 25)
+        interval = sizes.together / (video.sampled_fps if video.is_timed else _FRAMES_PER_SECOND[model_type])
+    # parts of a position, which transformers' Qwen3-Omni computes with, are left out, as vLLM does
+    times = tuple(int(np.float32(each) * np.float32(interval) * np.float32(per_second)) for each in range(count))
     return WrittenVideo([token] * (count * grid[0] * grid[1]), arrays, grid, times)
 
 
@@ -149,6 +155,8 @@ def _timed(
     return arrays, (rows // sizes.merge, columns // sizes.merge)
 
 
+_FRAMES_PER_SECOND: Final = {"qwen2_5_omni_thinker": 2.0, "qwen3_omni_moe_thinker": 1.0}
+"""By `model_type`: of videos that come without them, as processors in transformers have it."""
 _VIDEO: Final = ("video_token_id", "video_token_index")
 _GLM: Final = VideoFamily(_VIDEO, ("image_token_id",), _glm)
 _QWEN2: Final = VideoFamily(_VIDEO, _VIDEO, _qwen2)
@@ -160,7 +168,9 @@ VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
     "Glm4vMoeForConditionalGeneration": _GLM,
     "GlmOcrForConditionalGeneration": _GLM,
     "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5OmniForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3OmniMoeForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": _QWEN3,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3,
     "Qwen3_5ForConditionalGeneration": _QWEN3,

@@ -20,11 +20,12 @@ _KEYS: Final = frozenset({"fps", "frames_indices", "total_num_frames", "duration
 
 class Video(NamedTuple):
     """Frames, RGB images of Pillow of one size; `fps` frames of the original are taken per second, and `indices` are
-    the places of the frames among those."""
+    the places of the frames among those. is_timed: the caller gives `fps`."""
 
     frames: list[Any]
     fps: float
     indices: list[int]
+    is_timed: bool = True
 
     def times(self, together: int) -> list[tuple[float, float]]:
         """Return the seconds of the first and of the last of each so many frames; the last frame is repeated."""
@@ -64,7 +65,7 @@ def decoded_video(given: Any) -> Video:
     is_rising = all(first < second for first, second in pairwise(indices))
     if len(indices) != count or indices[0] < 0 or not is_rising:
         raise _refused(f"has {count} frames and frames_indices that are not {count} rising numbers from 0 on")
-    return Video(frames, float(fps), indices)
+    return Video(frames, float(fps), indices, "fps" in metadata)
 
 
 def _parts(given: Any) -> tuple[Any, Mapping[str, Any]]:

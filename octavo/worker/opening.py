@@ -11,6 +11,7 @@ import torch
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.sounds import sound_section
 from octavo.devices.reference.attention import ReferenceBackend
@@ -65,8 +66,8 @@ def open_model(config: EngineConfig, mesh: Mesh, *, keeps_float8: bool = False) 
     model, bits = config.model, config.model.activation_bits
     checkpoint = Checkpoint.of(model)
     method = method_named(model.quantization, bits, requantizes=model.allow_requantize)
-    kind = "image" if sound_section(checkpoint) is None else "audio"
-    has_encoder = media_limits(model)[kind] > 0
+    read = {"image": image_settings(checkpoint), "audio": sound_section(checkpoint)}
+    has_encoder = any(media_limits(model)[kind] > 0 for kind, found in read.items() if found is not None)
     kept_as = KeptAs(bits, keeps_float8)
     return LoadedModel.open(checkpoint, mesh, DTYPES[model.dtype], method, kept_as, model.pooling, has_encoder)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from tests.fakes.tekken import SPECIAL, VOCABULARY, write_tekken
-from tests.fakes.vision import IMAGE, TEXT, write_random
+from tests.fakes.vision import IMAGE, SPECIALS, START, TEXT, VIDEO, write_random
 
 AUDIO = IMAGE
 """The token that stands for a sound."""
@@ -39,6 +40,59 @@ def _qwen3_asr() -> tuple[Any, Any]:
     return config, tf.Qwen3ASRFeatureExtractor(feature_size=16)
 
 
+OMNI = {name: SPECIALS.index(word) for name, word in (("audio", "<img>"), ("begin", "</img>"), ("end", "<global-img>"))}
+"""Tokens of sounds beside images."""
+
+
+def _omni(
+    name: str, text: dict[str, Any], vision: dict[str, Any], audio: dict[str, Any], patch: int
+) -> tuple[Any, Any]:
+    import transformers as tf
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    tower = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "output_dim": 32}
+    ids = {"audio_start_token_id": OMNI["begin"], "vision_start_token_id": START, "position_id_per_seconds": 5}
+    ids |= {f"{kind}_token_id": token for kind, token in (("audio", OMNI["audio"]), ("image", IMAGE), ("video", VIDEO))}
+    seen = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32, **vision}
+    thinker = getattr(tf, f"{name}ThinkerConfig")(
+        text_config={**TEXT, **text, "rope_parameters": rope},
+        vision_config={**seen, "patch_size": patch},
+        audio_config={**tower, **audio, "num_mel_bins": 16},
+        **ids,
+    )
+    config = getattr(tf, f"{name}Config")(thinker_config=thinker.to_dict(), enable_audio_output=False)
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 64}
+    return config, Processors(tf.Qwen2VLImageProcessorPil(size=size, patch_size=patch, merge_size=2))
+
+
+class Processors:
+    """Settings of images and sounds in one file."""
+
+    def __init__(self, images: Any) -> None:
+        self._images = images
+
+    def save_pretrained(self, path: Path) -> None:
+        values = {"image_processor": self._images.to_dict(), "feature_extractor": extractor().to_dict()}
+        (path / "processor_config.json").write_text(json.dumps(values, default=str))
+
+
+def _qwen2_5_omni() -> tuple[Any, Any]:
+    vision = {"window_size": 56, "fullatt_block_indexes": [1]}
+    return _omni("Qwen2_5Omni", {}, vision, {"n_window": 20, "max_source_positions": 100}, 14)
+
+
+def _qwen3_omni_moe() -> tuple[Any, Any]:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_hidden_layers": 3}
+    vision = {"depth": 3, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64}
+    audio = {"downsample_hidden_size": 8, "n_window_infer": 100, "max_source_positions": 100}
+    return _omni("Qwen3OmniMoe", experts, vision, audio, 16)
+
+
+ALL_KINDS = {
+    "qwen2_5_omni": (_qwen2_5_omni, "Qwen2_5OmniForConditionalGeneration"),
+    "qwen3_omni_moe": (_qwen3_omni_moe, "Qwen3OmniMoeForConditionalGeneration"),
+}
+"""Families that read images and videos, too."""
 FAMILIES = {
     "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
@@ -49,7 +103,7 @@ FAMILIES = {
 
 def make_hearing_checkpoint(family: str, path: Path) -> Path:
     """Write a random model to `path` and return it."""
-    make, architecture = FAMILIES[family]
+    make, architecture = (FAMILIES | ALL_KINDS)[family]
     return write_random(path, *make(), architecture)
 
 
