@@ -26,7 +26,7 @@ from octavo.core.pooling import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    scored_vectors,
+    scored_pair,
 )
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
@@ -170,20 +170,23 @@ class LLM:
         *,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
         **options: Unpack[BatchKeywords],
     ) -> list[PoolingRequestOutput]:
         """Return the vector or the scores of each prompt as `outputs.data`, float32 [size]; [tokens, size] for the
         tasks "token_embed" and "token_classify".
 
         pooling_params: for all prompts, or a list with one for each; pooling_task and truncate_prompt_tokens take the
-        place of their fields. Other arguments and refused prompts are as in `generate`; `outputs` of those is None.
-        Raises InvalidRequest for a model that does not do the task.
+        place of their fields. prompt_name: as of `embed`; "query" or "document" of a late-interaction model. Other
+        arguments and refused prompts are as in `generate`; `outputs` of those is None. Raises InvalidRequest for a
+        model that does not do the task.
         """
-        given = _listed(prompts)
-        makers = [partial(Prompt.read, prompt) for prompt in given]
+        given, vectors = _listed(prompts), self.engine.input.vectors
+        read = Prompt.read if prompt_name is None else lambda each: vectors.prompted(Prompt.read(each), prompt_name)
+        makers = [partial(read, prompt) for prompt in given]
         changes = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
         task, outputs = self._pool(makers, pooling_params, changes, options_of_each(len(given), options), use_tqdm)
-        config = self.engine.input.vectors.checked(None)
+        config = vectors.checked(None)
         return [PoolingRequestOutput.of(each, PoolingOutput(array_of(config, each, task))) for each in outputs]
 
     def embed(
@@ -214,13 +217,16 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Return how well pairs of texts match, `outputs.score`: one text with each of many, or each with its own.
 
-        A model for pairs gives its score, another model the cosine of two vectors. Arguments are those of `encode`.
+        A model for pairs gives its score, a late-interaction model MaxSim, and another the cosine of two vectors.
+        Arguments are those of `encode`.
         """
         pairs = matched(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
-        if self.engine.input.vectors.checked(None).task == "embed":
-            each_once = list(dict.fromkeys(text for pair in pairs for text in pair))
-            found = dict(zip(each_once, self.embed(each_once, *arguments, **keywords), strict=True))
-            return [scored_vectors(found[one], found[other]) for one, other in pairs]
+        vectors = self.engine.input.vectors
+        if vectors.checked(None).task != "classify":
+            each_once = list(dict.fromkeys(side for pair in pairs for side in enumerate(pair)))
+            written = [vectors.writers()[side](text) for side, text in each_once]
+            found = dict(zip(each_once, self.encode(written, *arguments, **keywords), strict=True))
+            return [scored_pair(found[0, query], found[1, document], vectors.match) for query, document in pairs]
         prompts = [self.engine.input.pair_prompt(query, document) for query, document in pairs]
         outputs = self.encode(prompts, *arguments, pooling_task="score", **keywords)
         return [ScoringRequestOutput.of(each, _of(each, lambda values: ScoringOutput(values[0]))) for each in outputs]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo.llm import LLM
-from tests.fakes.vector_models import save, write_modules
+from tests.fakes.vector_models import save, write_late_interaction, write_modules
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(100)), "w9 w8 w7 w6 w5 w4 w3 w2"]
@@ -61,6 +61,22 @@ def test_cross_encoders(tmp_path: Path, family: str, num_labels: int) -> None:
             prompts = [llm.engine.input.pair_prompt(*pair) for pair in PAIRS]
             found = [each.outputs.probs for each in llm.classify(prompts)]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want).view(len(TEXTS), -1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_late_interaction(tmp_path: Path, is_seen: bool) -> None:
+    from sentence_transformers import MultiVectorEncoder
+
+    save(tmp_path, "ModernBertModel", local_attention=64)
+    keys = {"document_length": 60, "skiplist_words": ["w7", "w8"], "attend_to_expansion_tokens": is_seen}
+    write_late_interaction(tmp_path, torch.randn(16, 64), **keys)
+    theirs, queries = MultiVectorEncoder(str(tmp_path), device="cpu"), ["w1 w2", TEXTS[2]]
+    theirs.save(str(tmp_path / "own"))  # in the layout of sentence-transformers
+    want = theirs.similarity(theirs.encode_query(queries), theirs.encode_document(TEXTS))
+    for path in (tmp_path, tmp_path / "own"):
+        with LLM(str(path)) as llm:
+            found = [[each.outputs.score for each in llm.score(query, TEXTS)] for query in queries]
+        torch.testing.assert_close(torch.tensor(found), want.cpu(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_real_minilm() -> None:

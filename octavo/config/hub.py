@@ -27,7 +27,7 @@ from octavo.gguf.reader import is_gguf, is_mmproj
 
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
-_TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "artifact.metadata"]
 # of a folder that modules.json of sentence-transformers names
 _MODULE_FILES: Final = ("config.json", "model.safetensors", "pytorch_model.bin")
 # in the order of preference; a repository often holds the same weights in both

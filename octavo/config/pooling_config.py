@@ -23,6 +23,25 @@ class DenseModule(msgspec.Struct, frozen=True):
     bias: bool = True
 
 
+class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):
+    """How queries and documents are written whose vectors, one of each token, are compared one by one.
+
+    query_prefix, document_prefix: a token in the second place, or text. query_length, document_length: most tokens of
+    either, None for as many as the model takes. expanded_length: tokens to which a query is filled up with the token
+    `expansion`, by default the one for masks. is_expansion_seen: whether tokens see those. skipped: words whose vectors
+    do not count in documents.
+    """
+
+    query_prefix: str = ""
+    document_prefix: str = ""
+    query_length: int | None = None
+    document_length: int | None = None
+    expanded_length: int = 0
+    expansion: str | None = None
+    is_expansion_seen: bool = False
+    skipped: tuple[str, ...] = ()
+
+
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How vectors or scores are made of the hidden states of a prompt.
 
@@ -32,7 +51,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
-    vector.
+    vector. late: of a late-interaction model, whose task is "token_embed".
     """
 
     task: str = EMBED
@@ -49,6 +68,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_prompt: str = ""
     max_tokens: int | None = None
     size: int = 0
+    late: LateInteraction | None = None
 
     @property
     def needs_whole_prompts(self) -> bool:

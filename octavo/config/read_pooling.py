@@ -8,10 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.late_interaction import ARCHITECTURES, colbert_files
 from octavo.config.pooling_args import PoolingArgs
 from octavo.config.pooling_config import ENCODERS, PoolingConfig
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
-from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import ConfigError
 
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -52,6 +53,9 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
         # the first rows of the table of positions stand for padding
         longest = checkpoint.max_model_len() - checkpoint.int("pad_token_id", 1) - 1
         found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
+    if found.late is None and str((checkpoint.values.get("architectures") or [""])[0]) in ARCHITECTURES:
+        late, dense = colbert_files(checkpoint)
+        found = msgspec.structs.replace(found, task=TOKEN_EMBED, late=late, dense=(dense,))
     if head is not None:
         found = msgspec.structs.replace(found, **_HEADS[head])
         if checkpoint.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
@@ -62,7 +66,7 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
         token_ids = found.token_ids or _yes_and_no(checkpoint)
         return _classifier(checkpoint, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
     size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
-    return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size)
+    return msgspec.structs.replace(found, task=found.task if found.late else EMBED, token_ids=(), size=size)
 
 
 def _head(checkpoint: Checkpoint) -> str | None:

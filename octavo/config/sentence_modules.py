@@ -14,8 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from octavo.config.checkpoint import read_json_object
+from octavo.config.late_interaction import module_files
 from octavo.config.pooling_config import MODES, DenseModule, PoolingConfig
 from octavo.config.section import Section, shown
+from octavo.core.pooling import TOKEN_EMBED
 from octavo.errors import CheckpointError, UnsupportedModel
 
 _OLD_MODES: Final[Mapping[str, str]] = {
@@ -27,6 +29,7 @@ _OLD_MODES: Final[Mapping[str, str]] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """The flags of older files, in the order in which the parts of a vector stand where several are set."""
+_ORDER: Final = ("Transformer", "Pooling", "LogitScore", "Dense", "MultiVectorMask", "Normalize")
 _ACTIVATIONS: Final = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
 """torch's classes of activations, and functions of `torch.nn.functional` and `torch`."""
 
@@ -54,7 +57,7 @@ def listed_modules(folder: Path) -> list[tuple[str, Path]] | None:
 def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingConfig) -> PoolingConfig:
     """Return the config with what the modules of sentence-transformers say. Raises UnsupportedModel for others."""
     dense: list[DenseModule] = []
-    normalize = False
+    normalize, mask = False, None
     changes: dict[str, Any] = {}
     for kind, path in modules:
         if kind == "Transformer":
@@ -65,22 +68,28 @@ def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingCo
             dense.append(_read_dense(folder, path))
         elif kind == "Normalize":
             normalize = True
+        elif kind == "MultiVectorMask":
+            mask = path
         elif kind == "LogitScore":
             score = _section(path / "config.json")
             other = score.optional_int("false_token_id")
             changes["token_ids"] = (score.int("true_token_id"), *(() if other is None else (other,)))
         else:
             raise UnsupportedModel(
-                f"{folder / 'modules.json'}: type is {shown(kind)}, expected Transformer, Pooling, Dense, Normalize or "
-                "LogitScore; this module is not implemented"
+                f"{folder / 'modules.json'}: type is {shown(kind)}, expected Transformer, Pooling, Dense, Normalize, "
+                "MultiVectorMask or LogitScore; this module is not implemented"
             )
     kinds = [kind for kind, _ in modules]
-    if sorted(kinds, key=("Transformer", "Pooling", "LogitScore", "Dense", "Normalize").index) != kinds:
+    if sorted(kinds, key=_ORDER.index) != kinds:
         raise UnsupportedModel(
             f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}, expected Transformer, Pooling, Dense and "
-            "Normalize in this order"
+            "Normalize, or Transformer, Dense, MultiVectorMask and Normalize, in this order"
         )
     prompts, default = _prompts(folder / "config_sentence_transformers.json")
+    if mask is not None or ("Dense" in kinds and "Pooling" not in kinds):
+        late = module_files(folder, modules[0][1], mask, prompts)
+        changes |= {"task": TOKEN_EMBED, "late": late}
+        normalize |= mask is None  # PyLate does so without a module
     return msgspec.structs.replace(
         found, normalize=normalize, dense=tuple(dense), prompts=prompts, default_prompt=default, **changes
     )
@@ -113,6 +122,7 @@ def _read_modes(c: Section) -> tuple[str, ...]:
 
 def _read_dense(folder: Path, path: Path) -> DenseModule:
     c = _section(path / "config.json")
+    c.expect("use_residual", False)
     return DenseModule(
         str(path.relative_to(folder)),
         c.positive("in_features"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 import msgspec
@@ -59,10 +59,12 @@ class PooledPrompt(msgspec.Struct, frozen=True):
     """What the core needs to know of a request for a vector. `params.task` is set.
 
     second_start: the first token of the second text of a pair, where the model distinguishes the two; 0 for none.
+    num_unseen: the last tokens, which no token sees.
     """
 
     params: PoolingParams
     second_start: int = 0
+    num_unseen: int = 0
 
     @property
     def needs_all_tokens(self) -> bool:
@@ -147,12 +149,14 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
 
 
-def scored_vectors(one: EmbeddingRequestOutput, other: EmbeddingRequestOutput) -> ScoringRequestOutput:
-    """Return the output of a pair of vectors, with the cosine of both."""
+def scored_pair(
+    one: PoolingRequestOutput, other: PoolingRequestOutput, score: Callable[[Any, Any, list[int]], float]
+) -> ScoringRequestOutput:
+    """Return the output of a pair of texts by those of each. score: compares the `data`, and the tokens of `other`."""
     failed = one.error or other.error
     return ScoringRequestOutput(
         request_id=f"{one.request_id}_{other.request_id}",
-        outputs=None if failed else ScoringOutput(cosine(one.outputs.embedding, other.outputs.embedding)),
+        outputs=None if failed else ScoringOutput(score(one.outputs.data, other.outputs.data, other.prompt_token_ids)),
         prompt_token_ids=one.prompt_token_ids + other.prompt_token_ids,
         num_cached_tokens=one.num_cached_tokens + other.num_cached_tokens,
         error=failed,

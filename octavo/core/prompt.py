@@ -21,9 +21,10 @@ class Prompt(msgspec.Struct, frozen=True):
     sender; only prompts with the same one share cached prefixes, whatever their salts. `cuts`: positions in the text
     that no token spans, because the spelling of a special token is meant as text there. `prediction`: the text that
     probably follows, or its tokens: guesses for an engine that speculates. `second`: the second text of a pair, for a
-    model that scores pairs; `second_start`: where it begins in the token ids, 0 for nowhere. `multi_modal_data`: what
-    it brings besides text, by kind, as a caller in this process gives it; `media`: the same as encoders read it, or the
-    vectors that are given in place of tokens.
+    model that scores pairs; `second_start`: where it begins in the token ids, 0 for nowhere. `num_unseen`: the last
+    token ids that no token sees, for a model that makes a vector of each (masks behind a query). `multi_modal_data`:
+    what it brings besides text, by kind, as a caller in this process gives it; `media`: the same as encoders read it,
+    or the vectors that are given in place of tokens.
     """
 
     text: str | None = None
@@ -35,6 +36,7 @@ class Prompt(msgspec.Struct, frozen=True):
     prediction: str | list[int] | None = None
     second: str | None = None
     second_start: int = 0
+    num_unseen: int = 0
     multi_modal_data: dict[str, Any] | None = None
     media: tuple[MediaInput, ...] = ()
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from octavo.config.pooling_config import PoolingConfig
 from octavo.core.messages import CoreReady
-from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, PooledPrompt, PoolingParams
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, PooledPrompt, PoolingParams, cosine
 from octavo.core.prompt import Prompt, checked_text
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.late_interaction import LatePrompts
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ContextTooLong, InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Writer = Callable[[str], Prompt]
 
 FOR_VECTORS: Final = SamplingParams(max_tokens=1, seed=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)
 """The sampling parameters of requests that draw nothing."""
@@ -51,7 +59,15 @@ class VectorInput:
         """Return the token ids of a prompt, and what the core needs to know. Raises InvalidRequest."""
         params = self._resolved(params)
         token_ids, second_start = self.read_ids(prompt, params.truncate_prompt_tokens)
-        return token_ids, PooledPrompt(params, second_start)
+        num_cut = len(prompt.token_ids or ()) - len(token_ids) if prompt.num_unseen else 0
+        return token_ids, PooledPrompt(params, second_start, max(0, prompt.num_unseen - num_cut))
+
+    @cached_property
+    def late(self) -> LatePrompts | None:
+        """What writes and scores queries and documents of a late-interaction model; None for any other."""
+        if self.config is None or self.config.late is None:
+            return None
+        return LatePrompts(self.config.late, self._tokenizer, self._ready.max_model_len)
 
     def checked(self, task: str | None) -> PoolingConfig:
         """Return the config of a model that is made for a task; None is any. Raises InvalidRequest."""
@@ -83,6 +99,8 @@ class VectorInput:
     def prompted(self, prompt: Prompt, name: str | None = None) -> Prompt:
         """Return a text behind the checkpoint's prompt of this name, or its default one. Raises InvalidRequest."""
         config = self.checked(None)
+        if self.late is not None and prompt.text is not None and name in ("query", "document"):
+            return self.late.query(prompt.text) if name == "query" else self.late.document(prompt.text)
         if name is not None and name not in config.prompts:
             known = ", ".join(config.prompts) or "none"
             raise InvalidRequest(
@@ -92,6 +110,20 @@ class VectorInput:
         return (
             prompt if prompt.text is None or not before else msgspec.structs.replace(prompt, text=before + prompt.text)
         )
+
+    def writers(self) -> tuple[Writer, Writer]:
+        """Return what writes the prompts of queries and documents whose vectors are compared. Raises InvalidRequest."""
+        self.checked(TOKEN_EMBED if self.late is not None else EMBED)
+        if self.late is not None:
+            return self.late.query, self.late.document
+        return (lambda text: self.prompted(Prompt(text=text)),) * 2
+
+    def match(self, query: NDArray[np.float32], document: NDArray[np.float32], document_ids: Sequence[int]) -> float:
+        """Return how well two texts match: the cosine of their vectors, [size], or MaxSim of those of their tokens,
+        [tokens, size]."""
+        if self.late is None:
+            return cosine(query.tolist(), document.tolist())
+        return self.late.score(query, document, document_ids)
 
     def _resolved(self, params: PoolingParams) -> PoolingParams:
         """Return the parameters with the task. Raises InvalidRequest for one that the model is not made for."""

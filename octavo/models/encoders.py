@@ -84,7 +84,7 @@ class Encoder(GatedDecoder):
 
     NAMES: ClassVar[Mapping[str, str]] = {}
     # heads for other tasks, and positions that older files carry along
-    IGNORED = (r"embeddings\.position_ids", r"(cls|lm_head|score|decoder)\..*")
+    IGNORED = (r"embeddings\.position_ids", r"(cls|lm_head|score|decoder|linear)\..*")
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         def attention(index: int) -> nn.Module:

@@ -18,7 +18,7 @@ from octavo.worker.cross_rows import CrossRows
 from octavo.worker.packed_arrays import sent
 from octavo.worker.rope_positions import rope_positions
 from octavo.worker.sequence_state import Sequences, SequenceState, second_start
-from octavo.worker.span_rows import span_rows
+from octavo.worker.span_rows import rows_without_unseen, span_rows
 
 
 class BatchRow(NamedTuple):
@@ -160,36 +160,41 @@ class InputBatchBuilder:
             tables.gather(lines, out=arrays.block_tables)
             # what a copy read of the first row, that row may write in the same launch
             arrays.slots[num_tokens - num_copies :] = arrays.block_tables[len(rows) - num_copies :] = 0
-        packed, attention = None, []
+        packed = None
         if self._device.type != "cpu":
             packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)
-        for _, group in groups:
-            attention.append(
-                AttentionMetadata(
-                    query_starts=tensors.query_starts,
-                    sequence_lengths=tensors.sequence_lengths,
-                    block_tables=group.block_tables,
-                    slot_mapping=group.slots,
-                    block_size=self.block_size,
-                    query_lengths=query_lengths,
-                    lengths=lengths,
-                )
+        attention = [
+            AttentionMetadata(
+                query_starts=tensors.query_starts,
+                sequence_lengths=tensors.sequence_lengths,
+                block_tables=group.block_tables,
+                slot_mapping=group.slots,
+                block_size=self.block_size,
+                query_lengths=query_lengths,
+                lengths=lengths,
             )
-        outputs: list[EncoderOutput] = []
+            for _, group in groups
+        ]
         if self._cross is not None:
             attention.append(self._cross.read(line_of_token))
-            outputs = [EncoderOutput(states, self._cross.written(state.line)) for state, states in encoded]
-        adapter_of_token = self._adapters(rows, query_lengths) if self._sequences.num_adapted else None
+        if has_unseen := self._sequences.num_with_unseen > 0:
+            attention = rows_without_unseen(rows, attention)
         return ModelInput(
             *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
             rope_positions=rope,
             embeddings=embeddings,
             spans=span_rows(rows, attention[: len(self._tables)]) if self._sequences.num_with_spans else None,
-            adapter_of_token=adapter_of_token,
+            adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
-            encoded=outputs,
-            packed=packed if self._cross is None else None,
+            encoded=self._encoder_outputs(encoded),
+            packed=None if has_unseen or self._cross is not None else packed,
         )
+
+    def _encoder_outputs(self, encoded: Sequence[tuple[SequenceState, Tensor]]) -> list[EncoderOutput]:
+        """Return what encoders made for sequences, with its places in the cache that layers read it from."""
+        if self._cross is None:
+            return []
+        return [EncoderOutput(states, self._cross.written(state.line)) for state, states in encoded]
 
     def _sent(
         self,

@@ -76,6 +76,8 @@ class Sequences:
         """Sequences with tokens that attend to each other."""
         self.num_pairs = 0
         """Sequences that are pairs of texts whose tokens have types."""
+        self.num_with_unseen = 0
+        """Sequences that end with tokens that no token sees."""
         self._states: dict[int, SequenceState] = {}
         self._num_lines = 0
         self._free_lines: list[int] = []
@@ -131,6 +133,7 @@ class Sequences:
         self.num_with_grids += bool(new.grids)
         self.num_with_spans += bool(new.whole_spans)
         self.num_pairs += second_start(new) != 0
+        self.num_with_unseen += num_unseen(new) != 0
 
     def drop(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
@@ -140,6 +143,7 @@ class Sequences:
             self.num_with_grids -= bool(state.grids)
             self.num_with_spans -= bool(state.whole_spans)
             self.num_pairs -= second_start(state) != 0
+            self.num_with_unseen -= num_unseen(state) != 0
             for table in self.tables:
                 table.write(state.line, 0, ())
             self._free_lines.append(state.line)
@@ -154,3 +158,8 @@ class Sequences:
 def second_start(sequence: NewSequence | SequenceState) -> int:
     """Return where the second text of a pair begins, whose tokens have another type; 0 for no such pair."""
     return 0 if sequence.pooled is None else sequence.pooled.second_start
+
+
+def num_unseen(sequence: NewSequence | SequenceState) -> int:
+    """Return how many tokens at the end of a prompt no token sees."""
+    return 0 if sequence.pooled is None else sequence.pooled.num_unseen

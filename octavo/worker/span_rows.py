@@ -1,4 +1,4 @@
-"""Tokens of a step that attend to each other, as rows of their own."""
+"""Tokens of a step that see other tokens than those before them, as rows of attention of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.attention.metadata import AttentionMetadata, SpanRows
 from octavo.worker.packed_arrays import sent
+from octavo.worker.sequence_state import num_unseen
 
 if TYPE_CHECKING:
     from octavo.worker.input_batch import BatchRow
@@ -54,3 +55,33 @@ def span_rows(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) 
             for each in attention
         ],
     )
+
+
+def rows_without_unseen(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) -> list[AttentionMetadata]:
+    """Return the metadata of a step in which tokens at the end of some prompts are seen by no token, of whole prompts.
+
+    attention: of the step, for each cache group. Each such token is a row of its own, which sees those before all of
+    them; where a layer has a window, as if it stood right behind them.
+    """
+    counts, ends, places = [], [], []
+    for index, row in enumerate(rows):
+        hidden = num_unseen(row.state)
+        assert not hidden or not row.scheduled.start, "prompts with tokens that no token sees are computed whole"
+        num_seen = row.end - hidden
+        counts += [num_seen, *[1] * hidden]
+        ends += [num_seen] * (1 + hidden)
+        places += [index] * (1 + hidden)
+    arrays: list[NDArray[Any]] = [np.array(each, dtype=np.int32) for each in ([0, *accumulate(counts)], ends)]
+    _, (query_starts, lengths, lines) = sent([*arrays, np.array(places)], attention[0].query_starts.device)
+    return [
+        AttentionMetadata(
+            query_starts=query_starts,
+            sequence_lengths=lengths,
+            block_tables=each.block_tables[lines],
+            slot_mapping=each.slot_mapping,
+            block_size=each.block_size,
+            query_lengths=counts,
+            lengths=ends,
+        )
+        for each in attention
+    ]

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+IDENTITY = "torch.nn.modules.linear.Identity"
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(96))]
 
 
@@ -94,3 +95,21 @@ def save(path: Path, name: str, **config: Any) -> Any:
         made.save_pretrained(path)
     write_tokenizer(path)
     return made
+
+
+def write_late_interaction(path: Path, projection: torch.Tensor, **keys: Any) -> None:
+    """Write the files of a late-interaction model as PyLate does. projection: [size, hidden]."""
+    types = ["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"]
+    folders = ["", "1_Dense"]
+    modules = [{"idx": n, "name": str(n), "path": folders[n], "type": kind} for n, kind in enumerate(types)]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Dense").mkdir(exist_ok=True)
+    size, hidden = projection.shape
+    (path / "1_Dense" / "config.json").write_text(
+        json.dumps({"in_features": hidden, "out_features": size, "bias": False, "activation_function": IDENTITY})
+    )
+    save_file({"linear.weight": projection}, path / "1_Dense" / "model.safetensors")
+    given = {"model_type": "ColBERT", "query_prefix": "w90 ", "document_prefix": "w91 ", "query_length": 16} | keys
+    (path / "config_sentence_transformers.json").write_text(json.dumps(given))
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token": "w95"}))

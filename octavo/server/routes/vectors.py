@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from octavo.config.pooling_config import PoolingConfig
 from octavo.core.outputs import RequestOutput
-from octavo.core.pooling import TOKEN_TASKS, cosine, values_of
+from octavo.core.pooling import CLASSIFY, TOKEN_TASKS, values_of
+from octavo.engine.vector_input import VectorInput
 from octavo.engine.vector_output import array_of
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
@@ -144,13 +145,18 @@ class CohereEmbeddings(Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class _Done:
-    """The outputs of a request's prompts, and what responses begin with. config: of the model."""
+    """The outputs of a request's prompts, and what responses begin with. input: knows the model."""
 
     id: str
     path: str
     model: str
-    config: PoolingConfig
+    input: VectorInput
     outputs: Sequence[RequestOutput]
+
+    @property
+    def config(self) -> PoolingConfig:
+        """What the model makes."""
+        return self.input.checked(None)
 
     @property
     def usage(self) -> VectorUsage:
@@ -178,12 +184,14 @@ class _Done:
         return [values_of(output.pooled) for output in self.outputs]
 
     def scores(self, num_queries: int) -> list[float]:
-        """Return the score of each pair: what the model made of it, or the cosine of both vectors."""
-        values = [values_of(output.pooled) for output in self.outputs]
-        if all(len(each) == 1 for each in values):
-            return [score for (score,) in values]
-        queries, documents = values[:num_queries], values[num_queries:]
-        return [cosine(queries[min(n, num_queries - 1)], document) for n, document in enumerate(documents)]
+        """Return the score of each pair: what the model made of it, or of the vectors of both."""
+        if self.config.task == CLASSIFY:
+            return [values_of(output.pooled)[0] for output in self.outputs]
+        arrays = [array_of(self.config, output, self.config.task) for output in self.outputs]
+        return [
+            self.input.match(arrays[min(n, num_queries - 1)], arrays[num_queries + n], document.prompt_token_ids)
+            for n, document in enumerate(self.outputs[num_queries:])
+        ]
 
 
 def _endpoint(
@@ -206,8 +214,8 @@ def _endpoint(
                             requests.meter.spend(len(output.prompt_token_ids))
                         last[index] = output
                 found = [last[index] for index in range(len(prompts))]
-                model, config = context.models.name(asked.model), context.llm.input.vectors.checked(None)
-                done = _Done(requests.id, request.url.path, model, config, found)
+                model, vectors = context.models.name(asked.model), context.llm.input.vectors
+                done = _Done(requests.id, request.url.path, model, vectors, found)
                 body = await context.large_responses.build(lambda: encode(make(asked, done)))
             return Response(body, media_type="application/json")
 

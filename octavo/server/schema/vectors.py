@@ -80,7 +80,8 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True)
     task: Literal["embed", "classify", "score", "token_embed", "token_classify"] | None = None  # type: ignore[misc]
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        return InputRequest.prompts(self, tools)
+        found = InputRequest.prompts(self, tools)
+        return found if self.prompt_name is None else [tools.vectors.prompted(each, self.prompt_name) for each in found]
 
 
 _INPUT_TYPES = {"search_query": ("query",), "search_document": ("document", "passage")}
@@ -184,6 +185,7 @@ def prompts_of_pairs(
 ) -> list[Prompt]:
     """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each document."""
     pairs = matched(queries, documents)
-    if tools.vectors.checked(None).task == EMBED:
-        return [tools.vectors.prompted(Prompt(text=text)) for text in (*queries, *documents)]
+    if tools.vectors.checked(None).task != CLASSIFY:
+        query_of, document_of = tools.vectors.writers()
+        return [*map(query_of, queries), *map(document_of, documents)]
     return [tools.pair_prompt(query, document, instruct) for query, document in pairs]

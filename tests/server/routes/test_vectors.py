@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from octavo.config.pooling_config import LateInteraction
 from octavo.config.schema import PoolingConfig
 from tests.server.conftest import Served
 from tests.server.raw import ask
@@ -121,6 +122,19 @@ def test_a_model_for_vectors_scores_by_the_cosine(embedding: Served) -> None:
     answer = post(embedding, "/v1/score", text_1="ab", text_2=["ab", "ba"]).json
     assert answer["data"][0]["score"] == pytest.approx(1.0)
     assert answer["data"][1]["score"] < 1.0
+
+
+def test_a_late_interaction_model_scores_by_maxsim_and_returns_rows(server: Served) -> None:
+    server.llm.pooling = PoolingConfig(task="token_embed", size=1, late=LateInteraction(query_prefix="q"))
+    (found,) = post(server, "/pooling", input="ab").json["data"]
+    assert found["data"] == [[0], [97], [98]]
+    (found,) = post(server, "/pooling", input="ab", prompt_name="query").json["data"]
+    assert found["data"] == [[0], [ord("q")], [97], [98]]
+    answer = post(server, "/rerank", query="b", documents=["a", "c"]).json
+    assert [each["relevance_score"] for each in answer["results"]] == [99 * (98 + ord("q")), 97 * (98 + ord("q"))]
+    refused = post(server, "/v1/embeddings", input="a")
+    assert (refused.status, refused.json["error"]["code"]) == (400, "unsupported_task")
+    server.llm.reset()
 
 
 def test_classify_names_the_likeliest_label(server: Served) -> None:
