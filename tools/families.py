@@ -21,7 +21,7 @@ from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
 from octavo.models.registry import ModelClass, known_architectures, resolve_model
 from octavo.multimodal.video_families import VIDEO_FAMILIES
-from octavo.ops.registry import bind
+from octavo.ops.registry import Ops, bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
 from tests.fakes.checkpoints import ENCODERS, FAMILIES, WITH_ENCODERS, family_config
@@ -92,13 +92,9 @@ def families() -> dict[str, dict[str, list[str]]]:
         if overrides:
             continue
         row["parallel"] |= {way for way, mesh in _TWO.items() if not is_encoder and _open(checkpoint, mesh)}
-        plain = opened.model.state_specs(ops)
-        for method in map(method_named, QUANTIZED):
-            held = _open(checkpoint, method=method)
-            if held is not None and held.model.state_specs(ops) != plain:
-                row["quantization"].add(method.name)
+        row["quantization"] |= _quantization(checkpoint, opened, ops)
     rows = {names[model]: row for model, row in found.items()}
-    for name, row in _with_images(rows).items():
+    for name, row in _with_images(rows, ops).items():
         for key, values in row.items():
             rows.setdefault(name, {each: set() for each in _KEYS})[key] |= values
     order = {name: place for place, name in enumerate((*_READ, *_KINDS, *QUANTIZED, *_TWO))}
@@ -108,7 +104,16 @@ def families() -> dict[str, dict[str, list[str]]]:
     }
 
 
-def _with_images(rows: dict[str, dict[str, set[str]]]) -> dict[str, dict[str, set[str]]]:
+def _quantization(checkpoint: Checkpoint, opened: LoadedModel, ops: Ops) -> set[str]:
+    plain, found = opened.model.state_specs(ops), set[str]()
+    for method in map(method_named, QUANTIZED):
+        held = _open(checkpoint, method=method)
+        if held is not None and held.model.state_specs(ops) != plain:
+            found.add(method.name)
+    return found
+
+
+def _with_images(rows: dict[str, dict[str, set[str]]], ops: Ops) -> dict[str, dict[str, set[str]]]:
     """Return what is to be added to the rows of families: those of models around a text model, which is a row."""
     added: dict[str, dict[str, set[str]]] = {}
     models = [*VISION.values(), *HEARING.values(), *ALL_KINDS.values()]
@@ -116,10 +121,17 @@ def _with_images(rows: dict[str, dict[str, set[str]]]) -> dict[str, dict[str, se
         values = json.loads(make()[0].to_json_string(use_diff=False)) | {"architectures": [architecture]}
         checkpoint = Checkpoint(Path(__file__).parent, values)
         text = getattr(resolve_model(checkpoint, reads_images=False), "__name__", "")
-        found = next(row for row in rows.values() if text in row["architectures"])
+        found = next((row for row in rows.values() if text in row["architectures"]), None)
         name = str(checkpoint.stored.values["model_type"]).removesuffix("_thinker")
         row = added.setdefault(name, {key: set() for key in _KEYS})
-        assert _open(checkpoint) is not None, f"{architecture} cannot be opened"
+        opened = _open(checkpoint)
+        assert opened is not None, f"{architecture} cannot be opened"
+        if found is None:  # a text model that is in no other
+            found = {
+                "caches": {_kind(group) for group in opened.shape.cache_groups},
+                "quantization": _quantization(checkpoint, opened, ops),
+                "parallel": {way for way, mesh in _TWO.items() if _open(checkpoint, mesh)},
+            }
         row["architectures"] |= {architecture} | _ALSO.get(architecture, set())
         row["reads"] |= {"text"} | ({"sound"} if architecture in READ_SOUND else set())
         row["reads"] |= {"images"} if architecture in READ_IMAGES else set()

@@ -10,7 +10,14 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows
-from octavo.models.sparse import Mixture, read_shared_mixture, read_stored, sparse_layers
+from octavo.models.sparse import (
+    Mixture,
+    read_mixture,
+    read_shared_mixture,
+    read_stored,
+    sparse_by_kind,
+    sparse_layers,
+)
 from octavo.ops.experts import RouterRule
 
 
@@ -44,6 +51,25 @@ class GptOssForCausalLM(GatedDecoder):
             bias=c.bool("attention_bias", True),
             has_sinks=True,
             mixture=mixture,
+        )
+
+
+class DeepseekOcr2ForConditionalGeneration(GatedDecoder):
+    """The text model of DeepSeek-OCR 2: the experts of DeepSeek V2 behind attention with keys and values.
+
+    Source: https://arxiv.org/abs/2601.20552.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("topk_method", "greedy", default="greedy")
+        rule = RouterRule(c.positive("num_experts_per_tok"), factor=c.positive_float("routed_scaling_factor", 1.0))
+        return DecoderConfig.common(
+            c,
+            bias=c.bool("attention_bias", False),
+            mlp_bias=c.bool("mlp_bias", False),
+            mixture=read_mixture(c, rule),
+            sparse=sparse_by_kind(c, 0),
         )
 
 

@@ -89,7 +89,7 @@ _FILES: Final = {
     ),
     "llama4": ("Llama4",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
-    "mixtures": ("FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
+    "mixtures": ("DeepseekOcr2", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
@@ -98,6 +98,7 @@ _FILES: Final = {
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for family in _FILES["encoders"]},
+    "DeepseekOcr2": "DeepseekOcr2ForConditionalGeneration",
     "GPT2": "GPT2LMHeadModel",
     "Whisper": "WhisperForConditionalGeneration",
 }

@@ -27,6 +27,25 @@ _TEXT_MODELS: Final = ("language_model", "text_model")
 _OLD_NAMES: Final = (
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
     (re.compile(r"^mlp_AR\."), "projector."),
+    *(
+        (re.compile(rf"^(?:model\.)?{old}"), own)
+        for old, own in (
+            (r"projector\.layers\.", "multi_modal_projector."),
+            ("view_seperator$", "view_separator"),
+            (r"qwen2_model\.query_(\d+)\.", r"vision_tower.query_\1_resolution."),
+            (r"qwen2_model\.model\.model\.", "vision_tower.vision_encoder."),
+            (r"sam_model\.blocks\.(\d+)\.norm([12])\.", r"sam_model.layers.\1.layer_norm\2."),
+            (r"sam_model\.blocks\.", "sam_model.layers."),
+            (r"sam_model\.patch_embed\.proj\.", "sam_model.patch_embed.projection."),
+            (r"sam_model\.neck\.0\.", "sam_model.neck.conv1."),
+            (r"sam_model\.neck\.1\.", "sam_model.neck.layer_norm1."),
+            (r"sam_model\.neck\.2\.", "sam_model.neck.conv2."),
+            (r"sam_model\.neck\.3\.", "sam_model.neck.layer_norm2."),
+            (r"sam_model\.net_2\.", "sam_model.proj.conv1."),
+            (r"sam_model\.net_3\.", "sam_model.proj.conv2."),
+            (r"sam_model\.", "vision_tower.sam_encoder."),
+        )
+    ),
 )
 """Beginnings of names of tensors in older checkpoints, with those that transformers' classes have today."""
 _WIDTHS: Final = {"PaliGemmaForConditionalGeneration": "projection_dim"}

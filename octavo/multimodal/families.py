@@ -200,6 +200,19 @@ def _cohere2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<|START_OF_IMG|>"), *lines, *context.encode("<|END_OF_IMG|>")]
 
 
+_OCR_QUERIES: Final = (144, 256)
+"""Vectors of a small piece of an image, and of a large one."""
+
+
+def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Pieces of a large image, the whole of it, and a vector that separates images."""
+    sam = _vision(context).section("sam_config") or _vision(context)
+    step = 4 * sam.positive("patch_size", 16)  # two convolutions halve the sides
+    pieces = [arrays["pixel_values"], *([arrays["pixel_values_local"]] if "pixel_values_local" in arrays else [])]
+    is_large = [math.ceil(each.shape[-1] / step) ** 2 > _OCR_QUERIES[0] for each in pieces]
+    return [token] * (1 + sum(len(each) * _OCR_QUERIES[large] for each, large in zip(pieces, is_large, strict=True)))
+
+
 _IMAGE: Final = ("image_token_index", "image_token_id")
 
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
@@ -210,6 +223,9 @@ _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"),
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
+    "DeepseekOcr2ForConditionalGeneration": Family(
+        _IMAGE, _IMAGE, _deepseek_ocr, ("pixel_values", "pixel_values_local", "num_local_patches")
+    ),
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole

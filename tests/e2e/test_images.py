@@ -33,7 +33,7 @@ PROMPTS: list[Any] = [
 
 TOKENS = {"gemma3": START}
 """What stands for vectors, where it is another token than `IMAGE`."""
-WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40}
+WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr2": 144}
 """The most tokens that a step computes together."""
 WHOLE = ("gemma3", "gemma4", "llava", "paligemma", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""

@@ -246,6 +246,22 @@ def _paddleocr() -> tuple[Any, Any]:
     return config, tf.PaddleOCRVLImageProcessorPil(size={"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32})
 
 
+def _deepseek_ocr2() -> tuple[Any, Any]:
+    import transformers as tf
+
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+    text = {**TEXT, **experts, "mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 4}
+    text["max_position_embeddings"] = 1024  # for images of several times 144 vectors
+    sam = {name: TOWER[name] for name in ("hidden_size", "num_attention_heads", "image_size")}
+    sam |= {"num_hidden_layers": 2, "window_size": 3, "global_attn_indexes": [1]}
+    sam |= {"patch_size": 7, "output_channels": 16, "downsample_channels": [24, 32]}
+    encoder = {name: value for name, value in TEXT.items() if name != "head_dim"}
+    config = tf.DeepseekOcr2Config(
+        text_config=text, vision_config={"sam_config": sam, "encoder_config": encoder}, image_token_id=IMAGE
+    )
+    return config, tf.DeepseekOcr2ImageProcessorPil(size={"height": 56, "width": 56}, tile_size=84, max_patches=2)
+
+
 def _lighton_ocr() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -303,6 +319,7 @@ FAMILIES = {
     "lfm2_vl": (_lfm2_vl, "Lfm2VlForConditionalGeneration"),
     "glm_ocr": (_glm_ocr, "GlmOcrForConditionalGeneration"),
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
+    "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
     "glm4v": (_glm4v, "Glm4vForConditionalGeneration"),
