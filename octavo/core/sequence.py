@@ -51,6 +51,7 @@ class Sequence:
     epoch: grows with each preemption that drops what is pending; results of an older epoch are dropped.
     num_computed_tokens: tokens whose KV is in the blocks once every submitted step has run.
     num_pending: tokens drawn by submitted steps whose results are not back.
+    num_repeated: right drafts before the last known token, which are computed again: no state was kept behind them.
     is_resident: the worker holds this sequence's state.
     candidates: what may follow this beam, until the group's other beams have theirs.
     num_sent_tokens: leading tokens that were sent to the worker; maintained where it does not draw them itself.
@@ -67,6 +68,7 @@ class Sequence:
         "num_computed_tokens",
         "num_pending",
         "num_prompt_tokens",
+        "num_repeated",
         "num_sent_tokens",
         "parent",
         "seq_id",
@@ -83,6 +85,7 @@ class Sequence:
         self.epoch = 0
         self.num_computed_tokens = 0
         self.num_pending = 0
+        self.num_repeated = 0
         self.is_resident = False
         self.candidates: TokenLogprobs | None = None
         self.num_sent_tokens = 0
@@ -141,6 +144,7 @@ class Sequence:
         self._leave_worker()
 
     def _leave_worker(self) -> None:
+        self.num_repeated = 0
         self.is_resident = False
         self.candidates = None
         self.parent = None

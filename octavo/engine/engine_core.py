@@ -110,7 +110,10 @@ class EngineCore:
 
                 connect = partial(make_connector, config, executor.call, wake)
             speculative, fills = config.speculative, config.transfer.role == "prefill"
-            proposer: Proposer | None = None if speculative is None else Speculation(speculative, is_prefill=fills)
+            proposer: Proposer | None = None
+            if speculative is not None:
+                repeats = any(each.is_state for each in limits.groups)
+                proposer = Speculation(speculative, is_prefill=fills, repeats=repeats)
             record_to = config.observability.record_trace
             choices = None if proposer is None or record_to is None else NotedChoices(proposer)
             proposer = choices or proposer

@@ -201,28 +201,28 @@ class BlockManager:
 
     # ---- growth ----
 
-    def append_slots(self, sequence: Sequence, start: int, end: int) -> SlotGrowth | None:
-        """Make tokens [start, end) and the lookahead slots writable: new blocks at the end, copies of shared ones.
-
-        `start` is the next token to be computed. Returns None, with nothing changed, when too few blocks are free.
+    def append_slots(self, sequence: Sequence, start: int, end: int, num_guesses: int = 0) -> SlotGrowth | None:
+        """Make tokens [start, end), guesses behind them and the lookahead slots writable: new blocks at the end, copies
+        of shared ones. No state is kept behind a guess. `start` is the next token to be computed.
+        Returns None, with nothing changed, when too few blocks are free.
         """
-        table, size = self._tables[sequence.seq_id], self.block_size
-        if end <= table.writable_end:
+        table, size, groups = self._tables[sequence.seq_id], self.block_size, self.token_groups
+        if end + num_guesses <= table.writable_end:
             return UNCHANGED
+        ends = [end + (0 if cache.keeps.is_sparse else num_guesses + cache.num_lookahead) for cache in groups]
         first = start // size
-        for cache, blocks in zip(self.token_groups, table.blocks, strict=False):
-            if not cache.has_room_to_write(blocks, first, -(-(end + cache.num_lookahead) // size)):
+        for cache, blocks, last in zip(groups, table.blocks, ends, strict=False):
+            if not cache.has_room_to_write(blocks, first, -(-last // size)):
                 return None
         changes: list[TableChange] = []
         copies: list[BlockCopy] = []
         snapshots = table.snapshots if self.enable_prefix_caching else None
-        for cache, blocks in zip(self.token_groups, table.blocks, strict=False):
-            num_blocks = -(-(end + cache.num_lookahead) // size)
-            first_changed, copied = cache.make_writable(blocks, first, num_blocks, snapshots, len(self._tables))
+        for cache, blocks, last in zip(groups, table.blocks, ends, strict=False):
+            first_changed, copied = cache.make_writable(blocks, first, -(-last // size), snapshots, len(self._tables))
             if first_changed < len(blocks):
                 changes.append(TableChange(cache.index, first_changed, blocks[first_changed:]))
             copies += copied
-        both = zip(self.token_groups, table.blocks, strict=False)
+        both = zip(groups, table.blocks, strict=False)
         table.writable_end = min([size * len(blocks) - cache.num_lookahead for cache, blocks in both])
         return SlotGrowth(changes, copies)
 

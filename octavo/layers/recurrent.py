@@ -20,6 +20,7 @@ from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer, Layer, TensorSlot
 from octavo.layers.linear import joined_linear
 from octavo.layers.picked import Pick, PickedLinear
+from octavo.layers.turns import in_turns
 from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
@@ -105,8 +106,15 @@ class ShortConvolution(Layer):
         self, x: Tensor, states: Tensor, metadata: AttentionMetadata, gates: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """x [tokens, channels] → the same shape; `states` and `gates` are those of the operator."""
-        out: Tensor = self.ops.short_convolution(x, self.weight, self.bias, states, metadata, gates)
-        return out
+
+        if gates is None:
+            return in_turns(self.ops.short_convolution, (x,), (self.weight, self.bias, states), metadata)
+
+        def run(x: Tensor, before: Tensor, after: Tensor, rows: AttentionMetadata) -> Tensor:
+            out: Tensor = self.ops.short_convolution(x, self.weight, self.bias, states, rows, (before, after))
+            return out
+
+        return in_turns(run, (x, *gates), (), metadata)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         first, beside = 0, path.removesuffix(path.rpartition(".")[2])
@@ -250,7 +258,7 @@ class GatedDeltaNet(RecurrentLayer):
         q, k = (each.view(tokens, own.key_heads, own.key_dim) for each in (q, k))
         v = v.view(tokens, own.heads, own.value_dim)
         numbers = self.A_log, self.dt_bias, *self._factors
-        out = self.ops.gated_delta_rule(q, k, v, step, beta, numbers, states[:, self._tail :], metadata)
+        out = in_turns(self.ops.gated_delta_rule, (q, k, v, step, beta), (numbers, states[:, self._tail :]), metadata)
         projected: Tensor = self.out_proj(self.gated_norm(out.view(tokens, -1), gate))
         return projected
 
@@ -314,8 +322,8 @@ class Mamba2(RecurrentLayer):
         v, k, q = torch.split(mixed, [own.value_size, own.key_size, own.key_size], dim=1)
         q, k = (each.view(tokens, own.key_heads, own.key_dim) for each in (q, k))
         v, numbers = v.view(tokens, own.heads, own.value_dim), (self.A_log, self.dt_bias, self.D)
-        out = self.ops.mamba2_scan(q, k, v, step, numbers, self._limits, states[:, self._tail :], metadata)
-        out = out.view(tokens, -1)
+        others = numbers, self._limits, states[:, self._tail :]
+        out = in_turns(self.ops.mamba2_scan, (q, k, v, step), others, metadata).view(tokens, -1)
         out = self.ops.silu_times(gate, out) if self.norm is None else self.norm(out, gate)
         projected: Tensor = self.out_proj(out)
         return projected

@@ -20,6 +20,7 @@ from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import RecurrentLayer, ShortConvolution
+from octavo.layers.turns import in_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class SelectiveMixer(RecurrentLayer):
         low_step, b, c = torch.split(self.x_proj(mixed), self._widths, dim=1)
         step, numbers = self.dt_proj(self.dt_layernorm(low_step)), (self.rates, self.dt_bias, self.D)
         b, c = self.b_layernorm(b), self.c_layernorm(c)
-        out = self.ops.selective_scan(c, b, mixed, step, numbers, states[:, self._tail :], metadata)
+        others = numbers, states[:, self._tail :]
+        out = in_turns(self.ops.selective_scan, (c, b, mixed, step), others, metadata)
         projected: Tensor = self.out_proj(self.ops.silu_times(gate, out))
         return projected
 

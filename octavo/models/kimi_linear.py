@@ -24,6 +24,7 @@ from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import RecurrentLayer, RecurrentSizes, convolution
+from octavo.layers.turns import in_turns
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, stored_convolutions
 from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.sparse import corrected, read_stored, sparse_by_kind, stated_counts
@@ -64,7 +65,7 @@ class KimiDeltaAttention(RecurrentLayer):
         mixed = self.conv1d(mixed, states[:, : self._tail], metadata)
         q, k, v = (each.view(tokens, own.heads, -1) for each in torch.split(mixed, own.key_size, dim=1))
         step, numbers = self.f_b_proj(low_step), (self.A_log, self.dt_bias)
-        out = self.ops.gated_delta_rule(q, k, v, step, beta, numbers, states[:, self._tail :], metadata)
+        out = in_turns(self.ops.gated_delta_rule, (q, k, v, step, beta), (numbers, states[:, self._tail :]), metadata)
         projected: Tensor = self.o_proj(self.gate(self.o_norm(out).view(tokens, -1), self.g_b_proj(low_gate)))
         return projected
 

@@ -1,12 +1,15 @@
-"""Layers behind the last one that predict the token after the next one (MTP): DeepSeek V3, GLM-4.5 and relatives.
+"""Layers behind the last one that predict the token after the next one (MTP): what families call their own.
 
-Source: https://arxiv.org/abs/2412.19437, section 2.2.
+A prediction layer reads the embedding of the next token and the model's last hidden state, each behind a norm, and is a
+layer of the family in all else. Source: https://arxiv.org/abs/2412.19437, section 2.2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +24,60 @@ from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.hybrid import ATTENTION, HybridConfig
 from octavo.models.registry import ModelClass, resolve_model
+from octavo.models.weight_files import checkpoint_tensors
 
-_PLACES = "num_nextn_predict_layers"
+_COUNTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Keys of config.json that say how many such layers a checkpoint has."""
+_OWN_HEAD: Final = ".shared_head.head.weight"
+
+
+class Layout(NamedTuple):
+    """How checkpoints of a family hold the layer, whose index is N.
+
+    names: what tensors' names begin with there, and what they begin with here behind `layers.N.`. is_normed: whether
+    the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense: whether the layer
+    has no experts, where others have. pattern: the key that has a letter for each layer, where there are several.
+    """
+
+    names: Mapping[str, str] = MappingProxyType({})
+    is_normed: bool = False
+    has_norm: bool = True
+    is_dense: bool = False
+    pattern: str | None = None
+
+
+_MTP: Final = {
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+    "mtp.layers.0.": "",
+}
+_QWEN: Final = Layout(_MTP, is_normed=True)
+_LAYOUTS: Final[Mapping[str, Layout]] = {
+    "Qwen3NextForCausalLM": _QWEN,
+    "Qwen3_5ForCausalLM": _QWEN,
+    "ExaoneMoeForCausalLM": Layout(_MTP, is_normed=True, is_dense=True),
+    "Ernie4_5_MoeForCausalLM": Layout(
+        {
+            "model.mtp_linear_proj.0.": "eh_proj.",
+            "model.mtp_emb_norm.0.": "enorm.",
+            "model.mtp_hidden_norm.0.": "hnorm.",
+            "model.mtp_block.0.": "",
+        },
+        has_norm=False,
+        is_dense=True,
+    ),
+    "HYV3ForCausalLM": Layout({"model.layers.{}.final_layernorm.": "shared_head.norm."}, is_normed=True),
+    "NemotronHForCausalLM": Layout(
+        {"mtp.layers.1.final_layernorm.": "shared_head.norm.", "mtp.layers.0.": "", "mtp.layers.1.": "+1."},
+        is_normed=True,
+        pattern="mtp_hybrid_override_pattern",
+    ),
+}
+"""By class of the family; others are like DeepSeek V3."""
 
 
 class PredictionLayer(DecoderStack):
@@ -32,41 +86,51 @@ class PredictionLayer(DecoderStack):
     Its input and its result are those of a `DraftHead`: the states are the model's last hidden states.
     """
 
-    IGNORED = (*DecoderStack.IGNORED, r".*\.embed_tokens\.weight")
+    IGNORED = (*DecoderStack.IGNORED, r".*\.embed_tokens\.weight", r".*\.shared_head\..*")
+    layout: ClassVar[Layout]
+    has_own_head: ClassVar[bool]
+    """Whether logits are made by a table of the layer's own, and not by the model's."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         config: DecoderConfig = super().read(c)
-        count = config.num_layers
-        return replace(
-            config,
-            num_layers=count + 1,
-            tied=False,
-            has_head=False,
-            sparse=(*config.sparse, True) if config.sparse else (),
-            windows=(*config.windows, None) if config.windows else (),
-            ropes=(*config.ropes, config.ropes[-1]) if config.ropes else (),
-        )
+        kinds = _kinds(c, cls)
+        # what earlier layers keep is no concern of this rank: it has no cache groups for them
+        own: dict[str, Any] = {"num_layers": config.num_layers + len(kinds), "tied": False, "has_head": False}
+        if config.sparse:
+            experts = tuple(kind != ATTENTION for kind in kinds) if len(kinds) > 1 else (not cls.layout.is_dense,)
+            own["sparse"] = (*config.sparse, *experts)
+        if config.windows:
+            sees_all = "full_attention" in (c.values.get("mtp_layer_types") or ["full_attention"])
+            window = None if sees_all and not cls.layout.is_dense else config.windows[0]
+            own["windows"] = (window,) * own["num_layers"]
+        if config.ropes:
+            own["ropes"] = (*config.ropes, next((each for each in config.ropes if each), None))
+        if isinstance(config, HybridConfig):
+            own["kinds"] = (*("elsewhere",) * config.num_layers, *kinds)
+        return replace(config, **own)
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
         self.norm = None
         self.add = addition()
-        layer = self.layers[str(self.layer_range.start)]
+        layer = self._layer
         layer.enorm, layer.hnorm = stream_norm(c), stream_norm(c)
         layer.eh_proj = ColumnLinear(2 * c.hidden_size, c.hidden_size, Mesh.single())
         layer.shared_head = nn.Module()
-        layer.shared_head.norm = stream_norm(c)
-        layer.shared_head.head = LMHead(c.hidden_size, c.vocab_size, Mesh.single())
-        self._lent: Any = None
+        if self.layout.has_norm:
+            layer.shared_head.norm = stream_norm(c)
+        if self.has_own_head:
+            layer.shared_head.head = LMHead(c.hidden_size, c.vocab_size, Mesh.single())
+        self._lent: tuple[DecoderStack] | None = None
 
     @property
     def received_size(self) -> int | None:
         return self.config.hidden_size
 
     def lend(self, model: DecoderStack) -> None:
-        """Use the token embedding of the loaded model."""
-        self._lent = (model.embed_tokens,)  # no part of this module
+        """Use the token embedding of the loaded model, and its head where this layer has none of its own."""
+        self._lent = (model,)  # no part of this module
 
     def _embedded(self, batch: ModelInput) -> Tensor:
         assert batch.received is not None, "a prediction layer reads hidden states"
@@ -74,30 +138,53 @@ class PredictionLayer(DecoderStack):
             return torch.empty(
                 (len(batch.token_ids), self.config.hidden_size), dtype=batch.received.hidden.dtype, device="meta"
             )
-        (embed,) = self._lent
-        embedded: Tensor = embed(batch.token_ids)
+        (model,) = self._lent
+        assert model.embed_tokens is not None
+        embedded: Tensor = model.embed_tokens(batch.token_ids)
         return embedded
 
     @property
     def _layer(self) -> Any:
         return self.layers[str(self.layer_range.start)]
 
+    def own_name(self, name: str) -> str:
+        first = self.layer_range.start
+        for there, here in self.layout.names.items():
+            prefix = there.format(first)
+            if name.startswith(prefix):
+                index, here = (first + 1, here.removeprefix("+1.")) if here.startswith("+1.") else (first, here)
+                return super().own_name(f"layers.{index}.{here}{name.removeprefix(prefix)}")
+        return super().own_name(name)
+
     def owns(self, name: str) -> bool:
-        return name.startswith(f"layers.{self.layer_range.start}.")
+        return any(name.startswith(f"layers.{index}.") for index in self.layer_range)
 
     def forward(self, batch: ModelInput) -> Tensor:
         """Return the stream behind the layer, [tokens, hidden]."""
         assert batch.received is not None
-        layer = self._layer
-        both = torch.cat((layer.enorm(self._embedded(batch)), layer.hnorm(batch.received.hidden)), 1)
-        x, residual = layer(layer.eh_proj(both), None, batch)
+        first = self._layer
+        both = torch.cat((first.enorm(self._embedded(batch)), first.hnorm(batch.received.hidden)), 1)
+        x, residual = first.eh_proj(both), None
+        for layer in self.layers.values():
+            x, residual = layer(x, residual, batch)
         stream: Tensor = self.add(x, residual)
-        return stream
+        return self._normed(stream) if self.layout.is_normed else stream
+
+    def _normed(self, stream: Tensor) -> Tensor:
+        normed: Tensor = self._layer.shared_head.norm(stream) if self.layout.has_norm else stream
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, tokens] behind streams of this layer, [rows, hidden]."""
-        logits: Tensor = self._layer.shared_head.head(self._layer.shared_head.norm(hidden))
-        return logits
+        hidden = hidden if self.layout.is_normed else self._normed(hidden)
+        if self.has_own_head:
+            logits: Tensor = self._layer.shared_head.head(hidden)
+            return logits
+        if self._lent is None:  # a dry run
+            return torch.empty(len(hidden), self.config.vocab_size, device="meta")
+        (model,) = self._lent
+        assert model.embed_tokens is not None
+        return model.embed_tokens.mesh.gather(model.compute_logits(hidden))[:, : self.config.vocab_size].contiguous()
 
 
 def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
@@ -106,12 +193,29 @@ def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
     Raises UnsupportedModel for a checkpoint without such a layer.
     """
     family: Any = resolve_model(c, reads_images=False)
-    count = c.optional_int(_PLACES) or 0
+    layout = _LAYOUTS.get(family.__name__, Layout())
+    names = [tensor.name for tensor in checkpoint_tensors(c)]
+    count = next((found for key in _COUNTS if (found := c.optional_int(key))), 0)
+    if not count and any(name.startswith(tuple(layout.names)) for name in names):
+        count = 1  # some releases do not count it
     if not count or not issubclass(family, DecoderStack):
         raise UnsupportedModel(
-            f"{c.origin(_PLACES)}: {_PLACES} is {count}, expected at least 1: method mtp guesses with the layers that "
-            "a model has for it, and this one has none; take another method"
+            f"{c.origin(*_COUNTS)}: {_COUNTS[0]} is {count}, expected at least 1: method mtp guesses with the layers "
+            "that a model has for it, and this one has none; take another method"
         )
-    made: Any = type(f"{family.__name__}Prediction", (PredictionLayer, family), {})
-    num_layers = c.positive("num_hidden_layers")
-    return made, Mesh(pipeline=Axis(num_layers, num_layers + 1))
+    has_own_head = not layout.names and any(name.endswith(_OWN_HEAD) for name in names)
+    own = {"layout": layout, "has_own_head": has_own_head}
+    made: Any = type(f"{family.__name__}Prediction", (PredictionLayer, family), own)
+    total, num_own = made.read(c).num_layers, len(_kinds(c, made))
+    # the last rank, which has its layers alone: earlier ones have what is left over
+    return made, Mesh(pipeline=Axis(total // num_own - 1, total // num_own))
+
+
+def _kinds(c: Checkpoint, made: Any) -> tuple[str, ...]:
+    """Return the kinds of the layer, of which one family calls several a layer."""
+    if made.layout.pattern is None:
+        return (ATTENTION,)
+    letters = str(c.values.get(made.layout.pattern) or "*E")
+    if any(letter not in made.KINDS for letter in letters):
+        raise c.error(made.layout.pattern, f"letters out of {', '.join(made.KINDS)}")
+    return tuple(made.KINDS[letter] for letter in letters)

@@ -52,6 +52,8 @@ class TokenRows:
     """[rows] on the host, so that planning needs no copy from the device."""
     lengths: Sequence[int]
     """[rows] on the host: `sequence_lengths` as plain numbers."""
+    num_guesses: Sequence[int] = ()
+    """[rows] on the host: how many last tokens of each row are guesses, in a group with states; empty for none."""
 
 
 def short_convolution(
@@ -201,6 +203,7 @@ def _advance_rows(states: Tensor, metadata: TokenRows, advance: Callable[[int, T
     """Go through the tokens of each row with `advance(token, state)`, which returns the state after the token."""
     if states.is_meta:
         return
+    assert not metadata.num_guesses, "rows with guesses come in turns (layers/turns.py)"
     size, token = metadata.block_size, 0
     tables, slots = metadata.block_tables.tolist(), metadata.slot_mapping.tolist()
     for table, length, count in zip(tables, metadata.lengths, metadata.query_lengths, strict=True):

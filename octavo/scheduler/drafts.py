@@ -72,13 +72,14 @@ class _DraftedStep(NamedTuple):
     """A step that was planned. num_tokens: 0 where it computes prompts. num_drafts: by sequence. num_proposing: rows
     for which the worker's draft model guesses."""
 
+    num_rows: int
     num_tokens: int
     num_drafts: Mapping[int, int]
     num_proposing: int
 
 
-_RESTING: Final = _DraftedStep(0, _NO_DRAFTS, 0)
-_PROMPTS: Final = _DraftedStep(0, _NO_DRAFTS, 0)
+_RESTING: Final = _DraftedStep(0, 0, _NO_DRAFTS, 0)
+_PROMPTS: Final = _DraftedStep(0, 0, _NO_DRAFTS, 0)
 
 
 class DraftLog:
@@ -97,12 +98,14 @@ class DraftLog:
         if plan.is_resting:
             self._planned.append(_PROMPTS if plan.num_prompt_tokens else _RESTING)
             return
-        drafts, num_proposing, num_tokens = _NO_DRAFTS, 0, len(step.rows)
+        drafts, num_proposing, num_rows = _NO_DRAFTS, 0, len(step.rows)
+        num_tokens = num_rows + sum(plan.repeats.values())
         if not plan.is_plain:
             drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
             num_proposing = sum(row.num_proposals > 0 for row in step.rows)
             num_tokens += sum(drafts.values())
-        self._planned.append(_DraftedStep(0 if plan.num_prompt_tokens else num_tokens, drafts, num_proposing))
+        num_tokens = 0 if plan.num_prompt_tokens else num_tokens
+        self._planned.append(_DraftedStep(num_rows, num_tokens, drafts, num_proposing))
 
     def note_done(self, output: ModelRunnerOutput, seconds: float) -> None:
         """Count the results of the oldest step, which took `seconds`; before they are applied."""
@@ -119,8 +122,7 @@ class DraftLog:
             num_plain = 0 if step.num_drafts else max(1, self._num_plain)
             self._proposer.note_step(step.num_tokens, seconds - output.draft_s, num_plain)
             if step.num_drafts:
-                num_rows = step.num_tokens - sum(step.num_drafts.values())
-                self._unknown = num_rows, step.num_tokens, seconds - output.draft_s, num_generated
+                self._unknown = step.num_rows, step.num_tokens, seconds - output.draft_s, num_generated
         if output.draft_s:
             num_rows = step.num_proposing if step.num_tokens else 0
             self._proposer.note_drafting(num_rows, output.num_draft_passes, output.draft_s)

@@ -39,6 +39,7 @@ class StepPlan:
     connector: what KV transfers send to the ranks.
     may_draft: whether rows may carry guesses.
     proposals: what rows are to bring back from a draft model in the worker; its rows count down.
+    repeats: tokens of rows that were right drafts of the rows before (`Sequence.num_repeated`).
     is_resting: the proposer is not asked for this step.
     is_plain: no row has drafts or brings guesses back, and every sequence that decodes may have a row.
     adapter_waits: a group lacks a slot for its adapter, and later groups with adapters do not pass it.
@@ -62,6 +63,7 @@ class StepPlan:
         self.num_turns_left = sys.maxsize
         self.may_draft = False
         self.proposals = NO_PROPOSALS
+        self.repeats: dict[int, int] = {}
         self.is_resting = self.is_plain = False
 
     # ---- budgets ----
@@ -109,10 +111,11 @@ class StepPlan:
         row = self.rows.pop(sequence.seq_id, None)
         if row is None:
             return None
-        num_known = row.num_tokens - len(row.drafts)
+        num_beside = len(row.drafts) + self.repeats.pop(sequence.seq_id, 0)
+        num_known = row.num_tokens - num_beside
         for budget in self.row_budgets:
             budget.refund(group, row.start, num_known)
-        self.tokens.remaining += len(row.drafts)
+        self.tokens.remaining += num_beside
         if num_known > 1:
             self.num_prompt_tokens -= num_known
         self.filling.pop(sequence.seq_id, None)

@@ -115,7 +115,8 @@ class Results:
         return [self._append(group, group.sequences[index], [token]) for index, token in enumerate(tokens)]
 
     def _append(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> SequenceDelta:
-        """Append tokens up to the one that ends the sequence. All but the last were drafts: they are in the blocks."""
+        """Append tokens up to the one that ends the sequence. All but the last were drafts: they are in the blocks,
+        unless there are states, which are kept behind known tokens alone."""
         known, status = sequence.token_ids, None
         num_known = len(known)
         for token in tokens:
@@ -126,7 +127,10 @@ class Results:
         num_new = len(known) - num_known
         self._registry.stats.num_generated_tokens += num_new
         if len(tokens) > 1:
-            sequence.num_computed_tokens += len(tokens) - 1
+            if self._registry.block_manager.keeps_states:
+                sequence.num_repeated = len(tokens) - 1
+            else:
+                sequence.num_computed_tokens += len(tokens) - 1
             tokens = tokens[:num_new]
         delta = SequenceDelta(index=sequence.index, token_ids=known[num_known:], logprobs=tokens)
         return delta if status is None else self._end(group, sequence, status, delta)

@@ -151,36 +151,40 @@ class RowPlanner:
         if pending and sequence.num_output_tokens + pending >= group.max_tokens:
             return True  # its last token is on its way
         start = sequence.num_computed_tokens
-        want = target - start
-        num_tokens = plan.grant(group, start, want)
-        if num_tokens <= 0:
+        want, num_repeated = target - start, sequence.num_repeated
+        if num_repeated and want != num_repeated + 1:
+            num_repeated = 0  # it starts anew
+        num_tokens = plan.grant(group, start, want - num_repeated)
+        if num_tokens <= 0 or num_repeated >= plan.tokens.remaining:
             return True
-        end = start + num_tokens
+        end = start + num_repeated + num_tokens
         if group.is_drafted is None and self._proposer is not None:
             group.is_drafted = self._proposer.drafts_prompt(start)
         has_room = end == target and plan.proposals.num_rows
         num_proposals = self._num_proposals(group, sequence, plan, len(drafts)) if has_room else 0
         append_slots = self._block_manager.append_slots
-        growth = append_slots(sequence, start, end + len(drafts) + num_proposals)
+        growth = append_slots(sequence, start, end, len(drafts) + num_proposals)
         while growth is None:
             if drafts or num_proposals:
                 drafts, num_proposals = (), 0  # guesses are not worth another group's blocks
             elif not self._make_room(group, plan):
                 return False
-            growth = append_slots(sequence, start, end + len(drafts))
+            growth = append_slots(sequence, start, end, len(drafts))
         if num_proposals:
             group.is_drafted = True
             plan.proposals = plan.proposals._replace(num_rows=plan.proposals.num_rows - 1)
-        plan.take(group, start, num_tokens, want)
-        plan.tokens.remaining -= len(drafts)
+        plan.take(group, start, num_tokens, want - num_repeated)
+        plan.tokens.remaining -= len(drafts) + num_repeated
         seq_id, is_new = sequence.seq_id, not sequence.is_resident
+        if num_repeated:
+            plan.repeats[seq_id], sequence.num_repeated = num_repeated, 0
         if is_new:
             plan.new[seq_id] = new_sequence(group, sequence, self._tables[seq_id])
         copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
         if copies:
             plan.copies[seq_id] = copies
         row = plan.rows[seq_id] = scheduled_row(
-            group, sequence, num_tokens, growth, drafts, num_proposals, is_new=is_new
+            group, sequence, end - start, growth, drafts, num_proposals, is_new=is_new
         )
         sequence.is_resident = True
         sequence.num_computed_tokens = end  # drafts count once they have turned out to be right
@@ -198,7 +202,7 @@ class RowPlanner:
         if not group.is_forked or group.beams is not None or not _is_decoding(sequence):
             return ()
         num_others = max(0, self._registry.num_running_sequences - len(plan.rows) - 1)
-        num_spare = plan.tokens.remaining - 1 - num_others
+        num_spare = plan.tokens.remaining - 1 - sequence.num_repeated - num_others
         max_drafts = min(num_spare, group.max_tokens - sequence.num_output_tokens - 1)
         return tuple(self._proposer.propose(group, sequence, max_drafts)[:max_drafts]) if max_drafts > 0 else ()
 
@@ -247,5 +251,5 @@ class RowPlanner:
 
 def _is_decoding(sequence: Sequence) -> bool:
     """Return whether the worker has all but the last token, which was drawn, of the sequence or of its parent."""
-    is_next = sequence.num_computed_tokens + 1 == len(sequence.token_ids)
+    is_next = sequence.num_computed_tokens + sequence.num_repeated + 1 == len(sequence.token_ids)
     return is_next and (sequence.is_resident or sequence.parent is not None) and sequence.num_output_tokens > 0

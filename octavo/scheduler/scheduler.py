@@ -19,7 +19,7 @@ from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTim
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.errors import ConfigError, RequestTooLarge
+from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.adapters import AdapterCalls, Adapters
@@ -66,11 +66,6 @@ class Scheduler:
         and other engines fetch from it. adapter_calls: reach the ranks that read adapters; without them requests get
         no slots.
         """
-        if proposer is not None and block_manager.keeps_states:
-            raise ConfigError(
-                "speculative_config is set, but the model has recurrent layers, whose states cannot go back behind a "
-                "wrong guess; leave it out, or take a model without such layers"
-            )
         self.block_manager = block_manager
         self.config = config
         self.connector = connector

@@ -90,6 +90,16 @@ class StepCosts:
         return self._seconds
 
 
+def step_tokens(
+    num_tokens: int, num_guesses: NDArray[np.int64], num_right: NDArray[np.float64] | NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Return the tokens of steps with guesses beside `num_tokens`. num_right: right guesses of the step before, which
+    are computed again; None where they are not."""
+    repeated = 0 if num_right is None else np.rint(num_right).astype(np.int64)
+    tokens: NDArray[np.int64] = np.minimum(num_tokens + num_guesses + repeated, MOST_TOKENS)
+    return tokens
+
+
 def bucket(num_tokens: int) -> int:
     """Return a number of tokens near this one of which there are few: sixteen from one power of two to the next."""
     unit = 1 << max(0, num_tokens.bit_length() - 5)
@@ -137,9 +147,13 @@ class StepBudget:
     step_s: seconds of the step without guesses.
     """
 
-    def __init__(self, seconds: NDArray[np.float64], num_rows: int, search_s: float = 0.0) -> None:
-        """seconds: of steps by their tokens. search_s: what looking for guesses takes on the host."""
+    def __init__(
+        self, seconds: NDArray[np.float64], num_rows: int, search_s: float = 0.0, *, repeats: bool = False
+    ) -> None:
+        """seconds: of steps by their tokens. search_s: what looking for guesses takes on the host. repeats: whether the
+        next step computes right guesses again."""
         self._seconds = seconds
+        self._repeats = repeats
         self._num_rows = self._num_tokens = num_rows
         self._num_expected = float(num_rows)
         self.step_s = float(seconds[num_rows])
@@ -155,23 +169,26 @@ class StepBudget:
     @property
     def may_pay(self) -> bool:
         """Whether any guess could pay, if it were certainly right."""
-        following = self._seconds[self._num_tokens + 1 :]
-        if not len(following) or not self._num_tokens:
+        counts = np.arange(1, len(self._seconds) - self._num_tokens)
+        if not len(counts) or not self._num_tokens:
             return False
-        rates = (self._num_expected + np.arange(1, len(following) + 1)) / following
+        tokens = step_tokens(self._num_tokens, counts, counts if self._repeats else None)
+        rates = (self._num_expected + counts) / self._seconds[tokens]
         return bool(rates.max() > self._least_gain * self._num_expected / self._seconds[self._num_tokens])
 
     def take(self, probability: float, most: int) -> int:
         """Return how many of `most` guesses for the next sequence pay, and count them."""
         now = self._num_tokens
-        following = self._seconds[now + 1 : now + 1 + most]
-        if not len(following):
+        counts = np.arange(1, min(most, len(self._seconds) - 1 - now) + 1)
+        if not len(counts):
             return 0
-        expected = self._num_expected + np.cumsum(probability ** np.arange(1, len(following) + 1))
-        rates = expected / following
+        right = np.cumsum(probability**counts)
+        expected = self._num_expected + right
+        tokens = step_tokens(now, counts, right if self._repeats else None)
+        rates = expected / self._seconds[tokens]
         best = int(rates.argmax())
         if rates[best] <= self._least_gain * self._num_expected / self._seconds[now]:
             return 0
-        self._num_tokens += best + 1
+        self._num_tokens = int(tokens[best])
         self._num_expected = float(expected[best])
         return best + 1

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.step import NO_PROPOSALS, Proposals
-from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, bucket
+from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, bucket, step_tokens
 
 _STEPS_BETWEEN_PROBES, _MOST_BETWEEN_PROBES = 128, 4096
 """Steps from one probe to the next: each that changes nothing doubles them."""
@@ -87,11 +87,11 @@ class ProposalLength:
     and have cost more time than they saved, there are none until half a percent of the time of steps makes up for it.
     """
 
-    def __init__(self, most: int, *, catches_up: bool = False) -> None:
-        """catches_up: of what it chooses (`Proposals`)."""
+    def __init__(self, most: int, *, catches_up: bool = False, repeats: bool = False) -> None:
+        """catches_up: of what it chooses (`Proposals`). repeats: whether right guesses are computed again."""
         self.credit, self._trials = DraftCredit(), DraftCredit()
         self._most = most
-        self._catches_up = catches_up
+        self._catches_up, self._repeats = catches_up, repeats
         self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
         self._is_probing = False
         self._last = NO_PROPOSALS
@@ -192,7 +192,8 @@ class ProposalLength:
         counts = np.arange(1, min(self._most, (len(costs) - 1) // max(1, num_rows) - 1) + 1)
         if not num_rows or not len(counts):
             return 0
-        expected = num_rows * (1 + np.cumsum(probability**counts))
-        rates = expected / (costs[num_rows * (1 + counts)] + counts * pass_s)
+        right = num_rows * np.cumsum(probability**counts)
+        tokens = step_tokens(num_rows, num_rows * counts, right if self._repeats else None)
+        rates = (num_rows + right) / (costs[tokens] + counts * pass_s)
         best = int(rates.argmax())
         return best + 1 if rates[best] > LEAST_GAIN * num_rows / costs[num_rows] else 0

@@ -69,12 +69,13 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
         *,
         is_prefill: bool = False,
+        repeats: bool = False,
     ) -> None:
         """clock: seconds of the host, by which the time of searching is counted. is_prefill: of a core that
-        computes prompts for others."""
+        computes prompts for others. repeats: whether right guesses are computed again, as states need it."""
         self.num_resting = 0
         self._config = config
-        self._is_prefill = is_prefill
+        self._is_prefill, self._repeats = is_prefill, repeats
         self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
         self._budget: StepBudget | None = None
@@ -90,7 +91,7 @@ class Speculation:
         if config.has_model:
             # a head has no states of what was computed without it
             catches_up = config.method == "draft_model"
-            self._length = ProposalLength(config.num_speculative_tokens, catches_up=catches_up)
+            self._length = ProposalLength(config.num_speculative_tokens, catches_up=catches_up, repeats=repeats)
         self._shared: OrderedDict[CacheKey, History] = OrderedDict()
         self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
         """Sequences whose outputs others may look up once they have ended."""
@@ -140,7 +141,7 @@ class Speculation:
         seconds = self.costs.seconds()
         if seconds is not self._curve:
             self._curve, self._pays = seconds, {}
-        self._budget = StepBudget(seconds, num_rows, self._pace.search_s)
+        self._budget = StepBudget(seconds, num_rows, self._pace.search_s, repeats=self._repeats)
         if num_rows not in self._pays:
             self._pays[num_rows] = self._budget.may_pay
         self._pace.note_spent(began)

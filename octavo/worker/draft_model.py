@@ -35,8 +35,8 @@ class DraftModel:
     """The draft model of one rank, without weights until `load`."""
 
     def __init__(self, config: DraftConfig, target: LoadedModel, scheduler: SchedulerConfig) -> None:
-        """target: the model that verifies. Raises ConfigError where one of both keeps what cannot go back, or
-        CheckpointError."""
+        """target: the model that verifies. Raises ConfigError where the draft model keeps what cannot go back, or
+        one of both an encoder's output; or CheckpointError."""
         self._config = config
         self._target = target.shape
         self._scheduler = scheduler
@@ -53,11 +53,13 @@ class DraftModel:
         )
         self.shape = self._opened.shape
         for name, groups in (("draft model", self.shape.cache_groups), ("model", target.shape.cache_groups)):
-            kept = next((each.keeps for each in groups if isinstance(each.keeps, Encoded | State)), None)
+            refused = Encoded if name == "model" else Encoded | State
+            kept = next((each.keeps for each in groups if isinstance(each.keeps, refused)), None)
             if kept is not None:
                 raise ConfigError(
-                    f"speculative_config: the {name} keeps {kept.render()}, and a draft model runs beside models that "
-                    "keep keys and values of tokens alone; take another one, or leave speculative_config out"
+                    f"speculative_config: the {name} keeps {kept.render()}, and a draft model keeps keys and values of "
+                    "tokens alone, beside models without an encoder's output; take another one, or leave "
+                    "speculative_config out"
                 )
         self.cache_groups: tuple[CacheGroup, ...] = tuple(
             msgspec.structs.replace(each, layers=tuple(target.shape.num_layers + layer for layer in each.layers))

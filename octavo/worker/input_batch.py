@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -91,6 +91,8 @@ class InputBatchBuilder:
         if num_encoded:
             self._cross = CrossRows(tables.pop(), num_encoded, block_size, max_num_tokens, device)
         self._tables = tables
+        self.state_groups: Collection[int] = ()
+        """Those of the cache groups that keep states."""
         self.block_size = block_size
         self._device = device
         self.max_num_tokens = max_num_tokens
@@ -165,15 +167,13 @@ class InputBatchBuilder:
             packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)
         attention = [
             AttentionMetadata(
-                query_starts=tensors.query_starts,
-                sequence_lengths=tensors.sequence_lengths,
-                block_tables=group.block_tables,
-                slot_mapping=group.slots,
+                *(tensors.query_starts, tensors.sequence_lengths, group.block_tables, group.slots),
                 block_size=self.block_size,
                 query_lengths=query_lengths,
                 lengths=lengths,
+                num_guesses=_num_guesses(rows) if number in self.state_groups else (),
             )
-            for _, group in groups
+            for number, (_, group) in enumerate(groups)
         ]
         if self._cross is not None:
             attention.append(self._cross.read(line_of_token))
@@ -251,3 +251,9 @@ class InputBatchBuilder:
         if num_rows == num_tokens:
             self._decode_views[num_rows] = views
         return views
+
+
+def _num_guesses(rows: Sequence[BatchRow]) -> Sequence[int]:
+    """Return the guesses of each row; nothing where no row has any."""
+    counts = [len(scheduled.drafts) for scheduled, _ in rows]
+    return counts if any(counts) else ()

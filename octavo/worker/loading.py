@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.schema import EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
+from octavo.core.model_shape import State
 from octavo.devices.device import Device, DrawingModel
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -151,6 +152,7 @@ class LoadedRank:
             ),
         )
         runner.padded = padded
+        runner.note_states([i for i, each in enumerate(shape.cache_groups) if isinstance(each.keeps, State)])
         if parts.draft is not None:
             runner.drafter = parts.draft.drafter(device, runner, sampler, block_size)
         if model.pooling is not None:

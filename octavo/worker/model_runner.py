@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,10 @@ class ModelRunner:
             groups=slice(cache.num_model_groups),
         )
         self._encodings = encodings
+
+    def note_states(self, groups: Collection[int]) -> None:
+        """Note which cache groups keep states of recurrent layers."""
+        self._builder.state_groups = groups
 
     def pool(self, config: PoolingConfig, model: DecoderStack, folder: Path) -> None:
         """Make vectors of prompts from now on instead of drawing. Raises CheckpointError."""

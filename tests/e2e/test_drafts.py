@@ -21,6 +21,8 @@ from tests.fakes.exact_products import need_exact_products
 from tests.fakes.proposer import LOOKUPS, ToyProposer
 
 VOCABULARY = 300
+RECURRENT = ("qwen3_next", "kimi_linear", "mamba2", "mamba", "lfm2")
+"""Families whose layers keep states: of the gated delta rule, Mamba2, Mamba, and a convolution alone."""
 PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23, 31)]
 PARAMS = [
     SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.3, max_tokens=40),
@@ -42,13 +44,17 @@ def answers(llm: LLM) -> list[list[CompletionOutput]]:
     return [each.outputs for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_drafts_change_no_bit(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "device"),
+    [("llama", "cpu"), ("llama", "reference"), *((each, "cpu") for each in RECURRENT)],
+)
+def test_drafts_change_no_bit(family: str, device: str, tmp_path: Path) -> None:
     if device == "cpu" and not LEVELS:
         pytest.skip("the compiled kernels cannot run on this machine")
     if device == "reference":
         need_exact_products(torch.bfloat16)
-    make_checkpoint("llama", tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128)
+    sizes = {"hidden_size": 64, "intermediate_size": 128} if family == "llama" else {}
+    make_checkpoint(family, tmp_path, vocab_size=VOCABULARY, **sizes)
     write_byte_tokenizer(tmp_path)
     with LLM(str(tmp_path), device=device, dtype="bfloat16", num_gpu_blocks_override=64, max_model_len=128) as llm:
         core = llm.engine.core

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,38 +28,100 @@ from tests.lora.adapter_folders import make_adapter
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
-FAMILIES = ("deepseek_v3", "glm4_moe")
+
+class Stored(NamedTuple):
+    """Where a checkpoint keeps its prediction layer.
+
+    blocks: what begins the names of its layers, each of which is like the layer of the model beside it, counted from
+    the end below 0. offset: what is added to weights of norms. config: other values of config.json.
+    """
+
+    enorm: str = "model.layers.{}.enorm"
+    hnorm: str = "model.layers.{}.hnorm"
+    eh_proj: str = "model.layers.{}.eh_proj"
+    norm: str | None = "model.layers.{}.shared_head.norm"
+    head: str | None = None
+    blocks: tuple[tuple[str, int], ...] = (("model.layers.{}.", -1),)
+    is_normed: bool = False
+    offset: float = 0.0
+    config: dict[str, Any] = {"num_nextn_predict_layers": 1}
+
+
+DEEPSEEK = Stored(head="model.layers.{}.shared_head.head")
+MTP = Stored(
+    *("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+    blocks=(("mtp.layers.0.", -1),),
+    is_normed=True,
+)
+FAMILIES = {
+    "deepseek_v3": DEEPSEEK,
+    "glm4_moe": DEEPSEEK,
+    "glm4_moe_lite": DEEPSEEK,
+    "qwen3_next": MTP._replace(offset=1.0, blocks=(("mtp.layers.0.", 1),), config={}),
+    "qwen3_5": MTP._replace(offset=1.0, blocks=(("mtp.layers.0.", 1),), config={"mtp_num_hidden_layers": 1}),
+    "exaone_moe": MTP._replace(
+        blocks=(("mtp.layers.0.", 0),), config={"num_nextn_predict_layers": 1, "sliding_window": 64}
+    ),
+    "ernie4_5_moe": Stored(
+        *("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", None),
+        blocks=(("model.mtp_block.0.", 0),),
+    ),
+    "hy_v3": Stored(norm="model.layers.{}.final_layernorm", is_normed=True),
+    "nemotron_h": Stored(
+        *("mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.0.eh_proj", "mtp.layers.1.final_layernorm"),
+        blocks=(("mtp.layers.0.", 2), ("mtp.layers.1.", 3)),
+        is_normed=True,
+        config={"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
+    ),
+}
+
+
+FC = re.compile(r"eh_proj|mtp\.fc")
+TWO = pytest.mark.parametrize("path", ["deepseek_v3", "qwen3_5"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose checkpoint has one more layer, which is like its last one."""
+    """A model whose checkpoint has one more layer, which is like one of the model's."""
     folder = tmp_path_factory.mktemp(request.param)
-    make_checkpoint(request.param, folder, vocab_size=VOCABULARY)
+    return write_predicting(request.param, folder)
+
+
+def write_predicting(family: str, folder: Path) -> Path:
+    """Write a random model of a family with a prediction layer."""
+    stored = FAMILIES[family]
+    make_checkpoint(family, folder, vocab_size=VOCABULARY)
     config = json.loads((folder / "config.json").read_text())
-    config["num_nextn_predict_layers"] = 1
+    config.update(stored.config)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(str(folder / "model.safetensors"))
-    count, hidden = config["num_hidden_layers"], config["hidden_size"]
+    count, hidden = num_layers(config), config["hidden_size"]
     generator = torch.Generator().manual_seed(3)
-    last = f"model.layers.{count - 1}."
-    own = {
-        name.replace(last, f"model.layers.{count}."): each + 0.1 * torch.randn(each.shape, generator=generator)
-        for name, each in tensors.items()
-        if name.startswith(last)
-    }
-    for name, shape in (
-        ("enorm", (hidden,)),
-        ("hnorm", (hidden,)),
-        ("eh_proj", (hidden, 2 * hidden)),
-        ("shared_head.norm", (hidden,)),
-        ("shared_head.head", (VOCABULARY, hidden)),
-    ):
-        own[f"model.layers.{count}.{name}.weight"] = torch.randn(shape, generator=generator) / hidden**0.5 + (
-            len(shape) == 1
-        )
+    own = {}
+    for block, like in stored.blocks:
+        source = f"layers.{like % count}."
+        for name, each in tensors.items():
+            if source in name:
+                own[block.format(count) + name.partition(source)[2]] = each + 0.1 * torch.randn(
+                    each.shape, generator=generator
+                )
+    shapes = {
+        stored.enorm: (hidden,), stored.hnorm: (hidden,), stored.eh_proj: (hidden, 2 * hidden), stored.norm: (hidden,),
+        stored.head: (VOCABULARY, hidden),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        if name is not None:
+            own[f"{name.format(count)}.weight"] = torch.randn(shape, generator=generator) / hidden**0.5 + (
+                len(shape) == 1
+            )
     save_file(tensors | own, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return write_byte_tokenizer(folder)
+
+
+def num_layers(config: dict[str, Any]) -> int:
+    """Return the layers of the model itself."""
+    count = config.get("num_hidden_layers")
+    return len(config["layers_block_type"]) if count is None else count
 
 
 def load(path: Path, *, is_on: bool = True, **options: Any) -> LLM:
@@ -87,9 +151,11 @@ def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) 
         assert stats(llm).num_draft_tokens > 30
 
 
+@TWO
 def test_it_changes_no_bit_beside_adapters(path: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"  # without the layer, of which no adapter knows
-    make_checkpoint(json.loads((path / "config.json").read_text())["model_type"], plain, vocab_size=VOCABULARY)
+    family = json.loads((path / "config.json").read_text())["model_type"].removesuffix("_text")
+    make_checkpoint(family, plain, vocab_size=VOCABULARY)
     for seed, name in enumerate(adapters.NAMES, 1):
         make_adapter(plain, tmp_path / name, ("o_proj",), seed=seed)
     options = {"max_model_len": 128, "enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 64}
@@ -119,6 +185,7 @@ def test_it_guesses_what_its_formula_says(path: Path, tmp_path: Path) -> None:
                 known = [*known, expected]
 
 
+@TWO
 def test_other_weights_bring_their_own(path: Path, tmp_path: Path) -> None:
     other = shutil.copytree(path, tmp_path / "other")
     generator = torch.Generator().manual_seed(5)
@@ -138,9 +205,10 @@ def test_other_weights_bring_their_own(path: Path, tmp_path: Path) -> None:
     assert len(found[0][1]) > 3
 
 
+@TWO
 def test_other_weights_without_the_layer_change_nothing(path: Path, tmp_path: Path) -> None:
     other = shutil.copytree(path, tmp_path / "other")
-    edit_tensors(other, remove=(next(each for each in load_file(other / "model.safetensors") if "eh_proj" in each),))
+    edit_tensors(other, remove=(next(each for each in load_file(other / "model.safetensors") if FC.search(each)),))
     with load(path, enable_sleep_mode=True) as llm:
         with pytest.raises(ConfigError, match=r"eh_proj\.weight is missing"):
             llm.update_weights_from_disk(other)
@@ -148,42 +216,65 @@ def test_other_weights_without_the_layer_change_nothing(path: Path, tmp_path: Pa
 
 
 class _Layer:
-    """The layer in plain torch: transformers' decoder layer between the tensors that only a prediction layer has."""
+    """The layer in plain torch: transformers' decoder layers between the tensors that only a prediction layer has."""
 
     def __init__(self, library: Any, path: Path, folder: Path) -> None:
-        count, tensors = library.config.num_hidden_layers, load_file(str(path / "model.safetensors"))
-        own, last = f"model.layers.{count}.", f"model.layers.{count - 1}."
-        self.weights = {name.removeprefix(own): each for name, each in tensors.items() if name.startswith(own)}
-        self.model, self.eps = library.model, library.config.rms_norm_eps
-        # transformers reads the tensors in the place of those of the last layer
-        moved = {name: self.weights.get(name.removeprefix(last), each) for name, each in tensors.items()}
+        config = json.loads((path / "config.json").read_text())
+        count, tensors = num_layers(config), load_file(str(path / "model.safetensors"))
+        self.stored = FAMILIES[config["model_type"].removesuffix("_text")]
+        self.eps = config.get("rms_norm_eps", config.get("layer_norm_epsilon"))
+        self.weights = {
+            role: tensors[f"{name.format(count)}.weight"]
+            for role, name in self.stored._asdict().items()
+            if isinstance(name, str)
+        }
+        self.embed, self.head = library.get_input_embeddings(), library.get_output_embeddings()
+        # transformers reads the tensors in the place of those of other layers
+        moved = dict(tensors)
+        for block, like in self.stored.blocks:
+            source = f"layers.{like % count}."
+            for name in tensors:
+                if source in name and (own := block.format(count) + name.partition(source)[2]) in tensors:
+                    moved[name] = tensors[own]
         folder.mkdir()
         shutil.copy(path / "config.json", folder)
-        save_file(
-            {name: moved[name] for name in moved if own not in name},
-            str(folder / "model.safetensors"),
-            metadata={"format": "pt"},
-        )
-        self.layer = load_oracle(folder).model.layers[-1]
+        kept = [name for name in load_library_names(library) if name in moved]
+        save_file({name: moved[name] for name in kept}, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        self.model = load_oracle(folder).base_model
+        self.layers = [self.model.layers[like] for _, like in self.stored.blocks]
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        return torch.nn.functional.rms_norm(x, (x.shape[-1],), self.weights[f"{name}.weight"], self.eps)
+        weight = self.weights[name] + self.stored.offset
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
     def streams(self, known: list[int], states: Tensor) -> Tensor:
-        embedded = self.model.embed_tokens.weight[torch.tensor(known[1:])]
-        x = torch.cat((self.norm(embedded, "enorm"), self.norm(states, "hnorm")), 1) @ self.weights["eh_proj.weight"].T
+        embedded = self.embed.weight[torch.tensor(known[1:])]
+        x = torch.cat((self.norm(embedded, "enorm"), self.norm(states, "hnorm")), 1) @ self.weights["eh_proj"].T
         count = len(x)
         positions = torch.arange(count)[None]
-        mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
-        rotary = self.model.rotary_emb(x[None], positions)
-        out = self.layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary)
-        found: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
-        return found
+        named: dict[str, Any] = {"attention_mask": torch.full((count, count), -torch.inf).triu(1)[None, None]}
+        if hasattr(self.model, "rotary_emb"):
+            named |= {"position_ids": positions, "position_embeddings": self.model.rotary_emb(x[None], positions)}
+        for layer in self.layers:
+            out = layer(x[None], **named)
+            x = (out[0] if isinstance(out, tuple) else out)[0]
+        return self.norm(x, "norm") if self.stored.is_normed else x
 
     def logits(self, stream: Tensor) -> Tensor:
-        return self.norm(stream, "shared_head.norm") @ self.weights["shared_head.head.weight"].T
+        if not self.stored.is_normed and self.stored.norm is not None:
+            stream = self.norm(stream, "norm")
+        logits: Tensor = stream @ self.weights.get("head", self.head.weight).T
+        return logits
 
 
+def load_library_names(library: Any) -> set[str]:
+    """Return the names of tensors in a checkpoint that transformers' model reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        library.save_pretrained(folder)
+        return set(load_file(f"{folder}/model.safetensors"))
+
+
+@TWO
 def test_a_prediction_layer_has_the_overrides_of_its_model(path: Path) -> None:
     args = EngineArgs(model=str(path), speculative_config={"method": "mtp"}, hf_overrides={"rope_theta": 500.0})
     draft = configure(args).draft

@@ -246,8 +246,8 @@ class HashExecutor:
 
     def _write_states(self, state: State, group: int, row: ScheduledSequence, written: dict[Slot, int]) -> None:
         """The row starts from the state behind exactly the tokens before it, and writes one wherever it has a block."""
-        table, size, end = state.tables[group], self.block_size, row.start + row.num_tokens
-        assert not row.drafts, "drafts of a model with states"
+        table, size = state.tables[group], self.block_size
+        end = row.start + row.num_tokens - len(row.drafts)  # no state is kept behind a draft
         if row.start:
             source = group, table[(row.start - 1) // size], 0
             assert source[1] != 0, f"a row from {row.start} on starts from the null block"

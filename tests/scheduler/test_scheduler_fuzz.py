@@ -172,11 +172,9 @@ class Schedules(RuleBasedStateMachine):
         self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
         self.expected: dict[str, EngineCoreRequest] = {}
         sliding_window = options["sliding_window"]
-        has_states = isinstance(sliding_window, tuple) and STATE in sliding_window
         # what encoders make does not move between engines, and a recording holds no sounds
         has_encodings = isinstance(sliding_window, tuple) and ENCODING in sliding_window
         is_recorded = is_recorded and not has_encodings
-        has_drafts = rightness is not None and not has_states
         # of several cache groups, the later ones may have fewer blocks
         num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
         # a replay has no source
@@ -185,7 +183,7 @@ class Schedules(RuleBasedStateMachine):
             self.source = ToySource(fetch_fails)
         self.folder = TemporaryDirectory() if is_recorded else None
         self.recording = Path(self.folder.name) / "run" if self.folder is not None else None
-        proposer = ToyProposer(self._alone, rightness) if has_drafts else None
+        proposer = None if rightness is None else ToyProposer(self._alone, rightness)
         self.make_core = partial(
             make_core, source=self.source, num_blocks=num_blocks, block_size=block_size, clock=self.clock,
             fail_token=self.fail_token, record_to=self.recording, proposer=proposer, **options,

@@ -6,9 +6,8 @@ import pytest
 
 from octavo.config.schema import PreemptionMode
 from octavo.engine.engine_core import EngineCore
-from octavo.errors import ConfigError
-from tests.fakes.engine import make_core, make_request, run, run_alone
-from tests.fakes.executor import STATE
+from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
+from tests.fakes.executor import STATE, HashExecutor
 from tests.fakes.proposer import ToyProposer
 
 BOTH = (None, STATE)
@@ -84,9 +83,25 @@ def test_a_token_whose_form_was_not_ready_is_drawn_behind_a_snapshot() -> None:
     assert seen.token_ids == run_alone(request, BOTH).token_ids
 
 
-def test_drafts_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"speculative_config is set, but the model has recurrent layers"):
-        state_core(proposer=ToyProposer(lambda group: {}, 1.0))
+@pytest.mark.parametrize("rightness", [0.0, 0.5, 1.0])
+def test_no_state_is_kept_behind_a_draft(rightness: float) -> None:
+    request = make_request("a", range(20), max_tokens=41)
+    alone = run_alone(request, BOTH)
+    proposer = ToyProposer(lambda group: alone.token_ids["a"], rightness)
+    core = state_core(proposer=proposer, max_num_batched_tokens=32)
+    core.add_request(request)
+    seen, most = Collected(), 0
+    while core.has_unfinished():
+        seen.add(core.step().outputs)
+        most = max(most, used_states(core))
+    assert seen.token_ids == alone.token_ids
+    assert most <= 2
+    assert isinstance(core.executor, HashExecutor)
+    rows = [row for step in core.executor.steps for row in step.rows if row.start >= 20]
+    # right drafts are computed once more, and wrong ones never again
+    expected = {0.0: [1] * 40, 1.0: [1, *[5] * 7]}
+    if rightness in expected:
+        assert [row.num_tokens - len(row.drafts) for row in rows] == expected[rightness]
 
 
 def test_a_model_of_states_alone_finds_the_cheaper_preemption() -> None:

@@ -46,6 +46,12 @@ def test_where_each_token_costs_as_much_none_is_guessed() -> None:
     assert budget.take(0.99, 16) == 0
 
 
+def test_guesses_that_are_computed_again_count_twice() -> None:
+    seconds = costs_of({1: 0.05, 8: 0.05, 9: 0.1, 32: 0.4}).seconds()
+    assert StepBudget(seconds, 1, repeats=True).take(0.95, 16) == 3
+    assert StepBudget(seconds, 1, repeats=True).take(0.4, 16) == 6
+
+
 def test_sequences_share_the_free_tokens() -> None:
     budget = StepBudget(costs_of({4: 0.05, 8: 0.05, 9: 0.1, 32: 0.4}).seconds(), 4)
     first, second = budget.take(0.9, 16), budget.take(0.9, 16)

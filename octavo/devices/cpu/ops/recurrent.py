@@ -139,6 +139,7 @@ def make_gated_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
 
 def _rows(states: Tensor, metadata: reference.TokenRows) -> tuple[int, ...]:
+    assert not metadata.num_guesses, "rows with guesses come in turns (layers/turns.py)"
     tables = metadata.block_tables
     return (
         *(states.data_ptr(), states.stride(0), metadata.query_starts.data_ptr(), metadata.sequence_lengths.data_ptr()),

@@ -130,6 +130,7 @@ def gated_rms_norm(
 
 def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
     """Return where the rows of a step keep their states, as kernels take it, and strides."""
+    assert not metadata.num_guesses, "rows with guesses come in turns (layers/turns.py)"
     tables = metadata.block_tables
     tensors = states, metadata.query_starts, metadata.sequence_lengths, tables, metadata.slot_mapping
     return tensors, (states.stride(0), tables.stride(0))
