@@ -97,7 +97,8 @@ class Encoder(GatedDecoder):
         self.add_types = addition()
         self.embed_norm = c.norm(c.hidden_size, c.norm_eps)
         self.encoder_config = c
-        self._first_types = torch.zeros(0, dtype=torch.int64)
+        self._first_types: list[Tensor] = []
+        """Zeros for steps without second texts, each tensor longer than the one before it."""
 
     def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
         made = LabelHead if head == "token" and not self.encoder_config.is_head_normed else ClassifierHead
@@ -119,9 +120,12 @@ class Encoder(GatedDecoder):
         if batch.token_types is not None and self.encoder_config.num_types > 1:
             return batch.token_types
         count, device = len(batch.token_ids), batch.token_ids.device
-        if len(self._first_types) < count or self._first_types.device != device:
-            self._first_types = torch.zeros(count, dtype=torch.int64, device=device)
-        return self._first_types[:count]
+        longest = self._first_types[-1] if self._first_types else batch.token_ids[:0]
+        if len(longest) < count or longest.device != device:
+            # recorded steps go on reading the shorter ones, so that they stay
+            longest = torch.zeros(max(count, 2 * len(longest)), dtype=torch.int64, device=device)
+            self._first_types.append(longest)
+        return longest[:count]
 
 
 class BertModel(Encoder):

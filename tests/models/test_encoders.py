@@ -183,3 +183,14 @@ def test_the_real_minilm_is_that_of_transformers() -> None:
         for output in llm.embed(texts):
             want = torch.nn.functional.normalize(hidden_of(model, output.prompt_token_ids).mean(0), dim=-1)
             torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_is_recorded_has_its_types_of_tokens_after_a_longer_one(tmp_path: Path) -> None:
+    save(tmp_path, "BertModel", **BERT)
+    write_modules(tmp_path, "mean")
+    with LLM(str(tmp_path)) as llm:
+        first, *_ = [llm.embed("w4 w5")[0].outputs for _ in range(3)]
+        llm.embed(TEXTS[2])
+        held = [torch.full((4,), 1) for _ in range(4096)]  # in what was given back meanwhile
+        assert llm.embed("w4 w5")[0].outputs == first
+        assert held
