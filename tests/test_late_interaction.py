@@ -13,7 +13,7 @@ import torch
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
-from tests.fakes.vector_models import save, write_late_interaction
+from tests.fakes.vector_models import save, write_late_interaction, write_modules
 
 DOCUMENTS = ["w3 w7 w8", " ".join(f"w{number * 7 % 90}" for number in range(90)), "w7", "w1 w2 w3"]
 MASK, QUERY, DOCUMENT, PUNCTUATION = 99, 94, 95, 11
@@ -71,3 +71,23 @@ def test_colbert_has_its_projection_among_the_weights_of_bert(tmp_path: Path) ->
         query = vectors_of(model, projection, [1, QUERY, 5, 2, 2, 2, 2, 2], 4)
         document = vectors_of(model, projection, [1, DOCUMENT, 6, 7, 2])
         assert output.outputs.score == pytest.approx((query @ document.T).max(1).values.sum().item(), rel=1e-5)
+
+
+def test_bge_m3_makes_vectors_and_weights_of_tokens_beside_the_vector(tmp_path: Path) -> None:
+    model = save(tmp_path, "XLMRobertaModel", type_vocab_size=1, bos_token_id=1, eos_token_id=2)
+    write_modules(tmp_path, "cls", "Normalize")
+    heads = {"colbert": torch.nn.Linear(64, 64), "sparse": torch.nn.Linear(64, 1)}
+    for name, head in heads.items():
+        torch.save(head.state_dict(), tmp_path / f"{name}_linear.pt")
+    with LLM(str(tmp_path)) as llm:
+        for text in DOCUMENTS:
+            (whole,) = llm.embed(text)
+            with torch.inference_mode():
+                hidden = model(input_ids=torch.tensor([whole.prompt_token_ids])).last_hidden_state[0]
+                rows = torch.nn.functional.normalize(heads["colbert"](hidden[1:]), dim=-1)
+                weights = torch.relu(heads["sparse"](hidden))[1:-1, 0]
+            want = torch.nn.functional.normalize(hidden[0], dim=-1)
+            torch.testing.assert_close(torch.tensor(whole.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+            for task, expected in (("token_embed", rows), ("token_classify", weights)):
+                (found,) = llm.encode(text, pooling_task=task)
+                np.testing.assert_allclose(found.outputs.data, expected.numpy(), rtol=1e-5, atol=1e-5)

@@ -30,8 +30,10 @@ _GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "artifact.metadata"]
 # of a folder that modules.json of sentence-transformers names
 _MODULE_FILES: Final = ("config.json", "model.safetensors", "pytorch_model.bin")
+# heads beside the model of BGE-M3
+_OTHER_WEIGHTS: Final = ("sparse_linear.pt", "colbert_linear.pt")
 # in the order of preference; a repository often holds the same weights in both
-_WEIGHT_FILES: Final = (["*.safetensors"], ["pytorch_model*.bin"])
+_WEIGHT_FILES: Final = (["*.safetensors", *_OTHER_WEIGHTS], ["pytorch_model*.bin", *_OTHER_WEIGHTS])
 # of the types in which hubs have it, the one that almost all have
 _ENCODER: Final = "*mmproj*[-_.][fF]16*.gguf"
 # copies of the weights in other layouts, exports for other programs

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.pooling import EMBED, TOKEN_EMBED, TOKEN_TASKS
+from octavo.core.pooling import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS
 
 ENCODERS: Final = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new"})
 """`model_type` of the models whose tokens see those behind them too."""
@@ -14,13 +14,30 @@ MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_le
 
 
 class DenseModule(msgspec.Struct, frozen=True):
-    """A linear layer behind pooling: its folder, its activation and whether it has a bias."""
+    """A linear layer behind the model: its folder or its file, its activation and whether it has a bias.
+
+    prefix: what stands in the file before `weight` and `bias`.
+    """
 
     folder: str
     inputs: int
     outputs: int
     activation: str = "identity"
     bias: bool = True
+    file: str | None = None
+    prefix: str = "linear."
+
+
+class TokenHeads(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that make a vector and a weight of each token beside the vector of a prompt (BGE-M3).
+
+    first, last: the token ids at the ends of a prompt. Vectors are of all tokens but the first, weights of all others.
+    """
+
+    vectors: DenseModule
+    weights: DenseModule
+    first: int
+    last: int
 
 
 class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +68,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
-    vector. late: of a late-interaction model, whose task is "token_embed".
+    vector. late: of a late-interaction model, whose task is "token_embed". token_heads: of a model that makes rows of
+    tokens beside vectors.
     """
 
     task: str = EMBED
@@ -69,6 +87,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     size: int = 0
     late: LateInteraction | None = None
+    token_heads: TokenHeads | None = None
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -78,5 +97,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tasks(self) -> tuple[str, ...]:
         """What the model makes, its own task first."""
+        if self.token_heads is not None and self.task == EMBED:
+            return self.task, TOKEN_EMBED, TOKEN_CLASSIFY
         has_tokens = self.task == EMBED and self.needs_whole_prompts
         return (self.task, TOKEN_EMBED) if has_tokens else (self.task,)

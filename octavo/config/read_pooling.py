@@ -10,11 +10,12 @@ import msgspec
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.late_interaction import ARCHITECTURES, colbert_files
 from octavo.config.pooling_args import PoolingArgs
-from octavo.config.pooling_config import ENCODERS, PoolingConfig
+from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import ConfigError
 
+_M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ForSequenceClassification": {"task": CLASSIFY},
     "ForTokenClassification": {"task": TOKEN_CLASSIFY, "head": "token"},
@@ -66,7 +67,22 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
         token_ids = found.token_ids or _yes_and_no(checkpoint)
         return _classifier(checkpoint, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
     size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
-    return msgspec.structs.replace(found, task=found.task if found.late else EMBED, token_ids=(), size=size)
+    if found.late is not None:
+        return msgspec.structs.replace(found, size=size)
+    return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size, token_heads=_token_heads(checkpoint))
+
+
+def _token_heads(c: Checkpoint) -> TokenHeads | None:
+    """Return the heads of BGE-M3, where its files are there."""
+    if not (c.path / _M3_WEIGHTS).is_file() or not (c.path / _M3_VECTORS).is_file():
+        return None
+    width = c.positive("hidden_size")
+    return TokenHeads(
+        vectors=DenseModule("", width, width, file=_M3_VECTORS, prefix=""),
+        weights=DenseModule("", width, 1, "relu", file=_M3_WEIGHTS, prefix=""),
+        first=c.int("bos_token_id", 0),
+        last=c.int("eos_token_id", 2),
+    )
 
 
 def _head(checkpoint: Checkpoint) -> str | None:

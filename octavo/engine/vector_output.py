@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def array_of(config: PoolingConfig, output: RequestOutput, task: str) -> NDArray[np.float32]:
     """Return the float32 values of a prompt, [size], or [rows, size] of a task with a row for each token.
 
-    The rows are those of all tokens, or of those that end a step where the model judges steps.
+    The rows are those of all tokens, or of those that end a step where the model judges steps. BGE-M3 leaves out the
+    ends of prompts: the first token's vector, and both tokens' weights, which are returned as [tokens].
     """
     import numpy as np
 
@@ -26,4 +27,9 @@ def array_of(config: PoolingConfig, output: RequestOutput, task: str) -> NDArray
     rows = found.reshape(len(output.prompt_token_ids), -1)
     if task == TOKEN_CLASSIFY and config.step_token_id is not None:
         rows = rows[np.array(output.prompt_token_ids) == config.step_token_id]
+    if config.token_heads is not None:
+        ids, heads = output.prompt_token_ids, config.token_heads
+        rows = rows[ids[0] == heads.first :]
+        if task == TOKEN_CLASSIFY:
+            return rows[: len(rows) - (ids[-1] == heads.last), 0]
     return rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.config.pooling_config import DenseModule, PoolingConfig
-from octavo.core.pooling import CLASSIFY, TOKEN_CLASSIFY, TOKEN_TASKS, PoolingParams
+from octavo.core.pooling import CLASSIFY, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
 from octavo.core.step import RowOutput
 from octavo.errors import CheckpointError
 from octavo.layers.layer import WHOLE
@@ -57,7 +57,12 @@ class Pooler:
         """Read the dense modules in `folder`. Raises CheckpointError."""
         self._config = config
         self._model = model
-        self._dense = [(*_read_dense(folder, each), _ACTIVATIONS[each.activation]) for each in config.dense]
+        self._dense = [_Dense.read(folder, each) for each in config.dense]
+        heads = config.token_heads
+        self._token_heads = {}
+        if heads is not None:
+            read = {TOKEN_EMBED: heads.vectors, TOKEN_CLASSIFY: heads.weights}
+            self._token_heads = {task: [_Dense.read(folder, each)] for task, each in read.items()}
 
     def results(self, hidden: Tensor, rows: Sequence[BatchRow]) -> list[RowOutput]:
         """Return the vectors of the rows that end a prompt; `hidden` [tokens, hidden] are the last hidden states."""
@@ -78,12 +83,15 @@ class Pooler:
     def _pooled(self, hidden: Tensor, params: PoolingParams) -> Tensor:
         """Return the float32 values of a prompt with the hidden states [tokens, hidden], of all or of the last ones."""
         config = self._config
-        if params.task in (CLASSIFY, TOKEN_CLASSIFY):
+        own = self._token_heads.get(params.task or "")
+        if params.task in (CLASSIFY, TOKEN_CLASSIFY) and own is None:
             scores = self._scores(hidden, params.task)
             return scores if params.use_activation is False else _ACTIVATIONS[config.activation](scores)
         x = self._picked(hidden, params.task)
-        for weight, bias, function in self._dense:
-            x = function(F.linear(x, weight, bias))
+        for dense in own or self._dense:
+            x = dense(x)
+        if params.task == TOKEN_CLASSIFY:
+            return x
         x = x[..., : params.dimensions]
         normalizes = config.normalize if params.use_activation is None else params.use_activation
         return F.normalize(x, dim=-1) if normalizes else x
@@ -105,23 +113,36 @@ class Pooler:
         return (scores if task == TOKEN_CLASSIFY else scores[0]).float()
 
 
-def _read_dense(folder: Path, dense: DenseModule) -> tuple[Tensor, Tensor | None]:
-    """Return the float32 weight [outputs, inputs] and bias [outputs] of a dense module. Raises CheckpointError."""
-    files = [folder / dense.folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    file = next((each for each in files if each.is_file()), None)
-    if file is None:
-        raise CheckpointError(f"{files[0]}: does not exist, and modules.json names a dense module there")
-    stored = {tensor.name: tensor for tensor in stored_tensors(file)}
-    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.outputs, dense.inputs)}
-    if dense.bias:
-        shapes["linear.bias"] = (dense.outputs,)
-    for name, shape in shapes.items():
-        found = stored[name].shape if name in stored else None
-        if found != shape:
-            raise CheckpointError(
-                f"{file}: {name} "
-                + ("is missing" if found is None else f"has shape {list(found)}")
-                + f", expected {list(shape)} by its config.json"
-            )
-    weight, *bias = (stored[name].values(WHOLE).float().clone() for name in shapes)
-    return weight, bias[0] if bias else None
+class _Dense(NamedTuple):
+    """A dense module: the float32 weight [outputs, inputs], the bias [outputs], and what is computed of the sum."""
+
+    weight: Tensor
+    bias: Tensor | None
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., inputs] → [..., outputs]."""
+        return self.function(F.linear(x, self.weight, self.bias))
+
+    @classmethod
+    def read(cls, folder: Path, dense: DenseModule) -> _Dense:
+        """Read it from the checkpoint `folder`. Raises CheckpointError."""
+        names = ("model.safetensors", "pytorch_model.bin") if dense.file is None else (dense.file,)
+        files = [folder / dense.folder / name for name in names]
+        file = next((each for each in files if each.is_file()), None)
+        if file is None:
+            raise CheckpointError(f"{files[0]}: does not exist, and modules.json names a dense module there")
+        stored = {tensor.name: tensor for tensor in stored_tensors(file)}
+        shapes: dict[str, tuple[int, ...]] = {f"{dense.prefix}weight": (dense.outputs, dense.inputs)}
+        if dense.bias:
+            shapes[f"{dense.prefix}bias"] = (dense.outputs,)
+        for name, shape in shapes.items():
+            found = stored[name].shape if name in stored else None
+            if found != shape:
+                raise CheckpointError(
+                    f"{file}: {name} "
+                    + ("is missing" if found is None else f"has shape {list(found)}")
+                    + f", expected {list(shape)} by its config.json"
+                )
+        weight, *bias = (stored[name].values(WHOLE).float().clone() for name in shapes)
+        return cls(weight, bias[0] if bias else None, _ACTIVATIONS[dense.activation])
