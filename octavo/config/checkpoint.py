@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.overrides import flat_overrides, overridden
+from octavo.config.released import in_todays_layout
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.text_config import TEXT_CONFIG, THINKER_CONFIG, flattened, of_thinker
@@ -70,7 +71,7 @@ class Checkpoint(Section):
         written, prefix = of_thinker(config, where)
         inner = (overrides or {}).get(THINKER_CONFIG)
         given = {**(overrides or {}), **inner} if prefix and isinstance(inner, Mapping) else overrides or {}
-        config = overridden(written, given)
+        config = in_todays_layout(overridden(written, given), where)
         super().__init__(flattened(config, where), where, prefix, flat_overrides(written, given))
         self.path = path
         self.stored = Section(config, where, prefix, given)

@@ -26,6 +26,8 @@ WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 
 _RENAMED: Final = {("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor"}
 """Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
+_UNSTATED: Final = {"DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor"}
+"""Image processors by architecture where releases have no settings of one."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 _MOST_PIXELS: Final = 1 << 25
@@ -56,7 +58,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         if isinstance(found, dict) and isinstance(name := found.get("image_processor_type"), str):
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file))
-    return None
+    unstated = _UNSTATED.get(checkpoint.architecture)
+    return None if unstated is None else {"image_processor_type": unstated}
 
 
 def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
