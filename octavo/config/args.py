@@ -12,9 +12,7 @@ from typing import ClassVar, Literal
 from octavo.config.checkpoint_args import ChatArgs, CheckpointArgs
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import arg, check_values, names_its_arguments
-from octavo.config.lora_args import LoRAArgs
 from octavo.config.media_args import MediaArgs
-from octavo.config.pooling_args import PoolingArgs
 from octavo.config.speculative_args import SpeculativeArgs
 from octavo.config.transfer_args import TransferArgs
 
@@ -98,6 +96,59 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs):
         "Run code that comes with a checkpoint.",
         only=(False,),
         otherwise="octavo never runs code from a checkpoint; the architectures it knows are in octavo/models",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAArgs:
+    """Whether requests may use adapters, and the memory for them."""
+
+    heading: ClassVar = "Adapters (LoRA)"
+
+    enable_lora: bool = arg(False, "Let requests use adapters: PEFT's LoRA beside the model's weights.")
+    max_loras: int = arg(1, "Different adapters that run at once; requests with others wait.", ge=1, le=1024)
+    max_cpu_loras: int | None = arg(
+        None,
+        "Adapters that are kept in host memory, so that their files are not read again; those that were used "
+        "longest ago are dropped. At least max_loras, which is the default.",
+        ge=1,
+        le=1 << 16,
+    )
+    max_lora_rank: int = arg(16, "Largest rank of an adapter; the memory of every slot is made for it.", ge=1, le=1024)
+    enable_lora_experts: bool = arg(
+        False, "Take adapters of experts (target_parameters of PEFT), too; the memory of every slot is made for them."
+    )
+    lora_dtype: str = arg(
+        "auto", "Number format of adapters; auto takes the model's.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    lora_modules: tuple[str, ...] = arg(
+        (),
+        "Adapter of a server: the name by which clients ask for it and its folder, as name=path or as a JSON "
+        "object with name, path and base_model_name; may be given several times.",
+    )
+    lora_resolver_cache_dir: str | None = arg(
+        None,
+        "Folder of adapters, which a server loads when clients ask for a model with the name of one: the path "
+        "below this folder.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingArgs:
+    """Whether the model writes text, or makes vectors or scores of its prompts."""
+
+    heading: ClassVar = "Vectors"
+
+    runner: str = arg(
+        "auto",
+        "generate writes text, pooling makes vectors or scores; auto is pooling for encoders, classifiers and "
+        "checkpoints with sentence-transformers' modules.json.",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = arg(
+        "auto",
+        "What a pooling model makes: embed is vectors, classify is scores; auto takes what the checkpoint says.",
+        choices=("auto", "none", "embed", "classify"),
     )
 
 

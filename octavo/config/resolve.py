@@ -10,14 +10,13 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any, cast
 
-from octavo.config.args import CacheArgs, EngineArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
+from octavo.config.args import CacheArgs, EngineArgs, LoRAArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object, read_token_ids
 from octavo.config.device_args import DeviceArgs
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
 from octavo.config.fields import values_of
-from octavo.config.lora_args import LoRAArgs
 from octavo.config.media_args import media_limits
 from octavo.config.pooling_config import PoolingConfig
 from octavo.config.read_pooling import pooling_config

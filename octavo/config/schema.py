@@ -13,10 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from octavo.config.args import CacheArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
+from octavo.config.args import CacheArgs, LoRAArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
-from octavo.config.lora_args import LoRAArgs
 from octavo.config.pooling_config import PoolingConfig as PoolingConfig
 from octavo.config.speculative_args import DraftConfig as DraftConfig
 from octavo.config.speculative_args import SpeculativeConfig as SpeculativeConfig
