@@ -20,10 +20,9 @@ from octavo.models.decoder import DecoderStack
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.processor import GrammarProcessor
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.cross_encodings import CrossEncodings
 from octavo.worker.drawing import Drawing, RowResults, sampling_rows
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
-from octavo.worker.prompt_encodings import PromptEncodings
+from octavo.worker.prompt_encodings import CrossEncodings, PromptEncodings
 from octavo.worker.sequence_state import Sequences
 
 if TYPE_CHECKING:

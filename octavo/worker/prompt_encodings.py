@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.metadata import EmbeddingOverride
-from octavo.core.media import MediaInput
+from octavo.core.media import MediaInput, TypedArray
 from octavo.core.model_shape import CacheGroup, Encoded
 from octavo.core.prompt_embeds import FIELD
 from octavo.devices.device import Device
 from octavo.models.decoder import DecoderStack
-from octavo.worker.cross_encodings import CrossEncodings, Encode, as_tensors
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.packed_arrays import sent
+from octavo.worker.sequence_state import SequenceState
+
+Encode = Callable[[str, Mapping[str, Tensor]], Tensor]
+"""Makes [vectors, width] of one input of a kind from its arrays by name."""
 
 
 def encodings_of(
@@ -129,3 +132,34 @@ class PromptEncodings:
             if self.num_kept <= self._max_embeddings:
                 return
             self.num_kept -= len(self._kept.pop(digest))
+
+
+class CrossEncodings:
+    """Encodes one input at a time, so that the bits of none depend on others. Equal ones of a step are encoded once."""
+
+    def __init__(self, encode: Encode, num_encoded: int, device: torch.device) -> None:
+        self.num_encoded = num_encoded
+        self._encode = encode
+        self._device = device
+
+    def read(
+        self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
+    ) -> tuple[list[tuple[SequenceState, Tensor]], None]:
+        """Return the sequences of rows whose sounds are encoded in this step, and the results [vectors, width]."""
+        made: dict[bytes, Tensor] = {}
+        outputs = []
+        for _, state in rows:
+            for each in state.media:
+                if each.digest not in made:
+                    made[each.digest] = self._encode(each.kind, as_tensors(each.arrays, self._device))
+                outputs.append((state, made[each.digest]))
+            state.media = ()
+        return outputs, None
+
+
+def as_tensors(arrays: Mapping[str, TypedArray], device: torch.device) -> dict[str, Tensor]:
+    """Return tensors with the content of arrays, by the same names."""
+    return {
+        name: torch.frombuffer(bytearray(array.data), dtype=getattr(torch, array.dtype)).view(array.shape).to(device)
+        for name, array in arrays.items()
+    }

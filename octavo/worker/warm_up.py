@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from octavo.config.explain import MemoryPlan
 from octavo.config.schema import SchedulerConfig
@@ -34,16 +36,10 @@ _SEVERAL: Final = SamplingParams(**_ASKED, n=2)
 """Parameters with which every device waits for the host."""
 
 
-class _Row(NamedTuple):
-    """The last `num_tokens` of the first `length` tokens of a sequence. num_drafts: those of them that are guesses."""
-
-    length: int
-    num_tokens: int = 1
-    num_samples: int = 1
-    num_prompt_logprobs: int = 0
-    num_candidates: int = 0
-    num_drafts: int = 0
-    num_proposals: int = 0
+def _row(length: int, num_tokens: int = 1, *, num_samples: int = 1, **others: Any) -> ScheduledSequence:
+    """Return a row of the last `num_tokens` of the first `length` tokens of a sequence, which gets its id in a step."""
+    start = length - num_tokens
+    return ScheduledSequence(seq_id=-1, epoch=0, start=start, num_tokens=num_tokens, num_samples=num_samples, **others)
 
 
 @dataclass(frozen=True)
@@ -85,26 +81,26 @@ class WarmUp:
     def _num_rows(self) -> int:
         return min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
 
-    def _prompt_rows(self) -> list[_Row]:
+    def _prompt_rows(self) -> list[ScheduledSequence]:
         """Return the rows of the fullest step: prompts of about the same length."""
         num_rows = self._num_rows
         num_tokens = min(self.scheduler.max_num_batched_tokens, num_rows * self.max_model_len)
         each, more = divmod(num_tokens, num_rows)
-        return [_Row(length, length) for length in (each + (row < more) for row in range(num_rows))]
+        return [_row(length, length) for length in (each + (row < more) for row in range(num_rows))]
 
     def _draw_otherwise(self) -> None:
         """Draw and describe in ways that need no prompts: as beams, several samples, and tokens of prompts do."""
-        self._run([_Row(1)] * self._num_rows, _PLAIN)
-        self._run([_Row(1, num_samples=2)] * self._num_rows, _SEVERAL)
-        self._run([_Row(1, num_samples=0, num_candidates=_TOP)] * self._num_rows, _PLAIN)
+        self._run([_row(1)] * self._num_rows, _PLAIN)
+        self._run([_row(1, num_samples=2)] * self._num_rows, _SEVERAL)
+        self._run([_row(1, num_samples=0, num_candidates=_TOP)] * self._num_rows, _PLAIN)
         length = min(self.scheduler.max_num_batched_tokens, self.max_model_len, _DESCRIBED_TOKENS)
-        self._run([_Row(length, length, num_prompt_logprobs=length - 1)], _DESCRIBED)
+        self._run([_row(length, length, num_prompt_logprobs=length - 1)], _DESCRIBED)
 
     def _verify(self) -> None:
         """Verify guesses, and make some where the worker does, twice: then what makes them is captured."""
         num_drafts = min(self.num_drafts, self.max_model_len - 1, self.scheduler.max_num_batched_tokens - 1)
         num_proposals = 0 if self.runner.drafter is None else num_drafts
-        row = _Row(1 + num_drafts, 1 + num_drafts, num_drafts=num_drafts, num_proposals=num_proposals)
+        row = _row(1 + num_drafts, 1 + num_drafts, drafts=(0,) * num_drafts, num_proposals=num_proposals)
         num_rows = min(self._num_rows, self.scheduler.max_num_batched_tokens // row.num_tokens)
         if num_drafts:
             for _ in range(2):
@@ -114,9 +110,9 @@ class WarmUp:
         """Execute a decode step twice, of rows of which one is long: it is captured when it comes for the second
         time."""
         for _ in range(2):
-            self._run([_Row(longest), *[_Row(1)] * (num_rows - 1)], params)
+            self._run([_row(longest), *[_row(1)] * (num_rows - 1)], params)
 
-    def _run(self, rows: Sequence[_Row], params: SamplingParams) -> None:
+    def _run(self, rows: Sequence[ScheduledSequence], params: SamplingParams) -> None:
         """Execute a step of new sequences, and forget them. Raises ConfigError where it does not fit."""
         num_tokens = sum(row.num_tokens for row in rows)
         purpose = f"in a step of {num_tokens:,} tokens of {len(rows):,} sequences"
@@ -127,15 +123,16 @@ class WarmUp:
             SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps())
         )
 
-    def _step(self, rows: Sequence[_Row], params: SamplingParams) -> SchedulerOutput:
+    def _step(self, rows: Sequence[ScheduledSequence], params: SamplingParams) -> SchedulerOutput:
         """Return a step of new sequences with negative ids, which share blocks where there are too few for all."""
         limits = self.plan.cache
         sequences, scheduled, given = [], [], 0
         for number, row in enumerate(rows):
-            count = num_blocks_for(row.length + row.num_proposals, limits.block_size)
+            length = row.start + row.num_tokens
+            count = num_blocks_for(length + row.num_proposals, limits.block_size)
             tables = [[1 + block % each.num_blocks for block in range(given, given + count)] for each in limits.groups]
             given += count
-            num_known = row.length - row.num_drafts
+            num_known = length - len(row.drafts)
             sequences.append(
                 NewSequence(
                     seq_id=-1 - number,
@@ -148,19 +145,7 @@ class WarmUp:
                     is_drafted=self.runner.drafter is not None,
                 )
             )
-            scheduled.append(
-                ScheduledSequence(
-                    seq_id=-1 - number,
-                    epoch=0,
-                    start=row.length - row.num_tokens,
-                    num_tokens=row.num_tokens,
-                    num_samples=row.num_samples,
-                    num_prompt_logprobs=row.num_prompt_logprobs,
-                    num_candidates=row.num_candidates,
-                    drafts=(0,) * row.num_drafts,
-                    num_proposals=row.num_proposals,
-                )
-            )
+            scheduled.append(msgspec.structs.replace(row, seq_id=-1 - number))
         return SchedulerOutput(
             step_id=-1, new_sequences=sequences, rows=scheduled, finished_ids=[], block_ops=BlockOps()
         )
