@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from octavo.devices.cuda.cubins import ALIGNED, FOLDER, ONE, Call, has_room, hash_of, layout_of, source_hash
-from octavo.devices.cuda.launch import OPTIONS, triton_constants, triton_function
+from octavo.devices.cuda.runtime import OPTIONS, triton_constants, triton_function
 from tools.kernel_launches import launches, unspecialized
 from tools.kernel_models import MODELS
 

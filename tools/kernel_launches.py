@@ -20,13 +20,11 @@ from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent, State
 from octavo.core.sampling_params import SamplingParams
-from octavo.devices.cuda.attention import CODES, CudaBackend
+from octavo.devices.cuda.attention import CODES, CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.cubins import Call, call_of
-from octavo.devices.cuda.launch import triton_function
 from octavo.devices.cuda.ops.coded import PackedFormat
 from octavo.devices.cuda.ops.linear import multiplied
-from octavo.devices.cuda.rotation import RotatingCudaBackend
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, triton_function
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, LoadedModel

@@ -45,13 +45,12 @@ from octavo.devices.cuda.kernels import (
     rows,
     sampling,
 )
-from octavo.devices.cuda.launch import OPTIONS
 from octavo.devices.cuda.ops.coded import QUANTIZED, ZEROS
 from octavo.devices.cuda.ops.coded import tile_of as coded_tile
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
 from octavo.devices.cuda.ops.linear import tile_of
 from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, SCANNED, TOKENS
-from octavo.devices.cuda.runtime import power_of_2
+from octavo.devices.cuda.runtime import OPTIONS, power_of_2
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_quantized import INT4, INT8
 

@@ -40,9 +40,8 @@ from benchmarks.models import CONFIGS
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.devices.cuda.launch import OPTIONS
-from octavo.devices.cuda.rotation import RotatingCudaBackend
-from octavo.devices.cuda.runtime import CudaRuntime, compute_type, power_of_2
+from octavo.devices.cuda.attention import RotatingCudaBackend
+from octavo.devices.cuda.runtime import OPTIONS, CudaRuntime, compute_type, power_of_2
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack

@@ -35,8 +35,7 @@ from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda.attention import CudaBackend
-from octavo.devices.cuda.rotation import RotatingCudaBackend
+from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler, read_later
 from octavo.devices.reference.sampler import ReferenceSampler

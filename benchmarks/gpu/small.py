@@ -18,10 +18,8 @@ import torch
 
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda.attention import CudaBackend
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
-from octavo.devices.cuda.rotation import RotatingCudaBackend
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton
 from octavo.ops.rotary import Rotation, rotary_table
 
 LAUNCHES: Final = 20

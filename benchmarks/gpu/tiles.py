@@ -20,8 +20,7 @@ import torch
 from benchmarks.gpu.small import microseconds
 from octavo.attention.backend import Scores
 from octavo.devices.cuda.attention import CudaBackend
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton
 from octavo.ops.prepare_quantized import INT4, INT8
 
 SHAPES: Final = ((4096, 1024), (1024, 3072), (6144, 4096), (12_288, 4096), (4096, 12_288))

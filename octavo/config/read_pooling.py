@@ -10,7 +10,6 @@ import msgspec
 from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.late_interaction import ARCHITECTURES, colbert_files
-from octavo.config.args import PoolingArgs
 from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED

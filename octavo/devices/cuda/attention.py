@@ -12,7 +12,9 @@ from torch import Tensor
 
 from octavo.attention.backend import Parts, Scores, StepSizes
 from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cuda.ops.rows import rotated, rotation_arguments
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
+from octavo.ops.rotary import Rotation
 
 HEAD_DIMS: Final = (8, 576)
 """Smallest and largest head; larger ones do not fit into an SM's memory beside their keys."""
@@ -217,6 +219,31 @@ class CudaBackend:
         if is_divided:
             tensors = parts, peaks, work, metadata.sequence_lengths, sinks, out
             self._runtime.launch("attention.merge", (len(work), heads), *tensors, num_chunks, heads, window, **common)
+
+
+class RotatingCudaBackend(CudaBackend):
+    """`CudaBackend` that is a `RotatingBackend`."""
+
+    def rotate_and_store(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, rotation: Rotation
+    ) -> Tensor:
+        if self._codes:  # another kernel makes them, whose products and sums are not fused
+            q, k = rotated(self._runtime, q, k, rotation)
+            self._store(k, v, cache, metadata)
+            return q
+        q, k, v = dense(q), dense(k), dense(v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        tensors, constants = rotation_arguments(q, k, rotation)
+        self._runtime.launch(
+            "rows.rotate_and_store",
+            (len(q), q.shape[1] + 2 * k.shape[1]),
+            *(q, k, v, out, cache[0], cache[1], metadata.slot_mapping, *tensors),
+            *(stride for each in (q, k, v) for stride in each.stride()[:2]),
+            *(*cache.stride()[1:4], *rotation.eps_and_offset),
+            BLOCK=cache.shape[3],
+            **constants,
+        )
+        return out
 
 
 def _shared(group: int, most: int) -> int:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cuda.driver import Driver, DriverError
-from octavo.devices.cuda.launch import OPTIONS, Launcher, launch_by_triton
+from octavo.devices.cuda.runtime import OPTIONS, Launcher, launch_by_triton
 from octavo.errors import ConfigError
 
 _log = logging.getLogger(__name__)

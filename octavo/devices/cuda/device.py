@@ -16,13 +16,11 @@ import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
-from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.cubins import FOLDER, open_launcher
 from octavo.devices.cuda.driver import Driver, newest_cuda
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, Graph, GraphedModel
-from octavo.devices.cuda.launch import Launcher
-from octavo.devices.cuda.rotation import RotatingCudaBackend
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
 from octavo.devices.cuda.swaps import STAGING_BYTES, Stream, Swaps, done_behind
 from octavo.devices.cuda.token_store import CudaTokenStore

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.devices.cuda.filtering import find_distances
-from octavo.devices.cuda.launch import Launcher
+from octavo.devices.cuda.runtime import Launcher
 from octavo.sampling.metadata import SampledSequence
 from octavo.sampling.random import packed_draw_key
 from octavo.sampling.sampler import DrawPlan

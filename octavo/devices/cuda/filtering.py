@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.launch import Launcher
+from octavo.devices.cuda.runtime import Launcher
 
 BLOCK: Final = 1024
 """Columns of a program."""

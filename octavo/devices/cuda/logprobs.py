@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
 from octavo.devices.cuda.filtering import BLOCK, GROUP
-from octavo.devices.cuda.launch import Launcher
+from octavo.devices.cuda.runtime import Launcher
 
 _ONE: Final = float(1 << 42)
 """The mass of the likeliest token in the kernel."""

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cuda.filtering import BLOCK
-from octavo.devices.cuda.launch import Launcher
-from octavo.devices.cuda.runtime import power_of_2, to_device
+from octavo.devices.cuda.runtime import Launcher, power_of_2, to_device
 from octavo.sampling.processors import (
     AllowedTokenIds,
     BadWords,

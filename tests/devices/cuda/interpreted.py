@@ -8,7 +8,7 @@ import torch
 
 from octavo.devices.cuda.device import CudaDevice
 from octavo.devices.cuda.graphs import Graph
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.devices.cuda.runtime import Launcher, launch_by_triton
 from octavo.devices.cuda.swaps import Stream
 from octavo.devices.device import DeviceMemory, MemoryUse
 from octavo.ops.memory import zeroed

@@ -20,7 +20,7 @@ from octavo.config.schema import DeviceConfig
 from octavo.core.media import MediaInput
 from octavo.core.pooling import PooledPrompt, PoolingParams
 from octavo.devices import DEVICES
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
+from octavo.devices.cuda.runtime import Launcher, launch_by_triton
 from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import open_device
 from octavo.devices.reference.attention import ReferenceBackend

@@ -26,12 +26,10 @@ from triton.backends.compiler import BaseBackend
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda import cubins
-from octavo.devices.cuda.attention import CudaBackend
+from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.cubins import Call, CubinLauncher, call_of, open_launcher, read_archive, source_hash
 from octavo.devices.cuda.driver import Driver, DriverError
-from octavo.devices.cuda.launch import Launcher
-from octavo.devices.cuda.rotation import RotatingCudaBackend
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher
 from octavo.errors import ConfigError
 from octavo.ops.rotary import Rotation
 from tools.cubins import write

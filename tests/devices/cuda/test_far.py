@@ -15,8 +15,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda.attention import CudaBackend, Division
-from octavo.devices.cuda.rotation import RotatingCudaBackend
+from octavo.devices.cuda.attention import CudaBackend, Division, RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.prepare_quantized import INT4
 from octavo.ops.rotary import Rotation

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo.devices.cuda.kernels import filters
-from octavo.devices.cuda.launch import launch_by_triton
+from octavo.devices.cuda.runtime import launch_by_triton
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.filters import default_filters
 from tests.conformance.test_sampling import make_logits, rows_of

@@ -23,8 +23,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.devices import DEVICES
 from octavo.devices.cuda.attention import CudaBackend
 from octavo.devices.cuda.cubins import Call, call_of
-from octavo.devices.cuda.launch import Launcher
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint

@@ -13,10 +13,9 @@ from octavo.attention.backend import Scores
 from octavo.attention.cache_format import quantize
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend, Division
-from octavo.devices.cuda.launch import launch_by_triton
 from octavo.devices.cuda.ops.coded import pack, padded_inputs, tile_of, unpack
 from octavo.devices.cuda.ops.linear import FEW
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, launch_by_triton
 from octavo.ops.coded import CodeSpec, example_specs, example_weight
 from octavo.ops.lora import Factors, LoRAShape, Run
 from octavo.ops.prepare_quantized import INT4, INT8

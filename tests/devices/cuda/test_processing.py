@@ -14,8 +14,8 @@ import torch
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.devices.cuda.launch import launch_by_triton
 from octavo.devices.cuda.processing import LAUNCHED, apply
+from octavo.devices.cuda.runtime import launch_by_triton
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from tests.conformance.test_sampling import make_logits

@@ -16,10 +16,8 @@ from octavo.attention.backend import RotatingBackend, Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
-from octavo.devices.cuda.attention import CudaBackend
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
-from octavo.devices.cuda.rotation import RotatingCudaBackend
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton
 from octavo.ops import rotary
 from octavo.ops.rotary import Rotation
 from octavo.platform import Platform

@@ -14,8 +14,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo.devices.cuda.draws import likeliest_tokens
 from octavo.devices.cuda.kernels import sampling
-from octavo.devices.cuda.launch import Launcher, launch_by_triton
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton
 from octavo.devices.cuda.sampler import CudaSampler
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.filters import Filter, default_filters

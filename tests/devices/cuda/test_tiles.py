@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.tiles import OF_CODES, with_changes
-from octavo.devices.cuda.launch import launch_by_triton
-from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.devices.cuda.runtime import CudaRuntime, launch_by_triton
 from octavo.ops.prepare_quantized import INT4
 
 

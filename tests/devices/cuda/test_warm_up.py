@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.graphs import GraphedModel
-from octavo.devices.cuda.launch import launch_by_triton
+from octavo.devices.cuda.runtime import launch_by_triton
 from octavo.errors import ConfigError
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer

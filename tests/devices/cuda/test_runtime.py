@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 import triton.language as tl
 
 import octavo.devices.cuda
-from octavo.devices.cuda import launch
+from octavo.devices.cuda import runtime
 
 
 class KeptLaunches:
@@ -30,8 +30,8 @@ class KeptLaunches:
 )
 def test_every_launch_says_what_decides_bits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     kept = KeptLaunches()
-    monkeypatch.setattr(launch, "triton_function", lambda kernel: {"rows.rotary": kept}[kernel])
-    launch.launch_by_triton("rows.rotary", (2, 3), "x", 4, DIM=8, TYPE="bfloat16", **options)
+    monkeypatch.setattr(runtime, "triton_function", lambda kernel: {"rows.rotary": kept}[kernel])
+    runtime.launch_by_triton("rows.rotary", (2, 3), "x", 4, DIM=8, TYPE="bfloat16", **options)
     pinned = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
     expected = {"DIM": 8, "TYPE": tl.bfloat16, **pinned, **options}
     assert kept.launched == ((2, 3), ("x", 4), expected)
@@ -39,6 +39,6 @@ def test_every_launch_says_what_decides_bits(monkeypatch: pytest.MonkeyPatch, op
 
 def test_kernels_are_launched_in_one_place() -> None:
     folder = Path(octavo.devices.cuda.__file__).parent
-    others = [path for path in folder.rglob("*.py") if "kernels" not in path.parts and path.name != "launch.py"]
+    others = [path for path in folder.rglob("*.py") if "kernels" not in path.parts and path.name != "runtime.py"]
     assert len(others) > 10
     assert [path.name for path in others if "cuda.kernels" in path.read_text()] == []
