@@ -30,11 +30,16 @@ class Metadata(Section):
         self.architecture, self.file = name, file
         self.types = {tensor.name: tensor for tensor in file.tensors}
 
-    def one(self, name: str) -> int:
-        """Return a size that is the same in all layers. Raises CheckpointError."""
+    def one(self, name: str, *, may_lack: bool = False) -> int:
+        """Return a size that is the same in all layers; may_lack: in all that have it, 1 where none has.
+
+        Raises CheckpointError.
+        """
         value = self.values.get(name)
+        if may_lack and value == 0:
+            return 1
         if isinstance(value, Array):
-            listed = set(value.values())
+            listed = set(value.values()) - ({0} if may_lack else set())
             if len(listed) != 1:
                 raise self.error(name, "the same number for all layers")
             return Section({name: listed.pop()}, self.where, self._prefix).positive(name)
@@ -64,6 +69,8 @@ class Architecture:
     """What it has added to weights of norms."""
     tops: Mapping[str, str] = field(default_factory=dict)
     """Names beside the layers; with {} a tensor holds those of all numbers."""
+    has_states: bool = False
+    """Layers without attention keep states; metadata count no heads there, and no MLP where none has one."""
 
 
 def architecture_of(meta: Metadata) -> Architecture:
@@ -75,6 +82,8 @@ def architecture_of(meta: Metadata) -> Architecture:
         name = "deepseek2 (sigmoid)"
     if name == "granitemoe" and meta.values.get("expert_shared_feed_forward_length"):
         name = "granitemoe (shared)"
+    if name == "mamba" and meta.bool("ssm.dt_b_c_rms", False):
+        name = "mamba (norms)"
     if name == "olmo2" and "attention.sliding_window" in meta.values:
         name = "olmo2 (windows)"
     if name not in ARCHITECTURES:
@@ -282,6 +291,43 @@ def _nemotron(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**_partial(meta, base), "hidden_act": "relu2"}
 
 
+def _mamba(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {
+        "state_size": meta.positive("ssm.state_size"),
+        "conv_kernel": meta.positive("ssm.conv_kernel"),
+        "intermediate_size": meta.positive("ssm.inner_size"),
+        "time_step_rank": meta.positive("ssm.time_step_rank"),
+        "layer_norm_epsilon": base["rms_norm_eps"],
+        "use_bias": meta.has("ssm_in.bias"),
+        "use_conv_bias": meta.has("ssm_conv1d.bias"),
+    }
+
+
+def _jamba(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    inner, hidden = meta.positive("ssm.inner_size"), base["hidden_size"]
+    if inner % hidden:
+        raise meta.error("ssm.inner_size", f"a multiple of embedding_length, which is {hidden}")
+    return {
+        **(_mixture(meta, base) if meta.optional_int("expert_count") else {"num_experts": 1}),
+        **_period(meta, "attn_layer", "attn_q.weight"),
+        **_period(meta, "expert_layer", "ffn_gate_inp.weight"),
+        "mamba_expand": inner // hidden,
+        "mamba_d_state": meta.positive("ssm.state_size"),
+        "mamba_d_conv": meta.positive("ssm.conv_kernel"),
+        "mamba_dt_rank": meta.positive("ssm.time_step_rank"),
+        "mamba_conv_bias": meta.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": meta.has("ssm_in.bias"),
+    }
+
+
+def _period(meta: Metadata, name: str, tensor: str) -> Mapping[str, int]:
+    """Return the first layer that has a tensor, and how many layers later the next one has it."""
+    layers = range(meta.positive("block_count"))
+    found = [layer for layer in layers if f"blk.{layer}.{tensor}" in meta.types] or [len(layers)]
+    period = found[1] - found[0] if len(found) > 1 else len(layers) + 1
+    return {f"{name}_offset": found[0], f"{name}_period": period}
+
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
     "llama (experts)": Architecture("MixtralForCausalLM", _mixture, names.MIXTRAL, is_permuted=True),
@@ -320,6 +366,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _common, names.HUNYUAN),
     "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", _hunyuan_moe, names.HUNYUAN),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", _minimax, names.MINIMAX),
+    "mamba": Architecture("MambaForCausalLM", _mamba, names.MAMBA, tops=names.MAMBA_TOPS, has_states=True),
+    "mamba (norms)": Architecture(
+        "FalconMambaForCausalLM", _mamba, names.MAMBA, tops=names.MAMBA_TOPS, has_states=True
+    ),
+    "jamba": Architecture("JambaForCausalLM", _jamba, names.JAMBA, tops=names.JAMBA_TOPS, has_states=True),
     "nemotron": Architecture("NemotronForCausalLM", _nemotron, {}, shift=1.0),
 }
 """By `general.architecture`, with what else distinguishes families behind it."""

@@ -69,16 +69,16 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     embeddings = meta.types.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise CheckpointError(f"{file.path}: token_embd.weight is missing, expected a table of embeddings")
-    heads = meta.one("attention.head_count")
+    heads = meta.one("attention.head_count", may_lack=kept.has_states)
     dim = meta.optional_positive("attention.key_length") or meta.positive("embedding_length") // heads
     eps = meta.values.get("attention.layer_norm_rms_epsilon", meta.values.get("attention.layer_norm_epsilon", 1e-5))
     base: dict[str, Any] = {
         "architectures": [kept.family],
         "hidden_size": meta.positive("embedding_length"),
         "num_hidden_layers": _num_layers(meta),
-        "intermediate_size": meta.one("feed_forward_length"),
+        "intermediate_size": meta.one("feed_forward_length", may_lack=kept.has_states),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.one("attention.head_count_kv")
+        "num_key_value_heads": meta.one("attention.head_count_kv", may_lack=kept.has_states)
         if "attention.head_count_kv" in meta.values
         else heads,
         "head_dim": dim,
@@ -162,7 +162,9 @@ def _of_layer(
         full += suffix
     shift = kept.shift if own.endswith("norm") and suffix == ".weight" else 0.0
     if "{}" not in full:
-        yield Placed(full, tensor, None, part, heads, shift)
+        # kernels of single channels are stored without the dimension of inputs
+        form = (tensor.shape[0], 1, *tensor.shape[1:]) if full.endswith("conv1d.weight") else ()
+        yield Placed(full, tensor, None, part, heads, shift, form=form)
         return
     experts = meta.positive("expert_count")
     if tensor.shape[0] != experts:

@@ -80,6 +80,26 @@ LATENT: Final = {
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
 }
+_SCAN: Final = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_x": "x_proj",
+    "ssm_dt": "dt_proj",
+    "ssm_a": "A!",
+    "ssm_d": "D!",
+    "ssm_out": "out_proj",
+}
+MAMBA: Final = {"attn_norm": "norm", **{name: f"mixer.{own}" for name, own in _SCAN.items()}}
+MAMBA_TOPS: Final = {"token_embd": "embeddings", "output_norm": "norm_f"}
+JAMBA: Final = {
+    **{name: f"mamba.{own}" for name, own in _SCAN.items()},
+    **{f"ssm_{each}_norm": f"mamba.{each}_layernorm" for each in ("dt", "b", "c")},
+    "ffn_norm": "pre_ff_layernorm",
+    **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")},
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{each}_exps": f"feed_forward.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
+}
+JAMBA_TOPS: Final = {"output_norm": "final_layernorm"}
 GPT_OSS: Final = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks": "self_attn.sinks!",

@@ -39,11 +39,16 @@ class SelectiveSizes:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveOptions:
-    """What families with Mamba differ in. norm: makes the norms of step, B and C, given their widths."""
+    """What families with Mamba differ in.
+
+    norm: makes the norms of step, B and C, given their widths. has_logs: rates are stored as A_log, else as A, which is
+    their negative.
+    """
 
     bias: bool = False
     convolution_bias: bool = True
     norm: Callable[[int], RMSNorm] | None = None
+    has_logs: bool = True
 
 
 class SelectiveMixer(RecurrentLayer):
@@ -63,7 +68,7 @@ class SelectiveMixer(RecurrentLayer):
         self.dt_layernorm, self.b_layernorm, self.c_layernorm = map(options.norm or _no_norm, self._widths)
         self.dt_proj = ColumnLinear(rank, channels, mesh)
         self.out_proj = joined_linear(channels, hidden, mesh, bias=options.bias)
-        self._tail = (sizes.taps - 1) * length
+        self._has_logs, self._tail = options.has_logs, (sizes.taps - 1) * length
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -80,7 +85,8 @@ class SelectiveMixer(RecurrentLayer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         parts = ((self._rows,),)
-        yield TensorSlot(f"{path}.A_log", (self._count, len(self.rates)), self._fill_rates, parts=parts)
+        name = "A_log" if self._has_logs else "A"
+        yield TensorSlot(f"{path}.{name}", (self._count, len(self.rates)), self._fill_rates, parts=parts)
         for name, stored_name in (("dt_bias", "dt_proj.bias"), ("D", "D")):
             yield TensorSlot(f"{path}.{stored_name}", (self._count,), partial(self._fill, name), parts=parts)
 
@@ -88,7 +94,8 @@ class SelectiveMixer(RecurrentLayer):
         self.hold(name, stored[self._rows])
 
     def _fill_rates(self, stored: Tensor) -> None:
-        self.hold("rates", stored[self._rows].float().exp().t())
+        own = stored[self._rows].float()
+        self.hold("rates", (own.exp() if self._has_logs else -own).t())
 
 
 def _no_norm(width: int) -> nn.Module:

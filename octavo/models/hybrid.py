@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -116,11 +116,16 @@ def selective(c: HybridConfig, mesh: Mesh, options: SelectiveOptions) -> Selecti
     return SelectiveMixer(c.sizes, c.hidden_size, mesh, options)
 
 
-def read_selective_sizes(c: Checkpoint, channels: int, *, state_size: str, rank: str, taps: str) -> SelectiveSizes:
-    """Return the sizes of Mamba, which the config has under these names. Raises CheckpointError."""
-    is_stated = c.values.get(rank) not in (None, "auto")
+def read_selective(
+    c: Checkpoint, channels: int, options: SelectiveOptions, *, state_size: str, rank: str, taps: str
+) -> dict[str, Any]:
+    """Return the fields of a `HybridConfig` with Mamba, whose sizes have these names. Raises CheckpointError."""
+    is_stated, quantization = c.values.get(rank) not in (None, "auto"), c.section("quantization_config")
     low = c.positive(rank) if is_stated else -(-c.positive("hidden_size") // 16)
-    return SelectiveSizes(channels, c.positive(state_size, 16), low, c.positive(taps, 4))
+    if quantization is not None and quantization.values.get("quant_method") == "gguf":
+        options = replace(options, has_logs=False)
+    sizes = SelectiveSizes(channels, c.positive(state_size, 16), low, c.positive(taps, 4))
+    return {"sizes": sizes, "recurrence": partial(selective, options=options)}
 
 
 def read_mamba(c: Checkpoint) -> dict[str, Any]:

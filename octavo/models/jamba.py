@@ -19,8 +19,7 @@ from octavo.models.hybrid import (
     HybridConfig,
     HybridDecoder,
     read_kinds,
-    read_selective_sizes,
-    selective,
+    read_selective,
 )
 from octavo.models.sparse import Mixture, read_stored
 from octavo.ops.experts import RouterRule
@@ -52,10 +51,12 @@ class JambaForCausalLM(HybridDecoder):
             norm_eps=eps,
             windows=(),
             kinds=read_kinds(c, [ATTENTION if each else RECURRENT for each in _periodic(c, "attn_layer", 8, 4)]),
-            sizes=read_selective_sizes(
-                c, min(expanded, LARGEST_SIZE), state_size="mamba_d_state", rank="mamba_dt_rank", taps="mamba_d_conv"
+            **read_selective(
+                *(c, min(expanded, LARGEST_SIZE), options),
+                state_size="mamba_d_state",
+                rank="mamba_dt_rank",
+                taps="mamba_d_conv",
             ),
-            recurrence=partial(selective, options=options),
             mixture=_mixture(c) if c.positive("num_experts", 16) > 1 else None,
             sparse=sparse,
         )

@@ -37,8 +37,7 @@ from octavo.models.hybrid import (
     read_limits,
     read_mamba,
     read_mamba_sizes,
-    read_selective_sizes,
-    selective,
+    read_selective,
 )
 from octavo.models.sparse import Mixture, corrected, read_stored
 
@@ -300,8 +299,7 @@ class MambaForCausalLM(NemotronHForCausalLM):
             c,
             heads=Heads(channels, channels, 1),
             tied=c.bool("tie_word_embeddings", True),
-            sizes=read_selective_sizes(c, channels, state_size="state_size", rank="time_step_rank", taps="conv_kernel"),
-            recurrence=partial(selective, options=options),
+            **read_selective(c, channels, options, state_size="state_size", rank="time_step_rank", taps="conv_kernel"),
         )
 
     @classmethod

@@ -75,7 +75,11 @@ _SANDWICH = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_SCAN = {
+    "in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out",
+}  # fmt: skip
 _TOP = {
+    "model.embeddings": "token_embd", "model.norm_f": "output_norm", "model.final_layernorm": "output_norm",
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
@@ -110,6 +114,11 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         | {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
         | {"mlp.gate.wg": "ffn_gate_inp"},
     ),
+    "mamba": {"norm": "attn_norm", **{f"mixer.{ours}": theirs for ours, theirs in _SCAN.items()}},
+    "jamba": {f"mamba.{ours}": theirs for ours, theirs in _SCAN.items()}
+    | {f"mamba.{each}_layernorm": f"ssm_{each}_norm" for each in ("dt", "b", "c")}
+    | {f"feed_forward.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")}
+    | {"pre_ff_layernorm": "ffn_norm", "feed_forward.router": "ffn_gate_inp"},
     "granitemoe": {
         "block_sparse_moe.router.layer": "ffn_gate_inp",
         "block_sparse_moe.output_linear": "ffn_down_exps",
@@ -160,6 +169,9 @@ _OF_CONFIG: dict[str, str] = {
     "altup_num_inputs": "altup.num_inputs",
     "altup_active_idx": "altup.active_idx",
     "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    **dict.fromkeys(("state_size", "mamba_d_state"), "ssm.state_size"),
+    **dict.fromkeys(("conv_kernel", "mamba_d_conv"), "ssm.conv_kernel"),
+    **dict.fromkeys(("time_step_rank", "mamba_dt_rank"), "ssm.time_step_rank"),
 }
 
 
@@ -197,6 +209,15 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         own |= {"attention.head_count_kv": 1, "expert_gating_func": 1 + is_sigmoid}
         if "mscale_all_dim" in rope:
             own["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if architecture == "mamba":
+        own |= {"ssm.inner_size": config["intermediate_size"], "feed_forward_length": 0, "attention.head_count": 0}
+        own |= {"attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"], "context_length": 1 << 20}
+        own["ssm.dt_b_c_rms"] = "Falcon" in config["architectures"][0]
+    if architecture == "jamba":
+        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+        attends = [layer % period == offset for layer in range(config["num_hidden_layers"])]
+        own["attention.head_count_kv"] = [config["num_key_value_heads"] * each for each in attends]
+        own["ssm.inner_size"] = config["mamba_expand"] * config["hidden_size"]
     if architecture == "gemma3n":
         cuts = [NormalDist().inv_cdf(each) if each else -math.inf for each in config["activation_sparsity_pattern"]]
         windows = [each == "sliding_attention" for each in config["layer_types"]]
@@ -213,7 +234,8 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
     names = {**_NAMES, **OWN_NAMES.get(architecture, {})}
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in weights.items():
+    for stored, tensor in weights.items():
+        name = stored.replace("backbone.", "model.")
         module, _, suffix = name.rpartition(".")
         if module in _TOP:
             found[f"{_TOP[module]}.{suffix}"] = _shifted(architecture, name, tensor)
@@ -224,12 +246,15 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
         assert match, name
         layer, own = f"blk.{match[1]}.", match[2]
-        if expert := re.fullmatch(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", own):
+        if expert := re.fullmatch(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight", own):
             kind = {"w1": "gate", "w2": "down", "w3": "up"}.get(expert[2], expert[2].removesuffix("_proj"))
             experts.setdefault(f"{layer}ffn_{kind}_exps.weight", {})[int(expert[1])] = tensor
             continue
         if own.startswith("mlp.experts."):
             found |= {layer + key: value for key, value in _stacked(architecture, own, tensor).items()}
+            continue
+        if own.endswith((".A_log", ".D")):
+            found |= {f"{layer}ssm_d": tensor} if own.endswith(".D") else {f"{layer}ssm_a": -tensor.exp()}
             continue
         if own in _WHOLE:
             found[layer + _WHOLE[own]] = tensor
@@ -248,6 +273,7 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         if architecture in _PERMUTED and module in ("self_attn.q_proj", "self_attn.k_proj"):
             is_query = module == "self_attn.q_proj"
             tensor = permuted(tensor, config["num_attention_heads" if is_query else "num_key_value_heads"])
+        tensor = tensor.squeeze(1) if own.endswith("conv1d.weight") else tensor
         tensor = tensor.squeeze(0) if module == "mlp.shared_expert_gate" else tensor
         found[f"{layer}{names[module]}.{suffix}"] = _shifted(architecture, own, tensor)
     found |= _rope_factors(config)

@@ -88,6 +88,10 @@ FAMILIES: list[Any] = [
     pytest.param("olmoe", "olmoe", {}, marks=LONG),
     pytest.param("glm4_moe", "glm4moe", {}, marks=LONG),
     pytest.param("nemotron", "nemotron", {}, marks=LONG),
+    ("jamba", "jamba", {}),
+    pytest.param("mamba", "mamba", {}, marks=LONG),
+    pytest.param("mamba", "mamba", {"use_conv_bias": False, "use_bias": True}, marks=LONG),
+    pytest.param("falcon_mamba", "mamba", {}, marks=LONG),
     # the converter stretches the base of the rotation itself
     pytest.param("hunyuan_v1_dense", "hunyuan-dense", {"rope_parameters": None}, marks=LONG),
     pytest.param("hunyuan_v1_moe", "hunyuan-moe", {}, marks=LONG),
