@@ -21,6 +21,7 @@ from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.released import in_todays_layout
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
+from octavo.config.speculators import of_layers
 from octavo.config.text_config import TEXT_CONFIG, THINKER_CONFIG, flattened, of_thinker
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.gguf.reader import GGUFFile, is_first_file, is_gguf, is_mmproj
@@ -101,7 +102,7 @@ class Checkpoint(Section):
             raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
         if not (path / CONFIG).is_file():
             raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
-        config = read_json_object(path / CONFIG)
+        config = of_layers(read_json_object(path / CONFIG), str(path / CONFIG))
         for name in _QUANTIZATION_CONFIGS:
             if config.get(QUANTIZATION) is None and (path / name).is_file():
                 config[QUANTIZATION] = {"quant_method": "gptq", **read_json_object(path / name)}

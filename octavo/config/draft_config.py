@@ -51,6 +51,8 @@ def _check_sizes(checkpoint: Checkpoint, head: Checkpoint) -> None:
     """Raise ConfigError where a head was made for a model of other sizes."""
     for name in ("hidden_size", "vocab_size"):
         mine, theirs = checkpoint.positive(name), head.positive(name)
+        if name == "hidden_size":
+            theirs = head.optional_positive("target_hidden_size") or theirs
         if mine != theirs:
             raise ConfigError(
                 f"speculative_config: {name} is {theirs:,} in {head.origin(name)}, and {mine:,} in that of the model; "

@@ -35,6 +35,7 @@ from octavo.config.schema import (
 )
 from octavo.config.section import LARGEST_SIZE, Section
 from octavo.config.speculative_args import speculative_config
+from octavo.config.speculators import with_verifier
 from octavo.config.speech import read_speech
 from octavo.config.transfer import transfer_config
 from octavo.core.sampling_params import SamplingParams
@@ -67,12 +68,14 @@ def configure(args: EngineArgs) -> EngineConfig:
     from octavo.config.sources import user_directory
 
     model_path = hub.locate_model(args)
-    tokenizer_path = hub.locate_tokenizer(args, model_path)
+    checkpoint = Checkpoint.open(model_path, args.hf_overrides, hub.locate_mmproj(args, model_path))
+    if (beside := with_verifier(args, checkpoint, model_path)) is not args:
+        return configure(beside)
     return resolve(
         args,
-        Checkpoint.open(model_path, args.hf_overrides, hub.locate_mmproj(args, model_path)),
+        checkpoint,
         Platform.detect(),
-        tokenizer_path=tokenizer_path,
+        tokenizer_path=hub.locate_tokenizer(args, model_path),
         cache_directory=user_directory("cache"),
         draft_path=hub.locate_draft(args, model_path),
     )

@@ -7,9 +7,10 @@ https://arxiv.org/abs/2503.01840.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,12 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import ColumnLinear
-from octavo.models.blocks import GatedMLP, RotaryAttention, stream_norm
+from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention, head_norms, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.weight_files import checkpoint_tensors
 
-NUM_NOTED = 3
-"""Layers of the model whose streams an EAGLE-3 head reads."""
+_NOTED: Final = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,10 @@ class HeadConfig(DecoderConfig):
     has_embedding: bool
     """Whether the head has a token embedding of its own."""
     fc_bias: bool
-    noted_layers: tuple[int, ...] | None = None
-    """Layers of the model whose streams the head reads, as they are before them; None for the usual ones."""
 
     @classmethod
-    def read_head(cls, c: Checkpoint, **own: Any) -> HeadConfig:
-        """Read the config of a head. Raises CheckpointError or UnsupportedModel."""
-        c.expect("num_hidden_layers", 1)
-        names = {tensor.name.removeprefix("model.") for tensor in checkpoint_tensors(c)}
+    def read_head(cls, c: Checkpoint, names: Collection[str], **own: Any) -> Self:
+        """Read the config of a head. names: of its tensors. Raises CheckpointError or UnsupportedModel."""
         return cls.common(
             c,
             bias=c.bool("attention_bias", False),
@@ -59,6 +55,52 @@ class HeadConfig(DecoderConfig):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(HeadConfig):
+    """Adds what heads of EAGLE-3 differ in."""
+
+    target_size: int
+    """Width of the model's streams."""
+    noted_layers: tuple[int, ...] | None = None
+    """Layers of the model whose streams the head reads, as they are before them; None for the usual ones."""
+    has_input_norm: bool = False
+    """Whether the streams side by side are normalised as one vector."""
+    has_chunk_norms: bool = False
+    """Whether each of them is."""
+    is_stream_normed: bool = False
+    """Whether the stream begins behind the norm of the state."""
+    is_output_normed: bool = False
+    """Whether a later guess reads the stream behind the last norm."""
+
+    @property
+    def num_noted(self) -> int:
+        """How many layers' streams the head reads."""
+        return len(self.noted_layers or usual_layers(0))
+
+    @classmethod
+    def read_third(cls, c: Checkpoint) -> Self:
+        """Read the config of an EAGLE-3 head. Raises CheckpointError or UnsupportedModel."""
+        names, eagle = tensor_names(c), c.section("eagle_config")
+        where = c if eagle is None or _NOTED not in eagle.values else eagle
+        noted = where.values.get(_NOTED)
+        if noted is not None and not _are_layers(noted):
+            raise where.error(_NOTED, "a list of 2 layers or more")
+        in_eagle = {} if eagle is None else eagle.values
+        return cls.read_head(
+            c,
+            names,
+            vocab_size=c.optional_positive("draft_vocab_size") or c.positive("vocab_size"),
+            has_head="lm_head.weight" in names,
+            target_size=c.optional_positive("target_hidden_size") or c.positive("hidden_size"),
+            noted_layers=None if noted is None else tuple(noted),
+            has_input_norm=bool(in_eagle.get("norm_before_fc", c.bool("norm_before_fc", False))),
+            has_chunk_norms=c.bool("fc_norm", False),
+            is_stream_normed=c.bool("norm_before_residual", False),
+            is_output_normed=c.bool("norm_output", False),
+            qk_norms=head_norms if "layers.0.self_attn.q_norm.weight" in names else None,
+        )
+
+
 class DraftHead(DecoderStack):
     """A head with the part of the model that it uses, which `lend` gives it.
 
@@ -68,8 +110,8 @@ class DraftHead(DecoderStack):
 
     config: HeadConfig
 
-    def __init__(self, c: HeadConfig, mesh: Mesh, layer: nn.Module) -> None:
-        super().__init__(c, mesh, lambda _: layer)
+    def __init__(self, c: HeadConfig, mesh: Mesh, layer: Callable[[int], nn.Module]) -> None:
+        super().__init__(c, mesh, layer)
         self.embed_tokens = Embedding(c.embedded_tokens, c.hidden_size) if c.has_embedding else None
         self.add = addition()
         self._lent: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
@@ -135,10 +177,11 @@ class EagleHead(DraftHead):
 
     @classmethod
     def read(cls, c: Checkpoint) -> HeadConfig:
-        return HeadConfig.read_head(c, has_head=False)
+        c.expect("num_hidden_layers", 1)
+        return HeadConfig.read_head(c, tensor_names(c), has_head=False)
 
     def __init__(self, c: HeadConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, _EagleLayer(c, mesh))
+        super().__init__(c, mesh, lambda _: _EagleLayer(c, mesh))
         self.norm = None
         self.fc = ColumnLinear(2 * c.hidden_size, c.hidden_size, mesh, bias=c.fc_bias)
 
@@ -152,41 +195,60 @@ class EagleHead(DraftHead):
 class _Eagle3Layer(nn.Module):
     """Attention over embedding and state side by side, each behind a norm; the state is the stream."""
 
-    def __init__(self, c: HeadConfig, mesh: Mesh) -> None:
+    def __init__(self, c: Eagle3Config, mesh: Mesh) -> None:
         super().__init__()
         self.input_layernorm, self.hidden_norm = stream_norm(c), stream_norm(c)
         self.self_attn = RotaryAttention(replace(c, hidden_size=2 * c.hidden_size), mesh, 0)
         self.self_attn.o_proj = ColumnLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
         self.post_attention_layernorm = stream_norm(c)
         self.mlp = GatedMLP(c, mesh)
+        self._is_stream_normed = c.is_stream_normed
 
     def forward(self, x: Tensor, embedded: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        both = torch.cat((self.input_layernorm(embedded), self.hidden_norm(x)), 1)
-        y, residual = self.post_attention_layernorm.add(self.self_attn(both, batch), x)
+        state = self.hidden_norm(x)
+        both = torch.cat((self.input_layernorm(embedded), state), 1)
+        y, residual = self.post_attention_layernorm.add(
+            self.self_attn(both, batch), state if self._is_stream_normed else x
+        )
         return self.mlp(y), residual
 
 
-class Eagle3Head(DraftHead):
-    """EAGLE-3: the streams of three layers become one vector; the head has logits of its own, of some of the tokens."""
+class _ChunkNorms(nn.Module):
+    """A norm of each of the states that lie side by side."""
 
+    def __init__(self, c: Eagle3Config) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({str(i): c.norm(c.target_size, c.norm_eps) for i in range(c.num_noted)})
+
+    def forward(self, states: Tensor) -> Tensor:
+        chunks = states.chunk(len(self.parts), dim=1)
+        return torch.cat([norm(each) for norm, each in zip(self.parts.values(), chunks, strict=True)], 1)
+
+
+class Eagle3Head(DraftHead):
+    """EAGLE-3: the streams of some layers become one vector; the head has logits of its own, of some of the tokens."""
+
+    config: Eagle3Config
     IGNORED = (*DecoderStack.IGNORED, "d2t", "t2d")
+    RENAMED: ClassVar[Mapping[str, str]] = {"parts": ""}
 
     @classmethod
-    def read(cls, c: Checkpoint) -> HeadConfig:
-        eagle = c.section("eagle_config")
-        noted = None if eagle is None else eagle.values.get("eagle_aux_hidden_state_layer_ids")
-        if eagle is not None and noted is not None and (not isinstance(noted, list) or len(noted) != NUM_NOTED):
-            raise eagle.error("eagle_aux_hidden_state_layer_ids", f"{NUM_NOTED} layers")
-        size = c.optional_positive("draft_vocab_size") or c.positive("vocab_size")
-        return HeadConfig.read_head(c, vocab_size=size, noted_layers=None if noted is None else tuple(noted))
+    def read(cls, c: Checkpoint) -> Eagle3Config:
+        return Eagle3Config.read_third(c)
 
-    def __init__(self, c: HeadConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, _Eagle3Layer(c, mesh))
-        self.fc = ColumnLinear(NUM_NOTED * c.hidden_size, c.hidden_size, mesh, bias=c.fc_bias)
+    def __init__(self, c: Eagle3Config, mesh: Mesh) -> None:
+        def layer(index: int) -> nn.Module:
+            attention = partial(RotaryAttention, c, mesh, index)
+            return GatedLayer(c, attention(), GatedMLP(c, mesh)) if index else _Eagle3Layer(c, mesh)
+
+        super().__init__(c, mesh, layer)
+        self.input_norm = c.norm(self.states_size, c.norm_eps) if c.has_input_norm else None
+        self.fc_norm = _ChunkNorms(c) if c.has_chunk_norms else None
+        self.fc = ColumnLinear(self.states_size, c.hidden_size, mesh, bias=c.fc_bias)
 
     @property
     def states_size(self) -> int:
-        return NUM_NOTED * self.config.hidden_size
+        return self.config.num_noted * self.config.target_size
 
     def own_name(self, name: str) -> str:
         return name.replace("midlayer.", "layers.0.", 1)
@@ -194,14 +256,41 @@ class Eagle3Head(DraftHead):
     def forward(self, batch: ModelInput) -> Tensor:
         states = _states(batch)
         # behind a guess the head reads its own stream
-        x = self.fc(states) if states.shape[1] == self.states_size else states
-        x, residual = self.layers["0"](x, self.embedded(batch), batch)
+        x = self._joined(states) if states.shape[1] == self.states_size else states
+        first, *others = self.layers.values()
+        x, residual = first(x, self.embedded(batch), batch)
+        for layer in others:
+            x, residual = layer(x, residual, batch)
         stream: Tensor = self.add(x, residual)
-        return stream
+        return self._normed(stream) if self.config.is_output_normed else stream
+
+    def _joined(self, states: Tensor) -> Tensor:
+        """Return one vector [tokens, hidden] of the model's states."""
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            states = self.fc_norm(states)
+        joined: Tensor = self.fc(states)
+        return joined
+
+    def _normed(self, stream: Tensor) -> Tensor:
+        assert self.norm is not None
+        normed: Tensor = self.norm(stream)
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        assert self.norm is not None
-        return DecoderStack.compute_logits(self, self.norm(hidden))
+        hidden = hidden if self.config.is_output_normed else self._normed(hidden)
+        return super().compute_logits(hidden) if self.lm_head is None else DecoderStack.compute_logits(self, hidden)
+
+
+def tensor_names(c: Checkpoint) -> frozenset[str]:
+    """Return the names of a head's tensors, without prefix, as this module's classes have them."""
+    names = (tensor.name.removeprefix("model.") for tensor in checkpoint_tensors(c))
+    return frozenset(name.replace("midlayer.", "layers.0.", 1) for name in names)
+
+
+def _are_layers(noted: object) -> bool:
+    return isinstance(noted, list) and len(noted) > 1 and all(type(each) is int for each in noted)
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from octavo import LLM, SamplingParams
 from octavo.core.step import RowOutput
 from octavo.errors import ConfigError
-from octavo.models.draft_heads import NUM_NOTED
 from octavo.worker.drafter import Drafter
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
@@ -106,7 +105,7 @@ def test_a_head_reads_the_streams_of_tokens_of_images(tmp_path: Path, monkeypatc
     with LLM(str(path), speculative_config=guessing("eagle3", path, tmp_path / "other"), **options) as llm:
         hidden_size = json.loads((path / "config.json").read_text())["text_config"]["hidden_size"]
         llm.generate(images.PROMPTS, SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
-    assert set(widths) == {NUM_NOTED * hidden_size}
+    assert set(widths) == {3 * hidden_size}
 
 
 @pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])

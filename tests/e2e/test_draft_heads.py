@@ -16,7 +16,7 @@ from tests.e2e.test_draft_models import stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.draft_heads import HIDDEN, WIDTH, guesses, read_head, write_head
+from tests.fakes.draft_heads import HIDDEN, WIDTH, guesses, read_head, write_head, write_normed_head, write_speculator
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -34,6 +34,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "model": write_byte_tokenizer(model),
         "eagle": write_head(eagle, VOCABULARY, is_third=False),
         "eagle3": write_head(third, VOCABULARY, is_third=True, draft_vocab=100),
+        "normed": write_normed_head(tmp_path_factory.mktemp("normed"), VOCABULARY),
+        "speculator": write_speculator(tmp_path_factory.mktemp("speculator"), model, VOCABULARY),
     }
 
 
@@ -41,8 +43,12 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
     if method is None:
         return LLM(str(paths["model"]), **own)
-    config = {"method": method, "model": str(paths[method]), "num_speculative_tokens": 4}
-    llm = LLM(str(paths["model"]), speculative_config=config, **own)
+    if method == "speculator":
+        llm = LLM(str(paths[method]), **own)  # which names its model
+    else:
+        kind = "eagle" if method == "eagle" else "eagle3"
+        config = {"method": kind, "model": str(paths[method]), "num_speculative_tokens": 4}
+        llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))
     return llm
 
@@ -66,12 +72,12 @@ def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[s
         assert stats(llm).num_draft_tokens > 50
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "normed", "speculator"])
 def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
     library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
-    head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method == "eagle3")
+    head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method != "eagle")
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     for prompt in PROMPTS[1:4]:
         with load(paths, method, dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
@@ -82,7 +88,7 @@ def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path
             known = tokens[:num_known]
             with torch.inference_mode():
                 found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
-                noted = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if method == "eagle3" else (-1,)
+                noted = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if method != "eagle" else (-1,)
                 states = torch.cat([found[layer][0] for layer in noted], 1)
                 expected = guesses(head, library.model.embed_tokens.weight, states, known, len(proposed))
             assert list(proposed) == expected

@@ -23,6 +23,53 @@ class Head(NamedTuple):
     forward: Callable[[Tensor, Tensor], Tensor]
     logits: Callable[[Tensor], Tensor]
     ids: Sequence[int] | None = None
+    joined: Callable[[Tensor], Tensor] = lambda states: states
+    """Makes one vector of the states that the head reads."""
+
+
+def write_speculator(path: Path, verifier: Path, vocab_size: int) -> Path:
+    """Write an EAGLE-3 head for a model as the library speculators does, with norms of heads as Qwen3 has."""
+    write_head(path, vocab_size, is_third=True, draft_vocab=100)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): each for name, each in load_file(path / "model.safetensors").items()
+    }
+    for name in "qk":
+        tensors[f"layers.0.self_attn.{name}_norm.weight"] = torch.linspace(0.5, 1.5, DIM)
+    save_file(tensors, str(path / "model.safetensors"))
+    layers = json.loads((path / "config.json").read_text())
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": layers.pop("draft_vocab_size"),
+        "norm_before_residual": True,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": str(verifier)},
+        },
+        "speculators_model_type": "eagle3",
+        "target_hidden_size": None,
+        "transformer_layer_config": layers | {"model_type": "qwen3"},
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def write_normed_head(path: Path, vocab_size: int) -> Path:
+    """Write an EAGLE-3 head of two layers with a norm wherever heads may have one."""
+    write_head(path, vocab_size, is_third=True, draft_vocab=100, num_hidden_layers=2, norm_before_fc=True, fc_norm=True,
+               norm_output=True)  # fmt: skip
+    tensors = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(9)
+    for name in list(tensors):
+        if name.startswith("midlayer.") and "hidden_norm" not in name:
+            own = tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator)
+            own = own[:, :HIDDEN].contiguous() if name[-13:-7] in ("q_proj", "k_proj", "v_proj") else own
+            tensors[name.replace("midlayer.", "layers.1.")] = own
+    tensors["input_norm.weight"] = torch.rand(3 * HIDDEN, generator=generator) + 0.5
+    for i in range(3):
+        tensors[f"fc_norm.{i}.weight"] = torch.rand(HIDDEN, generator=generator) + 0.5
+    save_file(tensors, str(path / "model.safetensors"))
+    return path
 
 
 def write_head(
@@ -78,40 +125,63 @@ def write_head(
 def read_head(path: Path, head_of_model: Tensor, *, is_third: bool) -> Head:
     """Read a head. head_of_model: the weight that makes the model's logits, [tokens, hidden]."""
     weights = load_file(str(path / "model.safetensors"))
-    layer = "midlayer" if is_third else "layers.0"
+    weights = {name.replace("midlayer.", "layers.0."): each for name, each in weights.items()}
+    config = json.loads((path / "config.json").read_text())
+    layer = "layers.0"
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, (HIDDEN,), weights[name], EPS)
+        return rms_norm(x, (x.shape[1],), weights[name], EPS)
 
-    def mlp(x: Tensor) -> Tensor:
+    def attended(x: Tensor, layer: str) -> Tensor:
+        return attention(x, {name: weights[f"{layer}.self_attn.{name}_proj.weight"] for name in "qkvo"}, {
+            name: weights[f"{layer}.self_attn.{name}_norm.weight"]
+            for name in "qk" if f"{layer}.self_attn.{name}_norm.weight" in weights
+        })  # fmt: skip
+
+    def mlp(x: Tensor, layer: str = "layers.0") -> Tensor:
         gate, up, down = (weights[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
         return silu(x @ gate.T) * (x @ up.T) @ down.T
+
+    def joined(states: Tensor) -> Tensor:
+        if "input_norm.weight" in weights:
+            states = norm(states, "input_norm.weight")
+            states = torch.cat([norm(each, f"fc_norm.{i}.weight") for i, each in enumerate(states.chunk(3, 1))], 1)
+        return states @ weights["fc.weight"].T
 
     def forward(embedded: Tensor, states: Tensor) -> Tensor:
         if not is_third:
             x = torch.cat((embedded, states), 1) @ weights["fc.weight"].T + weights["fc.bias"]
             read = x
         else:
-            x = states @ weights["fc.weight"].T if states.shape[1] == 3 * HIDDEN else states
-            read = torch.cat(
-                (norm(embedded, f"{layer}.input_layernorm.weight"), norm(x, f"{layer}.hidden_norm.weight")), 1
-            )
-        x = x + attention(read, {name: weights[f"{layer}.self_attn.{name}_proj.weight"] for name in "qkvo"})
-        return x + mlp(norm(x, f"{layer}.post_attention_layernorm.weight"))
+            x = states
+            normed = norm(x, f"{layer}.hidden_norm.weight")
+            read = torch.cat((norm(embedded, f"{layer}.input_layernorm.weight"), normed), 1)
+            x = normed if config.get("norm_before_residual") else x
+        x = x + attended(read, layer)
+        x = x + mlp(norm(x, f"{layer}.post_attention_layernorm.weight"))
+        if "layers.1.mlp.up_proj.weight" in weights:
+            x = x + attended(norm(x, "layers.1.input_layernorm.weight"), "layers.1")
+            x = x + mlp(norm(x, "layers.1.post_attention_layernorm.weight"), "layers.1")
+        return norm(x, "norm.weight") if config.get("norm_output") else x
 
     if not is_third:
         return Head(weights, forward, lambda x: x @ head_of_model.T)
     ids = (weights["d2t"] + torch.arange(len(weights["d2t"]))).tolist()
-    return Head(weights, forward, lambda x: norm(x, "norm.weight") @ weights["lm_head.weight"].T, ids)
+
+    def logits(x: Tensor) -> Tensor:
+        return (x if config.get("norm_output") else norm(x[None], "norm.weight")[0]) @ weights["lm_head.weight"].T
+
+    return Head(weights, forward, logits, ids, joined)
 
 
-def attention(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+def attention(x: Tensor, weights: dict[str, Tensor], norms: dict[str, Tensor]) -> Tensor:
     """Causal attention of rotated heads, x [tokens, inputs] → [tokens, hidden]."""
     angles = torch.outer(torch.arange(len(x)).float(), 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM))
     cos, sin = torch.cat([angles.cos()] * 2, 1), torch.cat([angles.sin()] * 2, 1)
 
     def heads(name: str, *, turns: bool) -> Tensor:
         y = (x @ weights[name].T).view(len(x), -1, DIM).transpose(0, 1)
+        y = rms_norm(y, (DIM,), norms[name], EPS) if name in norms else y
         half = torch.cat((-y[..., DIM // 2 :], y[..., : DIM // 2]), -1)
         return y * cos + half * sin if turns else y
 
@@ -136,6 +206,4 @@ def guesses(head: Head, embed: Tensor, states: Tensor, known: Sequence[int], cou
 
 def _streams(head: Head, embedded: Tensor, states: Tensor, own: list[Tensor]) -> Tensor:
     """Return the streams over the model's states, and then over the head's own ones."""
-    if own and states.shape[1] != HIDDEN:
-        states = states @ head.weights["fc.weight"].T
-    return head.forward(embedded, torch.cat([states, *(each[None] for each in own)]))
+    return head.forward(embedded, torch.cat([head.joined(states), *(each[None] for each in own)]))
