@@ -43,6 +43,11 @@ _ALSO = {
     "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},
 }
 """Architectures that are read like another one."""
+_LIKE = {
+    "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
+    "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
+}
+"""Families that no class of transformers computes: a family whose config has their keys, and their architecture."""
 _KINDS = ("full", "window", "latent", "state", "cross")
 _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
@@ -75,7 +80,7 @@ def families() -> dict[str, dict[str, list[str]]]:
     classes = {each: _class_of(each) for each in known_architectures()}
     names: dict[ModelClass, str] = {}
     for family, overrides in sorted(
-        [(name, {}) for name in FAMILIES | WITH_ENCODERS | ENCODERS] + list(VARIANTS.values()), key=str
+        [(name, {}) for name in FAMILIES | WITH_ENCODERS | ENCODERS | _LIKE] + list(VARIANTS.values()), key=str
     ):
         checkpoint = _checkpoint(family, overrides)
         model = resolve_model(checkpoint)
@@ -146,9 +151,12 @@ def _class_of(architecture: str) -> ModelClass:
 
 
 def _checkpoint(family: str, overrides: dict[str, Any]) -> Checkpoint:
-    config = family_config(family, **overrides)
+    like, architecture = _LIKE.get(family, (family, None))
+    values = json.loads(family_config(like, **overrides).to_json_string(use_diff=False))
+    if architecture is not None:
+        values |= {"architectures": [architecture], "model_type": family}
     # a folder without weights: what they hold does not matter
-    return Checkpoint(Path(__file__).parent, json.loads(config.to_json_string(use_diff=False)))
+    return Checkpoint(Path(__file__).parent, values)
 
 
 def _open(checkpoint: Checkpoint, mesh: Mesh | None = None, method: WeightMethod | None = None) -> LoadedModel | None:

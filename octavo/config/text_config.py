@@ -59,6 +59,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "hy_v3": {"rope_theta": 11_158_840.0},
     **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
     "helium": {"rope_theta": 100_000.0},
+    "longcat_flash": {"rope_theta": 10_000_000.0},
     "minimax_m2": {"rope_theta": 5_000_000.0},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "orion": {"partial_rotary_factor": 1.0},

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from octavo.errors import CheckpointError
 from octavo.layers.layer import Layer, TensorSlot
 
 OPERATOR_OF: Final[Mapping[str, str]] = {
@@ -66,9 +69,37 @@ class StoredFactor(Layer):
         yield TensorSlot(path, (self._numbers,), lambda stored: self.hold("weight", stored.expand(len(self.weight))))
 
 
-def activation(name: str) -> Elementwise:
-    """Make the activation that config.json calls `name`, a key of `OPERATOR_OF`."""
-    return Elementwise(OPERATOR_OF[name])
+class XIELU(Layer):
+    """xIELU with the two factors that the checkpoint has of each layer. Raises CheckpointError for another beta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, dim] → the same shape."""
+        result: Tensor = self.ops.xielu(x, self.weight)
+        return result
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield what the factors [1] are made of, and what is the same in all layers."""
+        for place, name in enumerate(("alpha_p", "alpha_n")):
+            yield TensorSlot(f"{path}.{name}", (1,), partial(self._fill, place))
+        for name, value in (("beta", 0.5), ("eps", -1e-6)):
+            yield TensorSlot(f"{path}.{name}", (), partial(_check, f"{path}.{name}", value), required=False)
+
+    def _fill(self, place: int, stored: Tensor) -> None:
+        self.room("weight", stored.device)[place] = F.softplus(stored[0].float()) + 0.5 * place
+
+
+def _check(name: str, value: float, stored: Tensor) -> None:
+    if abs(float(stored) - value) > 0.01 * abs(value):
+        raise CheckpointError(f"{name} is {float(stored):g}, expected {value:g}: no other is implemented")
+
+
+def activation(name: str) -> Layer:
+    """Make the activation that config.json calls `name`: xielu, or a key of `OPERATOR_OF`."""
+    return XIELU() if name == "xielu" else Elementwise(OPERATOR_OF[name])
 
 
 def addition() -> Elementwise:

@@ -21,7 +21,7 @@ from octavo.layers.expert_stack import ExpertStack, StackedWeight
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.layers.linear import ColumnLinear
 from octavo.ops.codes import NotFinite
-from octavo.ops.experts import PreparedStack, RouterRule, Routing
+from octavo.ops.experts import PreparedStack, RouterRule, Routing, routing_of
 from octavo.ops.prepare_linear import LinearFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Coded, Methods
@@ -101,6 +101,32 @@ class Router(ExactLinear):
         super().restore(own)
 
 
+class ThresholdRouter(Router):
+    """x [tokens, inputs] → the two best experts of each token, each weighed by a softmax over those near it.
+
+    Beside an expert of score m counts one of score s where `(m - s) / max(|s|, m)` is at most `threshold`; beside the
+    second one the first does not count. Source: https://arxiv.org/abs/2409.12136.
+    """
+
+    def __init__(self, inputs: int, experts: int, threshold: float) -> None:
+        super().__init__(inputs, experts, RouterRule(1))
+        self._threshold = threshold
+
+    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+        """x [tokens, inputs] → routing."""
+        logits = self.prepared.in_float32(x)
+        left, chosen, weights = logits, [], []
+        for _ in range(2):
+            # equal scores: the first is taken, as by the operator
+            best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
+            most = left.gather(1, best)
+            is_far = (most - logits) / torch.maximum(logits.abs(), most) > self._threshold
+            weights.append(self.ops.route(left.masked_fill(is_far, float("-inf")), self.rule, None, None).weights)
+            chosen.append(best)
+            left = left.scatter(1, best, float("-inf"))
+        return routing_of(torch.cat(chosen, 1), torch.cat(weights, 1), self._experts)
+
+
 class WeightedInputs(Layer):
     """Weighs the inputs of experts in the place of their outputs, where a token takes one of them."""
 
@@ -108,6 +134,20 @@ class WeightedInputs(Layer):
         """Return x [tokens, inputs] times the weights, and a routing whose weights are 1."""
         x, ones = self.ops.weighted_inputs(x, routing.weights)
         return x, routing._replace(weights=ones)
+
+
+class IdleExperts(Layer):
+    """Adds what experts return that are numbered behind the others: their inputs."""
+
+    def __init__(self, experts: int) -> None:
+        """experts: how many the others are."""
+        super().__init__()
+        self._experts = experts
+
+    def forward(self, out: Tensor, x: Tensor, routing: Routing) -> Tensor:
+        """out [tokens, inputs], the sum of the others, and x, their input → the sum of all."""
+        total: Tensor = self.ops.add_inputs(out, x, routing, self._experts)
+        return total
 
 
 @dataclass(frozen=True, slots=True)

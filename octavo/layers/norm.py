@@ -95,6 +95,18 @@ class LayerNorm(Norm):
         return normed, residual
 
 
+class ScaledNorm(RMSNorm):
+    """An `RMSNorm` whose result is multiplied with a number."""
+
+    def __init__(self, dim: int, eps: float, factor: float) -> None:
+        super().__init__(dim, eps)
+        self._factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.ops.scaled(super().forward(x), self._factor)
+        return scaled
+
+
 class UnscaledRMSNorm(RMSNorm):
     """Scales x by its root mean square alone."""
 

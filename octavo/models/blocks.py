@@ -13,7 +13,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, PromptAttention, SinkAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
-from octavo.layers.experts import ExactLinear, Experts, Router, WeightedInputs
+from octavo.layers.experts import ExactLinear, Experts, IdleExperts, Router, ThresholdRouter, WeightedInputs
 from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, UnscaledRMSNorm, WidthNorm
 from octavo.layers.picked import GatedQKVLinear, GroupedQKVLinear
@@ -166,12 +166,14 @@ class SparseMLP(nn.Module):
     def __init__(self, c: DecoderConfig, mixture: Mixture, mesh: Mesh) -> None:
         super().__init__()
         m = mixture
-        self.gate = Router(
-            *(c.hidden_size, m.experts, m.rule),
+        self.gate: Router = Router(
+            *(c.hidden_size, m.experts + m.idle, m.rule),
             bias=m.router_bias,
             correction=m.correction,
             is_correction_row=m.is_correction_row,
         )
+        if m.threshold is not None:
+            self.gate = ThresholdRouter(c.hidden_size, m.experts, m.threshold)
         self.experts = Experts(
             *(m.latent_width or c.hidden_size, m.width, m.experts, mesh),
             stored=m.stored,
@@ -191,6 +193,8 @@ class SparseMLP(nn.Module):
             self.fc2_latent_proj = ColumnLinear(*sizes[::-1], single, bias=c.mlp_bias)
             self.add = addition()
         self.weigh = WeightedInputs() if m.are_inputs_weighted else None
+        self.idle = IdleExperts(m.experts) if m.idle else None
+        self.factor = None if m.output_factor == 1 else Elementwise("scaled", m.output_factor)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -201,7 +205,9 @@ class SparseMLP(nn.Module):
             x, routing = self.weigh(x, routing)
         if self.fc1_latent_proj is None:
             out: Tensor = self.experts(x, routing, shared, gate)
-            return out
+            if self.idle is not None:
+                out = self.idle(out, x, routing)
+            return out if self.factor is None else self.factor(out)
         out = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), routing))
         return out if shared is None else self.add(out, shared)
 

@@ -99,6 +99,25 @@ class BailingMoeV2ForCausalLM(GatedDecoder):
 SarvamMoEForCausalLM = BailingMoeV2ForCausalLM
 
 
+class BailingMoeForCausalLM(GatedDecoder):
+    """Ling-lite and -plus: Ling 2.0 whose routers choose by softmax. Source: https://arxiv.org/abs/2503.05139."""
+
+    RENAMED = BailingMoeV2ForCausalLM.RENAMED
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.refuse("norm_head", "multi_gate", because="no release has it, and it is not implemented")
+        rule = RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", True))
+        return DecoderConfig.common(
+            c,
+            qkv_bias=c.bool("use_qkv_bias", False),
+            out_bias=c.bool("use_bias", False),
+            qkv_reads=(),
+            mixture=read_mixture(c, rule, counts=stated_counts(c)),
+            sparse=dense_first(c, 0),
+        )
+
+
 class Dots1ForCausalLM(GatedDecoder):
     """dots.llm1: Qwen3's attention, and DeepSeek V3's mixtures. Source: https://arxiv.org/abs/2506.05767."""
 
@@ -170,6 +189,9 @@ class ExaoneMoeForCausalLM(GatedDecoder):
             sparse=sparse_by_kind(c, 1),
         )
         return turn_within_windows(config)
+
+
+ExaoneMoEForCausalLM = ExaoneMoeForCausalLM
 
 
 class Glm4MoeForCausalLM(GatedDecoder):

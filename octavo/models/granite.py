@@ -10,15 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from torch import Tensor
-
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import ScaledNorm
 from octavo.models.blocks import GatedDecoder, SandwichLayer
-from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.config import DecoderConfig, even_share, read_windows
 from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
+from octavo.models.latent import LatentConfig, LatentDecoder
+from octavo.models.ropes import read_rope
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule
 
@@ -43,7 +43,7 @@ def _read_factors(c: Checkpoint) -> dict[str, Any]:
         "attention_scale": c.float("attention_multiplier", 1.0),
         "logit_multiplier": 1.0 / c.positive_float("logits_scaling", 1.0),
     }
-    if "scale_depth" in c.values or c.architecture == "MiniCPMForCausalLM":
+    if "scale_depth" in c.values or c.architecture.startswith("MiniCPM"):
         c.refuse("num_experts", because="MiniCPM with experts is not implemented")
         residual = c.positive_float("scale_depth") / c.positive("num_hidden_layers") ** 0.5
         factors = {
@@ -106,16 +106,15 @@ class HyperCLOVAXForCausalLM(GatedDecoder):
         return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias, **factors)
 
 
-class ScaledNorm(RMSNorm):
-    """An `RMSNorm` times a number."""
+class MiniCPM3ForCausalLM(LatentDecoder):
+    """MiniCPM3: MiniCPM with attention over latents. Source: OpenBMB's releases."""
 
-    def __init__(self, dim: int, eps: float, factor: float) -> None:
-        super().__init__(dim, eps)
-        self._factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.ops.scaled(super().forward(x), self._factor)
-        return scaled
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        rope = read_rope(c, c.positive("qk_rope_head_dim"))
+        value = even_share(c, "hidden_size", c.positive("hidden_size"), c.positive("num_attention_heads"))
+        eps = c.positive_float("rms_norm_eps", 1e-5)
+        return LatentConfig.common_latent(c, value_dim=value, rope=rope, norm_eps=eps, **_read_factors(c))
 
 
 class GraniteSWAForCausalLM(GraniteForCausalLM):

@@ -15,7 +15,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.latent import LatentAttention, LatentHeads, LatentProjections, LatentQueries
 from octavo.layers.linear import ColumnLinear, joined_linear
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import RMSNorm, ScaledNorm
 from octavo.layers.rope import ProportionalScaling, YarnScaling
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
@@ -33,14 +33,21 @@ class LatentConfig(DecoderConfig):
     latent_heads: LatentHeads
     q_rank: int | None
     """Width that queries are made from; None where they are made from the stream."""
+    latent_factor: float = 1.0
+    """What normalised latents are multiplied with."""
 
     @classmethod
-    def common_latent(cls, c: Checkpoint, **own: Any) -> Self:
-        """Read the keys that families with latents share; `own` adds or replaces fields."""
+    def common_latent(cls, c: Checkpoint, *, value_dim: int | None = None, **own: Any) -> Self:
+        """Read the keys that families with latents share; `own` adds or replaces fields.
+
+        value_dim: elements of a value where the config does not say; None where it has to.
+        """
         heads = LatentHeads(
             c.positive("num_attention_heads"),
             c.positive("kv_lora_rank"),
-            *(c.positive(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+            c.positive("qk_nope_head_dim"),
+            c.positive("qk_rope_head_dim"),
+            c.optional_positive("v_head_dim") or value_dim or c.positive("v_head_dim"),
         )
         width = heads.latent + heads.turned
         if "rope" not in own:
@@ -85,7 +92,10 @@ class LatentBlock(nn.Module):
             self.q_a_layernorm = RMSNorm(c.q_rank, _LATENT_EPS)
             self.q_b_proj = LatentQueries(c.q_rank, heads, mesh)
         self.a_proj = ColumnLinear(hidden, sections, single, bias=c.qkv_bias, reads=reads)
-        self.kv_a_layernorm = RMSNorm(heads.latent, _LATENT_EPS)
+        factor = c.latent_factor
+        self.kv_a_layernorm = (
+            RMSNorm(heads.latent, _LATENT_EPS) if factor == 1 else ScaledNorm(heads.latent, _LATENT_EPS, factor)
+        )
         self.kv_b_proj = LatentProjections(heads, mesh)
         self.rope = self.growth = None
         if c.rope is not None:

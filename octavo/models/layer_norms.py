@@ -1,56 +1,19 @@
-"""Families with LayerNorms: Cohere, Falcon, GPT-2, -J and -NeoX, Jais, Nemotron, OLMo, Phi, StableLM, StarCoder."""
+"""Families with LayerNorms: Falcon, GPT-2, -J and -NeoX, Jais, Nemotron, OLMo, Phi, StableLM, StarCoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm, UnscaledLayerNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, PlainMLP, head_layer_norms, head_norms
-from octavo.models.config import DecoderConfig, even_share, read_windows, turn_within_windows
+from octavo.models.config import DecoderConfig, even_share, read_windows
 from octavo.models.ropes import read_rope
-
-
-class CohereForCausalLM(GatedDecoder):
-    """Cohere's Command R: attention and MLP beside each other, behind one norm; heads turn in neighbouring pairs.
-
-    In large models queries and keys have norms with weights for each head. Source: Cohere's releases.
-    """
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return cls._read(c, qk_norms=head_layer_norms if c.bool("use_qk_norm", False) else None)
-
-    @staticmethod
-    def _read(c: Checkpoint, **own: Any) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            interleaved=True,
-            norm=partial(LayerNorm, bias=False),
-            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            bias=c.bool("attention_bias", False),
-            logit_multiplier=c.float("logit_scale", 0.0625),
-            layer=ParallelLayer,
-            **own,
-        )
-
-
-class Cohere2ForCausalLM(CohereForCausalLM):
-    """Command R7B and A: windows in three of four layers, and no rotation in the others.
-
-    Source: https://arxiv.org/abs/2504.00698.
-    """
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        windows = read_windows(c, is_windowed=True, default=4096, pattern=4)
-        return turn_within_windows(cls._read(c, windows=windows))
 
 
 class FalconForCausalLM(GatedDecoder):

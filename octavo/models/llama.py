@@ -46,6 +46,28 @@ class LlamaForCausalLM(GatedDecoder):
 
 
 InternLM2ForCausalLM = InternLM3ForCausalLM = IQuestCoderForCausalLM = LlamaForCausalLM
+LLaMAForCausalLM = TeleChat3ForCausalLM = LlamaForCausalLM
+
+
+class ApertusForCausalLM(GatedDecoder):
+    """Apertus: norms of query and key heads, and a plain MLP with xIELU. Source: https://arxiv.org/abs/2509.14233."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "input_layernorm": "attention_layernorm",
+        "post_attention_layernorm": "feedforward_layernorm",
+        "act": "act_fn",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        return DecoderConfig.common(
+            c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            bias=c.bool("attention_bias", False),
+            qk_norms=head_norms,
+            activation=c.expect("hidden_act", "xielu", *OPERATOR_OF, default="xielu"),
+            mlp=PlainMLP,
+        )
 
 
 class ArceeForCausalLM(GatedDecoder):
@@ -294,7 +316,7 @@ class Phi3ForCausalLM(GatedDecoder):
 
 
 class Qwen2ForCausalLM(GatedDecoder):
-    """Qwen2 and 2.5: biased queries, keys and values.
+    """Qwen2 and 2.5, MiMo: biased queries, keys and values.
 
     Its releases switch the sliding window off; where it is on, the layers from `max_window_layers` on have it.
     Source: https://arxiv.org/abs/2407.10671.
@@ -304,6 +326,9 @@ class Qwen2ForCausalLM(GatedDecoder):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         windows = read_windows(c, is_windowed=c.bool("use_sliding_window", False))
         return DecoderConfig.common(c, qkv_bias=True, windows=windows)
+
+
+MiMoForCausalLM = Qwen2ForCausalLM
 
 
 class Qwen3ForCausalLM(GatedDecoder):

@@ -8,10 +8,12 @@ from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
+from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.sparse import (
     Mixture,
+    dense_first,
     read_mixture,
     read_shared_mixture,
     read_stored,
@@ -156,6 +158,22 @@ class OlmoeForCausalLM(GatedDecoder):
         )
 
 
+class DeepseekForCausalLM(GatedDecoder):
+    """DeepSeekMoE: Llama with mixtures beside experts that all tokens take. Source: https://arxiv.org/abs/2401.06066."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("scoring_func", "softmax", default="softmax")
+        c.expect("moe_layer_freq", 1, default=1)
+        is_normalized = c.bool("norm_topk_prob", False)
+        return DecoderConfig.common(
+            c,
+            bias=c.bool("attention_bias", False),
+            mixture=read_mixture(c, RouterRule(c.positive("num_experts_per_tok"), is_normalized=is_normalized)),
+            sparse=dense_first(c, 0),
+        )
+
+
 class FlexOlmoForCausalLM(OlmoeForCausalLM):
     """FlexOlmo: OLMoE with OLMo 2's norms, behind attention and MLP. Source: https://arxiv.org/abs/2507.07024."""
 
@@ -169,6 +187,37 @@ class FlexOlmoForCausalLM(OlmoeForCausalLM):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         eps = c.positive_float("rms_norm_eps", 1e-6)
         return replace(super().read(c), norm_eps=eps, layer=LateNormLayer)
+
+
+class PhimoeForCausalLM(GatedDecoder):
+    """Phi-3.5-MoE and Phi-mini-MoE: Mixtral with LayerNorms and biases, whose router weighs two experts one by one.
+
+    Sources: https://arxiv.org/abs/2404.14219, https://arxiv.org/abs/2506.18349.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"mlp": "block_sparse_moe"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        mixture = Mixture(
+            experts=c.positive("num_local_experts", 16),
+            width=c.positive("intermediate_size"),
+            rule=RouterRule(c.expect("num_experts_per_tok", 2)),
+            stored=StoredExperts("w1", "w3", "w2"),
+            threshold=2 * c.float("router_jitter_noise", 0.01),
+        )
+        return DecoderConfig.common(
+            c,
+            norm=LayerNorm,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            bias=c.bool("attention_bias", False),
+            head_bias=c.bool("lm_head_bias", False),
+            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
+            mixture=mixture,
+        )
+
+
+PhiMoEForCausalLM = PhimoeForCausalLM
 
 
 class Qwen2MoeForCausalLM(GatedDecoder):
@@ -211,3 +260,11 @@ class Qwen3MoeForCausalLM(GatedDecoder):
             mixture=mixture,
             sparse=sparse_layers(c),
         )
+
+
+class MellumForCausalLM(Qwen3MoeForCausalLM):
+    """Mellum 2: Qwen3-MoE with windows and rotations by kind of layer. Source: JetBrains' releases."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        return replace(super().read(c), sparse=sparse_by_kind(c, 0))

@@ -59,9 +59,10 @@ _FAMILY_OF_TYPE: Final = {
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
     "corrected_mixtures": (
-        *("Afmoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "Glm4Moe", "HYV3", "MiniMaxM2", "SarvamMoE"),
-        "SolarOpen",
+        *("Afmoe", "BailingMoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoE", "ExaoneMoe", "Glm4Moe", "HYV3"),
+        *("MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
+    "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": (
         *("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4", "SarvamMLA"),
@@ -72,24 +73,27 @@ _FILES: Final = {
     "gemma4": ("Gemma4",),
     "granite": (
         *("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA"),
-        *("HyperCLOVAX", "MiniCPM"),
+        *("HyperCLOVAX", "MiniCPM", "MiniCPM3"),
     ),
     "layer_norms": (
-        *("Cohere", "Cohere2", "Falcon", "GPT2", "GPTBigCode", "GPTJ", "GPTNeoX", "Jais2", "Nemotron", "Olmo", "Orion"),
-        *("Phi", "StableLm", "Starcoder2"),
+        *("Falcon", "GPT2", "GPTBigCode", "GPTJ", "GPTNeoX", "Jais2", "Nemotron", "Olmo", "Orion", "Phi", "StableLm"),
+        "Starcoder2",
     ),
     "jamba": ("Jamba",),
     "kimi_linear": ("KimiLinear",),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
-        *("Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4", "Glm", "Glm4", "Helium", "HunYuanDenseV1", "IQuestCoder"),
-        *("InternLM2", "InternLM3"),
-        *("Llama", "Ministral", "Ministral3", "Mistral", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss"),
-        "SmolLM3",
+        *("Apertus", "Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4", "Glm", "Glm4", "Helium", "HunYuanDenseV1"),
+        *("IQuestCoder", "InternLM2", "InternLM3", "LLaMA", "Llama", "MiMo", "Ministral", "Ministral3", "Mistral"),
+        *("Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "TeleChat3"),
     ),
     "llama4": ("Llama4",),
+    "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
-    "mixtures": ("DeepseekOcr2", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe"),
+    "mixtures": (
+        *("Deepseek", "DeepseekOcr2", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
+        *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
+    ),
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),

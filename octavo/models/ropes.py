@@ -156,6 +156,8 @@ def _read_longrope(c: Checkpoint, rope: Section, pairs: int) -> LongScaling:
     factor = _read_stretch(c, rope, original)
     if rope.values.get("attention_factor") is not None:
         attention_factor = rope.positive_float("attention_factor")
+    elif rope.values.get("short_mscale") is not None:
+        attention_factor = rope.expect("short_mscale", rope.positive_float("long_mscale"))
     else:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     short, long = (_read_factors(rope, name, pairs) for name in ("short_factor", "long_factor"))

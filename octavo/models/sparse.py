@@ -34,18 +34,24 @@ class Mixture:
     """Activations of the expert that all tokens take; 0 where there is none."""
     are_inputs_weighted: bool = False
     """The one expert of a token is given the weighted input, and its output is taken as it is."""
+    idle: int = 0
+    """So many more experts return their inputs."""
+    threshold: float | None = None
+    """The router is a `ThresholdRouter` with this number, whatever `rule` says beside `top_k`."""
+    output_factor: float = 1.0
+    """What the sum of all experts, the shared one included, is multiplied with."""
     is_shared_gated: bool = False
     """The shared expert's output is multiplied with the sigmoid of a gate's."""
 
     def __post_init__(self) -> None:
         """Raises CheckpointError for a rule that chooses what is not there."""
         rule, groups = self.rule, self.rule.num_groups
-        if self.experts % groups or rule.groups_kept > groups:
+        if (self.experts + self.idle) % groups or rule.groups_kept > groups:
             raise CheckpointError(
                 f"config.json: n_group is {groups} and topk_group {rule.groups_kept}, expected a divisor of the "
                 f"{self.experts} experts, and no more than it"
             )
-        if rule.top_k > self.experts // groups * (rule.groups_kept if groups > 1 else 1):
+        if rule.top_k > (self.experts + self.idle) // groups * (rule.groups_kept if groups > 1 else 1):
             raise CheckpointError(
                 f"config.json: num_experts_per_tok is {rule.top_k}, expected at most the experts that are chosen from, "
                 f"of {self.experts} in {groups} groups"

@@ -11,6 +11,16 @@ from torch import Tensor
 from octavo.ops.registry import Operator
 
 
+def xielu(x: Tensor, factors: Tensor) -> Tensor:
+    """Return `factors[0] · x²` above 0, `factors[1] · (e^x - 1 - x)` elsewhere, and x / 2 more of both.
+
+    The exponential is that of at most -1e-6. Source: https://arxiv.org/abs/2411.13010.
+    """
+    wide, (positive, negative) = x.float(), factors.float()
+    below = (torch.expm1(wide.clamp(max=-1e-6)) - wide) * negative
+    return (torch.where(wide > 0, wide * wide * positive, below) + wide * 0.5).to(x.dtype)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """Return `silu(gate) * up` [tokens, dim], where x [tokens, 2 · dim] is gate beside up.
 
@@ -118,6 +128,12 @@ def parameter_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
         yield x, 2.5
 
 
+def xielu_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield two factors with each tensor."""
+    for (x,) in examples(dtype):
+        yield x, torch.tensor([0.8, 1.3]).to(dtype)
+
+
 def swiglu_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float, float]]:
     """Yield values on both sides of the limit."""
     for (x,) in examples(dtype):
@@ -137,6 +153,7 @@ OPERATORS = (
     Operator("multiplied", multiplied, multiplied_examples),
     Operator("scaled", scaled, parameter_examples),
     Operator("clamped_swiglu", clamped_swiglu, swiglu_examples),
+    Operator("xielu", xielu, xielu_examples),
     Operator("clamped", clamped, parameter_examples),
     Operator("soft_capped", soft_capped, parameter_examples),
 )

@@ -107,6 +107,19 @@ def expert_sum(
     return total.to(dtype)
 
 
+def add_inputs(out: Tensor, x: Tensor, routing: Routing, experts: int) -> Tensor:
+    """Return `out` plus x, each [tokens, width], times the weights of experts that return their inputs.
+
+    These are numbered from `experts` on. Source: https://arxiv.org/abs/2410.07348.
+    """
+    places = routing.places.view(routing.weights.shape)
+    weights = routing.weights.masked_fill(places < routing.starts[experts], 0.0)
+    total = weights[:, 0]
+    for place in range(1, weights.shape[1]):
+        total = total + weights[:, place]
+    return (out.float() + x.float() * total[:, None]).to(out.dtype)
+
+
 def weighted_inputs(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return x [tokens, width], each row times its weight, float32 [tokens, 1], in x's type; and 1 for each weight."""
     return x * weights.to(x.dtype), torch.ones_like(weights)
@@ -193,8 +206,16 @@ def weighted_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
         yield _logits(tokens, 64).to(dtype), torch.sigmoid(_logits(tokens, 1))
 
 
+def input_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Routing, int]]:
+    """Yield inputs of all experts, of some, and of none."""
+    for experts in (0, 5, 8):
+        x = _logits(5, 64).to(dtype)
+        yield x.flip(0), x, route(_logits(5, 8), RouterRule(3)), experts
+
+
 OPERATORS = (
     Operator("route", route, route_examples),
     Operator("expert_sum", expert_sum, sum_examples),
+    Operator("add_inputs", add_inputs, input_examples),
     Operator("weighted_inputs", weighted_inputs, weighted_examples),
 )

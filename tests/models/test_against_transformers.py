@@ -261,10 +261,37 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
+        *("apertus", "cohere2_moe", "longcat_flash", "mellum", "minicpm3", "phimoe"),
         *("exaone", "falcon", "gpt_bigcode", "gptj", "helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
     )
 }
+MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 250}
 VARIANTS |= {
+    "apertus with biases": ("apertus", {"attention_bias": True, "rope_parameters": LLAMA3}),
+    "cohere2_moe behind dense layers": (
+        "cohere2_moe",
+        {
+            "mlp_layer_types": ["dense", "dense", "sparse"],
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_intermediate_size": 48,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "mellum with dense layers": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False}),
+    "phimoe with longrope": (
+        "phimoe",
+        {
+            "sliding_window": 40,
+            "rope_parameters": {
+                **{name: value for name, value in LONG.items() if name != "partial_rotary_factor"},
+                "short_factor": [1.0, 1.1, 1.3, 2.0],
+                "long_factor": [1.0, 1.1, 1.3, 2.0],
+                **MSCALES,
+            },
+        },
+    ),
     "falcon with groups and two norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon with groups and one norm": (
         "falcon",

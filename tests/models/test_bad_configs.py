@@ -66,6 +66,8 @@ NOT_READ = {
     ("granitemoehybrid", "rope_parameters"),
     ("kimi_linear", "head_dim"),
     *((each, "num_attention_heads") for each in ("falcon_mamba", "mamba", "mamba2")),
+    ("longcat_flash", "head_dim"),
+    ("minicpm3", "head_dim"),
     ("mistral4", "head_dim"),
     ("nemotron_h", "head_dim"),  # nothing turns: heads may have any size
     ("nemotron_h", "time_step_limit"),

@@ -121,6 +121,42 @@ def test_internlm_2_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_deepseek_moe_and_ling_as_the_hub_has_them(tmp_path: Path) -> None:
+    """Both are compared with a mixture whose shared expert has a gate: zeros, which are a half."""
+    path = make_checkpoint("qwen2_moe", tmp_path, qkv_bias=False, shared_expert_intermediate_size=48)
+    tensors = load_file(path / "model.safetensors")
+    gates = [name for name in tensors if "shared_expert_gate" in name]
+    edit_tensors(path, **{name: torch.zeros_like(tensors[name]) for name in gates})
+    expected, config, changes = logits(path), json.loads((path / "config.json").read_text()), {}
+    for name, tensor in tensors.items():
+        factor = 0.5 if "shared_expert.down_proj" in name else 1.0
+        changes[name.replace(".shared_expert.", ".shared_experts.")] = tensor * factor
+    shared = config.pop("shared_expert_intermediate_size") // config["moe_intermediate_size"]
+    counts = {"n_routed_experts": config["num_experts"], "n_shared_experts": shared, "num_shared_experts": shared}
+    edit_config(path, remove=("shared_expert_intermediate_size",), norm_topk_prob=False, **counts)
+    edit_config(path, architectures=["DeepseekForCausalLM"], model_type="deepseek")
+    edit_tensors(path, remove=tuple(tensors), **{name: each for name, each in changes.items() if name not in gates})
+    assert torch.equal(logits(path), expected)
+
+    for layer in range(config["num_hidden_layers"]):
+        start = f"model.layers.{layer}."
+        qkv = [changes.pop(f"{start}self_attn.{each}_proj.weight") for each in "qkv"]
+        changes[f"{start}attention.query_key_value.weight"] = torch.cat(qkv)
+        changes[f"{start}attention.dense.weight"] = changes.pop(f"{start}self_attn.o_proj.weight")
+    changes["model.word_embeddings.weight"] = changes.pop("model.embed_tokens.weight")
+    stored = load_file(path / "model.safetensors")
+    edit_config(path, architectures=["BailingMoeForCausalLM"], model_type="bailing_moe")
+    edit_tensors(path, remove=tuple(stored), **{name: each for name, each in changes.items() if name not in gates})
+    assert torch.equal(logits(path), expected)
+
+
+def test_minicpm_3_as_the_hub_has_it(tmp_path: Path) -> None:
+    path = make_checkpoint("minicpm3", tmp_path, v_head_dim=8)
+    expected = logits(path)
+    edit_config(path, remove=("v_head_dim",))
+    assert torch.equal(logits(path), expected)
+
+
 def test_orion_as_the_hub_has_it(tmp_path: Path) -> None:
     path = make_checkpoint("stablelm", tmp_path, partial_rotary_factor=1.0, layer_norm_eps=1e-3)
     expected = logits(path)

@@ -6,14 +6,14 @@
 namespace octavo {
 
 // The numbers are part of the Python interface.
-enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4, gelu_tanh_and_mul = 5, scaled = 6, soft_capped = 7, relu2 = 8, gated_by_sigmoid = 9, clamped_swiglu = 10, multiplied = 11 };
+enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4, gelu_tanh_and_mul = 5, scaled = 6, soft_capped = 7, relu2 = 8, gated_by_sigmoid = 9, clamped_swiglu = 10, multiplied = 11, xielu = 12 };
 
 // out [rows, width] of x and y, all of `type`; rows of x and y may lie apart, those of out are dense. A `y_stride` of 0
 // gives all rows of x the same row of y.
 struct Elementwise {
   Function function;
   const void* x;
-  const void* y;  // the other operand of the products (up), the gate and add; else null
+  const void* y;  // the other operand of the products (up), the gate and add; the two factors of xielu; else null
   void* out;
   std::int64_t x_stride;
   std::int64_t y_stride;

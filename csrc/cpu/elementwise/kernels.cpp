@@ -17,6 +17,13 @@ Floats gelu_tanh(Floats x) {
   return mul(mul(all(0.5f), x), add(all(1.0f), tangent_hyperbolic(inner)));
 }
 
+// With t = tanh(x / 2), e^x - 1 is 2t / (1 - t), which is as good near 0.
+Floats xielu(Floats x, Floats positive, Floats negative) {
+  const Floats below = where_less(x, all(-1e-6f), x, all(-1e-6f)), t = tangent_hyperbolic(mul(below, all(0.5f)));
+  const Floats grown = div(add(t, t), sub(all(1.0f), t));
+  return fma(x, all(0.5f), where_less(zero(), x, mul(mul(x, x), positive), mul(sub(grown, x), negative)));
+}
+
 // `apply(x, y)` of every element; without y, it gets zeros that it does not look at.
 template <class Element, class Apply>
 void map_rows(const Elementwise& a, int begin, int end, const Apply& apply) {
@@ -57,6 +64,13 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
       return map_rows<Element>(a, begin, end, [p = all(a.parameter)](Floats x, Floats) {
         return mul(tangent_hyperbolic(div(x, p)), p);
       });
+    case Function::xielu: {
+      Elementwise own = a;
+      own.y = nullptr;
+      const Element* factors = static_cast<const Element*>(a.y);
+      return map_rows<Element>(own, begin, end, [p = all(to_float(factors[0])), n = all(to_float(factors[1]))](
+                                                    Floats x, Floats) { return xielu(x, p, n); });
+    }
     case Function::clamped_swiglu:
       return map_rows<Element>(a, begin, end, [p = all(a.parameter), most = all(a.limit)](Floats gate, Floats up) {
         gate = where_less(most, gate, most, gate);

@@ -13,7 +13,7 @@ from octavo.ops.registry import Implementation
 
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
 _GATED_BY_SIGMOID, _CLAMPED_SWIGLU = 9, 10
-_MULTIPLIED = 11
+_MULTIPLIED, _XIELU = 11, 12
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -82,6 +82,25 @@ def make_of_two(
     return compute
 
 
+def make_xielu(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
+    """Make `octavo.ops.elementwise.xielu`; of several types, or of others than above, the reference."""
+    kernel, empty = runtime.cpu.elementwise, runtime.empty
+
+    def xielu(x: Tensor, factors: Tensor) -> Tensor:
+        dtype = x.dtype
+        if dtype not in FLOAT_TYPES or factors.dtype is not dtype:
+            return elementwise.xielu(x, factors)
+        out = empty(x.shape, dtype)
+        count, width, stride = rows_of(x)
+        kernel(
+            *(_XIELU, x.data_ptr(), factors.data_ptr(), out.data_ptr()),
+            *(count, stride, 0, width, TYPE_CODES[dtype], 0.0),
+        )
+        return out
+
+    return xielu
+
+
 IMPLEMENTATIONS = (
     Implementation("relu", "native", partial(make_function, _RELU, elementwise.relu)),
     Implementation("relu2", "native", partial(make_function, _RELU2, elementwise.relu2)),
@@ -97,5 +116,6 @@ IMPLEMENTATIONS = (
     Implementation("multiplied", "native", partial(make_of_two, _MULTIPLIED, elementwise.multiplied)),
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
     Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
+    Implementation("xielu", "native", make_xielu),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )

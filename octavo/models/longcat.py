@@ -1,0 +1,108 @@
+"""LongCat-Flash: each layer has two attentions and two MLPs, and a mixture beside the second half.
+
+A half is a layer here: the first one of each pair hands what the mixture makes to the second one, which adds it.
+Source: https://arxiv.org/abs/2509.01322.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.layers.elementwise import addition
+from octavo.models.blocks import GatedLayer, GatedMLP, SparseMLP
+from octavo.models.decoder import DecoderStack
+from octavo.models.latent import LatentBlock, LatentConfig
+from octavo.models.sparse import Mixture, read_stored
+from octavo.ops.experts import RouterRule
+
+_OF_A_HALF: Final = re.compile(r"(?:model\.)?layers\.([0-9]{1,9})\.(\w+)\.([01])\.(.*)")
+_OF_A_MIXTURE: Final = re.compile(r"(?:model\.)?layers\.([0-9]{1,9})\.mlp\.(.*)")
+_EXPERT: Final = re.compile(r"experts\.([0-9]{1,9})\.")
+
+
+class Half(GatedLayer):
+    """Latent attention and an MLP; beside the MLP of the first half of a pair stands a mixture."""
+
+    def __init__(self, c: LatentConfig, mesh: Mesh, index: int) -> None:
+        super().__init__(c, LatentBlock(c, mesh), GatedMLP(c, mesh))
+        assert c.mixture is not None
+        self.shortcut = SparseMLP(c, c.mixture, mesh) if index % 2 == 0 else None
+        self.add = addition()
+
+    def forward(self, x: Any, residual: Tensor | None, batch: ModelInput) -> tuple[Any, Tensor]:
+        """x [tokens, hidden], or of a second half a pair of them, one of which bypasses it → the same the other way."""
+        made = None
+        if self.shortcut is None:
+            x, made = x
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, batch), residual)
+        if self.shortcut is None:
+            return self.add(self.mlp(x), made), residual
+        return (self.mlp(x), self.shortcut(x)), residual
+
+
+class LongcatFlashForCausalLM(DecoderStack):
+    """The whole model. Some of its experts return their inputs."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"gate": "router.classifier"}
+    # weights of experts that return their inputs
+    IGNORED = (*DecoderStack.IGNORED, r"layers\.[0-9]+\.shortcut\.idle\..*")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        c.expect("attention_method", "MLA")
+        c.expect("zero_expert_type", "identity")
+        idle = c.optional_int("zero_expert_num") or 0
+        mixture = Mixture(
+            experts=c.positive("n_routed_experts"),
+            width=c.positive("expert_ffn_hidden_size"),
+            rule=RouterRule(c.positive("moe_topk"), factor=c.positive_float("routed_scaling_factor", 6.0)),
+            stored=read_stored(c),
+            router_bias=c.bool("router_bias", False),
+            correction="e_score_correction_bias",
+            idle=idle,
+        )
+        config = LatentConfig.common_latent(
+            c,
+            num_layers=2 * c.positive("num_layers"),
+            intermediate_size=c.positive("ffn_hidden_size"),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            mixture=mixture,
+        )
+        assert config.attention_scale is not None
+        scale, hidden = config.attention_scale, config.hidden_size
+        if config.q_rank is None:
+            raise c.error("q_lora_rank", "the width that queries are made from")
+        if c.bool("mla_scale_q_lora", True):
+            scale *= (hidden / config.q_rank) ** 0.5
+        factor = (hidden / config.latent_heads.latent) ** 0.5 if c.bool("mla_scale_kv_lora", True) else 1.0
+        return replace(config, attention_scale=scale, latent_factor=factor)
+
+    def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda index: Half(c, mesh, index))
+        assert c.mixture is not None
+        self._num_experts = c.mixture.experts
+        if self.layer_range.start % 2 or self.layer_range.stop % 2:
+            raise ConfigError(
+                f"pipeline_parallel_size: a stage would have halves of layers, of {c.num_layers // 2} layers in all; "
+                "take a divisor of their number, or tensor_parallel_size"
+            )
+
+    def own_name(self, name: str) -> str:
+        if found := _OF_A_HALF.fullmatch(name):
+            layer, part, half, rest = found.groups()
+            return f"layers.{2 * int(layer) + int(half)}.{'mlp' if part == 'mlps' else part}.{rest}"
+        if found := _OF_A_MIXTURE.fullmatch(name):
+            expert = _EXPERT.match(found[2])
+            is_idle = expert is not None and int(expert[1]) >= self._num_experts
+            return f"layers.{2 * int(found[1])}.shortcut.{'idle.' if is_idle else ''}{found[2]}"
+        return name
