@@ -141,8 +141,8 @@ class PoolingArgs:
 
     runner: str = arg(
         "auto",
-        "generate writes text, pooling makes vectors or scores; auto is pooling for encoders, classifiers and "
-        "checkpoints with sentence-transformers' modules.json.",
+        "generate writes text, pooling makes vectors or scores; auto is pooling for encoders, classifiers, "
+        "models without a head and checkpoints with sentence-transformers' modules.json.",
         choices=("auto", "generate", "pooling"),
     )
     convert: str = arg(

@@ -6,11 +6,22 @@ from typing import Final
 
 import msgspec
 
+from octavo.config.checkpoint import Checkpoint
 from octavo.core.pooling import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS
 
 ENCODERS: Final = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new"})
 """`model_type` of the models whose tokens see those behind them too."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")
+
+
+def sees_both(c: Checkpoint) -> bool:
+    """Return whether a checkpoint's tokens see those behind them too: of encoders, and of decoders that are made so."""
+    return (
+        c.str("model_type", "") in ENCODERS
+        or c.values.get("use_bidirectional_attention") is True
+        or c.values.get("is_causal") is False
+        or "Bidirectional" in str(c.values.get("architectures"))
+    )
 
 
 class DenseModule(msgspec.Struct, frozen=True):

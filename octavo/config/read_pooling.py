@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import msgspec
 from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.late_interaction import ARCHITECTURES, colbert_files
-from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads
+from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads, sees_both
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import ConfigError
@@ -34,8 +35,7 @@ _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
 def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None:
     """Return how the checkpoint makes vectors; None where it generates text. Raises CheckpointError, UnsupportedModel
     or ConfigError."""
-    is_encoder = checkpoint.str("model_type", "") in ENCODERS
-    is_encoder |= checkpoint.values.get("use_bidirectional_attention") is True
+    is_encoder = sees_both(checkpoint)
     if args.runner == "generate":
         if is_encoder:
             raise ConfigError("runner is generate, but the model is an encoder, which writes no text; leave it out")
@@ -45,16 +45,25 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
     head = None if args.convert == EMBED else _head(checkpoint)
     modules = None if checkpoint.gguf else listed_modules(checkpoint.path)
     is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or head is not None
+    is_pooling |= re.search("(?<!LMHead)Model$", _architecture(checkpoint)) is not None  # without a head for tokens
     if not is_pooling and modules is None:
         return None
-    found = PoolingConfig(is_causal=not is_encoder, modes=("cls" if is_encoder else "lasttoken",), normalize=True)
+    found = PoolingConfig(
+        is_causal=not is_encoder,
+        modes=("cls" if checkpoint.values.get("model_type") in ENCODERS else "lasttoken",),
+        normalize=True,
+    )
+    if "Bidirectional" in _architecture(checkpoint):
+        # the names of NVIDIA's configs
+        modes = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
+        found = msgspec.structs.replace(found, modes=(modes[checkpoint.expect("pooling", *modes, default="avg")],))
     if modules is not None:
         found = read_modules(checkpoint.path, modules, found)
     if checkpoint.values.get("model_type") in ("roberta", "xlm-roberta"):
         # the first rows of the table of positions stand for padding
         longest = checkpoint.max_model_len() - checkpoint.int("pad_token_id", 1) - 1
         found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
-    if found.late is None and str((checkpoint.values.get("architectures") or [""])[0]) in ARCHITECTURES:
+    if found.late is None and _architecture(checkpoint) in ARCHITECTURES:
         late, dense = colbert_files(checkpoint)
         found = msgspec.structs.replace(found, task=TOKEN_EMBED, late=late, dense=(dense,))
     if head is not None:
@@ -85,11 +94,15 @@ def _token_heads(c: Checkpoint) -> TokenHeads | None:
     )
 
 
+def _architecture(checkpoint: Checkpoint) -> str:
+    """Return the first architecture that the checkpoint names; "" for none."""
+    names = checkpoint.values.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
 def _head(checkpoint: Checkpoint) -> str | None:
     """Return the ending of `_HEADS` that the checkpoint's architecture has."""
-    names = checkpoint.values.get("architectures")
-    named = str(names[0]) if isinstance(names, list) and names else ""
-    return next((ending for ending in _HEADS if named.endswith(ending)), None)
+    return next((ending for ending in _HEADS if _architecture(checkpoint).endswith(ending)), None)
 
 
 def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:

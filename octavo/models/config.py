@@ -11,6 +11,7 @@ import msgspec
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.pooling_config import sees_both
 from octavo.config.section import shown
 from octavo.core.model_shape import CacheGroup, KeysAndValues, LayerCache, ModelShape, group_layers
 from octavo.distributed.mesh import Mesh
@@ -154,6 +155,7 @@ class DecoderConfig:
             "tied": c.bool("tie_word_embeddings", False),
             "qkv_bias": bias,
             "out_bias": bias,
+            "is_bidirectional": sees_both(c),
         }
         if "rope" not in own:
             read = partial(read_rope, c, dim, share=rotary_share, interleaved=interleaved)

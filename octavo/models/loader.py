@@ -18,7 +18,7 @@ from octavo.config.safetensors_header import TensorInfo
 from octavo.config.schema import PoolingConfig
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.layers.embedding import VocabularyShare
 from octavo.layers.experts import Experts
 from octavo.layers.layer import Binding, Layer, TensorSlot
@@ -96,6 +96,11 @@ class LoadedModel:
             checkpoint, makes_text=pooling is None, reads_images=reads_images and pooling is None
         )
         config = model_class.read(checkpoint)
+        if pooling is not None and not pooling.is_causal and not config.is_bidirectional:
+            raise UnsupportedModel(
+                f"{checkpoint.origin('is_causal', 'architectures')}: tokens see those behind them, which is not "
+                "implemented for this family"
+            )
         if pooling is not None and not pooling.token_ids:
             config = replace(config, has_head=False)
         shape = config.shape(mesh)

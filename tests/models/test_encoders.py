@@ -86,6 +86,24 @@ def test_a_decoder_without_a_causal_mask(tmp_path: Path, device: str) -> None:
         assert [llm.embed(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
 
 
+LLAMA_BOTH = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "pooling": "avg"}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "mode"),
+    [("Llama", LLAMA_BOTH, "mean"), ("Qwen3", {}, "lasttoken"), ("Mistral", {"sliding_window": None}, "lasttoken")],
+)
+def test_decoders_that_are_made_to_see_both_sides(
+    tmp_path: Path, family: str, changes: dict[str, Any], mode: str
+) -> None:
+    model = save(tmp_path, f"{family}Model", num_key_value_heads=2, head_dim=16, is_causal=False, sliding_window=None)
+    edit_config(tmp_path, **changes)
+    with LLM(str(tmp_path)) as llm:
+        for output in llm.embed(TEXTS):
+            want = torch.nn.functional.normalize(POOLINGS[mode](hidden_of(model, output.prompt_token_ids)), dim=-1)
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", POOLINGS)
 def test_every_way_to_pool(tmp_path: Path, mode: str) -> None:
     model = save(tmp_path, "BertModel", **BERT)
