@@ -18,9 +18,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from cyclopts import App
@@ -31,10 +30,10 @@ from benchmarks.table import ratios, table
 from benchmarks.workloads import Figures, Workload, figures, named_workloads, summarize
 from octavo.cli.help import AlignedHelp
 from octavo.cli.main import invoke
-from octavo.cli.options import Given, Options, with_options
+from octavo.cli.options import Given, with_options
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.errors import ConfigError, EngineDeadError
 
 OCTAVO = "octavo"
@@ -42,11 +41,8 @@ _DRIVER = Path(__file__).parent / "octavo_driver.py"
 _WARM_UP_TOKENS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeersOptions(Options):
+class PeersOptions(Arguments, heading="Benchmark"):
     """What is compared."""
-
-    heading: ClassVar = "Benchmark"
 
     workloads: str = arg("A,B,C1,C8,D,E", "Which of A, B, C1, C8, D and E to run.")
     repetitions: int = arg(3, "Times to run each; medians count.", ge=1)

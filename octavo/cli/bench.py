@@ -12,16 +12,15 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.cli.options import Given, Options, whole_numbers, with_options
+from octavo.cli.options import Given, whole_numbers, with_options
 from octavo.cli.report import report
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.core.processes import python
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError
@@ -30,25 +29,20 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(Options):
+class LoadOptions(Arguments, heading="Benchmark"):
     """Lengths of requests, and how often they are measured."""
-
-    heading: ClassVar = "Benchmark"
 
     input_len: int = arg(128, "Tokens of each prompt.", ge=1)
     output_len: int = arg(64, "Tokens to generate for each prompt.", ge=1)
     repetitions: int = arg(3, "Times to measure; the median counts.", ge=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ThroughputOptions(LoadOptions):
     """What `octavo bench throughput` measures."""
 
     num_prompts: int = arg(64, "Requests that are added at once.", ge=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatencyOptions(LoadOptions):
     """What `octavo bench latency` measures."""
 
@@ -57,11 +51,8 @@ class LatencyOptions(LoadOptions):
     breakdown: bool = arg(False, "Also show where the time of a decode step goes, and how much of it is not kernels.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartupOptions(Options):
+class StartupOptions(Arguments, heading="Benchmark"):
     """What `octavo bench startup` measures."""
-
-    heading: ClassVar = "Benchmark"
 
     repetitions: int = arg(3, "Times to measure; the median counts.", ge=1)
 

@@ -7,20 +7,19 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
 from octavo.cli.bench_figures import METRICS, Answer, figures, limits_of, percentiles_of, table
 from octavo.cli.openai_client import OpenAIClient, read_api_key
-from octavo.cli.options import Given, Options, with_options
+from octavo.cli.options import Given, with_options
 from octavo.cli.report import check_file, report, rounded, write_file
 from octavo.cli.terminal import progress
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.errors import ConfigError, OctavoError, RequestFailed
 from octavo.simulate.traces import Workload, generate
 
@@ -29,11 +28,8 @@ _TOKENS: Final = (10, 3_000)
 _WORDS: Final = ("time", "year", "day", "way", "man", "thing", "woman", "life", "child", "world", "school", "state")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions(Options):
+class ServeOptions(Arguments, heading="Benchmark"):
     """What `octavo bench serve` sends, and where; the names are those of vLLM's bench client."""
-
-    heading: ClassVar = "Benchmark"
 
     backend: str = arg(
         "openai",

@@ -16,18 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from octavo.cli.bench import greedy, load
 from octavo.cli.block_moves import measure_block_moves
 from octavo.cli.live import compare, simulation_of, standard_loads
-from octavo.cli.options import Given, Options, whole_numbers, with_options
+from octavo.cli.options import Given, whole_numbers, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
@@ -48,11 +47,8 @@ _NUM_CHECKED = 40
 _MIXED = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(Options):
+class CalibrateOptions(Arguments, heading="Benchmark"):
     """What `octavo bench calibrate` measures, and where the results go."""
-
-    heading: ClassVar = "Benchmark"
 
     output: str | None = arg(None, "File that gets the cost model.")
     engine_config: str | None = arg(

@@ -7,21 +7,20 @@ import mimetypes
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
 from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
 from octavo.cli.openai_client import OpenAIClient, read_api_key
-from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, Options, with_options
+from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, with_options
 from octavo.cli.start import load, log_quietly, mention_demonstration_model, with_adapter
 from octavo.cli.terminal import WordWrap, say
 from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.config.sources import user_directory
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.interrupt import interrupt_handler
@@ -41,11 +40,8 @@ _ALIASES: Final = {"/bye": "/exit", "/quit": "/exit", "/regen": "/regenerate", "
 _MAX_FILE: Final = 256 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions(Options):
+class ChatOptions(Arguments, heading="Prompt"):
     """How a conversation begins, and with whom."""
-
-    heading: ClassVar = "Prompt"
 
     system: str | None = arg(None, "System message: the role of the model in the conversation.")
     url: str | None = arg(None, "Talk to a server of the OpenAI API at this address; no model is loaded.")

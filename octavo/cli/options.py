@@ -10,7 +10,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -18,7 +17,7 @@ from cyclopts import Group, Parameter, Token
 
 from octavo.config.args import EngineArgs
 from octavo.config.device_args import RankArgs
-from octavo.config.fields import Argument, arguments, check_values, describe_default, whole_number
+from octavo.config.fields import Argument, arguments, describe_default, whole_number
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
@@ -52,14 +51,6 @@ _OF_A_SERVER = (
 def heading(name: str) -> Group:
     """Return a group of options with this heading; `_HEADINGS` has their order in the help."""
     return Group(name, sort_key=_HEADINGS.index(name) if name in _HEADINGS else -1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Base of the classes whose fields are the flags of one command. Raises ConfigError for a wrong value."""
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from octavo.cli.link import hello_of, with_secret
-from octavo.cli.options import Given, Options, with_options
+from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arg, arguments
+from octavo.config.fields import Arguments, arg, arguments
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.core.authentication import read_secret
@@ -33,11 +31,8 @@ _OF_A_FRONT = (
 """The arguments of an engine that its front uses, too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProxyOptions(Options):
+class ProxyOptions(Arguments, heading="Engines"):
     """The engines of a proxy."""
-
-    heading: ClassVar = "Engines"
 
     prefill: tuple[str, ...] = arg(
         (), "Where an engine with --role prefill listens, as host:port; may be given several times."

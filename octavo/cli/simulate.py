@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 
-from octavo.cli.options import Given, Options, with_options
+from octavo.cli.options import Given, with_options
 from octavo.cli.report import check_file, write_file
 from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
-from octavo.config.fields import arg, arguments
+from octavo.config.fields import Arguments, arg, arguments
 from octavo.config.speculative_args import speculative_config
 from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
@@ -39,11 +38,8 @@ _ROUGH_FIT: Final = 0.2
 """Median error of the steps above which a fitted cost model causes a warning."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationOptions(Options):
+class SimulationOptions(Arguments, heading="Simulation"):
     """What is simulated besides the engine arguments and the workload, and where the results go."""
-
-    heading: ClassVar = "Simulation"
 
     trace: str | None = arg(None, "File with a request per line (JSON), instead of a generated one.")
     recording: str | None = arg(

@@ -8,28 +8,24 @@ import sys
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
 from octavo.cli.openai_client import OpenAIClient, read_api_key
-from octavo.cli.options import Given, Options, with_options
+from octavo.cli.options import Given, with_options
 from octavo.cli.report import rounded
 from octavo.cli.terminal import columns, printable, sparkline
 from octavo.config.explain import render_bar, render_table
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
 from octavo.server.schema.scheduler import Timeline, TimelineList
 
 _NUM_RECENT: Final = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopOptions(Options):
+class TopOptions(Arguments, heading="Server"):
     """Which server is watched, and how."""
-
-    heading: ClassVar = "Server"
 
     url: str = arg("http://127.0.0.1:8000", "Address of the server.")
     api_key_file: str | None = arg(None, "File whose first line is the API key; it needs the right observe.")

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
-from typing import ClassVar
 
 import msgspec
 
 from octavo.cli.bench import load
 from octavo.cli.calibrate import CalibrateOptions, fitted
 from octavo.cli.live import Load, compare, simulation_of, standard_loads
-from octavo.cli.options import Given, Options, with_options
+from octavo.cli.options import Given, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arg
+from octavo.config.fields import Arguments, arg
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table, to_json
 from octavo.simulate.cost_model import Fitted
@@ -28,11 +26,8 @@ from octavo.simulate.trace_file import read_trace
 from octavo.simulate.traces import Trace
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidateOptions(Options):
+class ValidateOptions(Arguments, heading="Benchmark"):
     """What `octavo bench validate` compares, and where a cost model comes from."""
-
-    heading: ClassVar = "Benchmark"
 
     cost_model: str | None = arg(None, "File of octavo bench calibrate; by default calibrated first.")
     trace: str | None = arg(

@@ -6,12 +6,11 @@ the `OCTAVO_*` variable, the line in the reference page and the check that each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from octavo.config.checkpoint_args import ChatArgs, CheckpointArgs
 from octavo.config.device_args import DeviceArgs
-from octavo.config.fields import arg, check_values, names_its_arguments
+from octavo.config.fields import ArgumentGroup, Arguments, arg
 from octavo.config.media_args import MediaArgs
 from octavo.config.speculative_args import SpeculativeArgs
 from octavo.config.transfer_args import TransferArgs
@@ -23,11 +22,8 @@ ModelSource = Literal["huggingface", "modelscope"]
 PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs):
+class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     """Which weights and tokenizer, and how they are read."""
-
-    heading: ClassVar = "Model"
 
     model: str = arg(
         BUILTIN_MODEL,
@@ -99,11 +95,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoRAArgs:
+class LoRAArgs(ArgumentGroup, heading="Adapters (LoRA)"):
     """Whether requests may use adapters, and the memory for them."""
-
-    heading: ClassVar = "Adapters (LoRA)"
 
     enable_lora: bool = arg(False, "Let requests use adapters: PEFT's LoRA beside the model's weights.")
     max_loras: int = arg(1, "Different adapters that run at once; requests with others wait.", ge=1, le=1024)
@@ -133,11 +126,8 @@ class LoRAArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolingArgs:
+class PoolingArgs(ArgumentGroup, heading="Vectors"):
     """Whether the model writes text, or makes vectors or scores of its prompts."""
-
-    heading: ClassVar = "Vectors"
 
     runner: str = arg(
         "auto",
@@ -152,11 +142,8 @@ class PoolingArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheArgs:
+class CacheArgs(ArgumentGroup, heading="Memory and cache"):
     """The KV cache and the memory for it."""
-
-    heading: ClassVar = "Memory and cache"
 
     block_size: int = arg(16, "Tokens in a KV block.", ge=1, le=1024)
     gpu_memory_utilization: float = arg(
@@ -205,11 +192,8 @@ class CacheArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulerArgs:
+class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
     """How many tokens and sequences a step has, and in which order requests get them."""
-
-    heading: ClassVar = "Scheduling"
 
     max_num_seqs: int = arg(256, "Most sequences in one step.", ge=1, le=1 << 16)
     max_num_batched_tokens: int = arg(2048, "Most tokens in one step.", ge=1, le=1 << 24)
@@ -297,11 +281,8 @@ class SchedulerArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservabilityArgs:
+class ObservabilityArgs(ArgumentGroup, heading="Logging"):
     """What is logged and recorded."""
-
-    heading: ClassVar = "Logging"
 
     disable_log_stats: bool = arg(False, "No log line about queues, blocks and tokens per second.")
     log_level: str = arg(
@@ -319,11 +300,8 @@ class ObservabilityArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaArgs:
+class ReplicaArgs(ArgumentGroup, heading="Replicas"):
     """How many engines there are behind one front, and what follows when one of them dies."""
-
-    heading: ClassVar = "Replicas"
 
     data_parallel_size: int = arg(
         1,
@@ -348,9 +326,8 @@ class ReplicaArgs:
     )
 
 
-@names_its_arguments
-@dataclass(frozen=True, kw_only=True)
 class EngineArgs(
+    Arguments,
     ModelArgs,
     LoRAArgs,
     PoolingArgs,
@@ -366,9 +343,6 @@ class EngineArgs(
 
     Raises ConfigError naming the argument, its value, its limit and what to do.
     """
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
     @property
     def num_engines(self) -> int:

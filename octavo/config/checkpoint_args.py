@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from octavo.config.fields import arg
+from octavo.config.fields import ArgumentGroup, arg
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointArgs:
+class CheckpointArgs(ArgumentGroup, heading="Checkpoint"):
     """Values of `config.json` and `generation_config.json`."""
-
-    heading: ClassVar = "Checkpoint"
 
     generation_config: str = arg(
         "auto",
@@ -37,11 +33,8 @@ class CheckpointArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatArgs:
+class ChatArgs(ArgumentGroup, heading="Chats"):
     """What renders conversations, and with which values."""
-
-    heading: ClassVar = "Chats"
 
     chat_template: str | None = arg(None, "Chat template instead of the checkpoint's: a file or its text.")
     default_chat_template_kwargs: dict[str, Any] = arg(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from octavo.config.fields import arg, check_values, names_its_arguments
+from octavo.config.fields import ArgumentGroup, Arguments, arg
 from octavo.devices import DEVICES
 
 TensorParallelReduce = Literal["gather", "sum"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputeArgs:
+class ComputeArgs(ArgumentGroup, heading="Device"):
     """Where and how a rank computes."""
-
-    heading: ClassVar = "Device"
 
     device: str = arg(
         "auto",
@@ -50,11 +46,8 @@ class ComputeArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelArgs:
+class ParallelArgs(ArgumentGroup, heading="Ranks"):
     """How a model is divided among ranks, and how they are started."""
-
-    heading: ClassVar = "Ranks"
 
     tensor_parallel_size: int = arg(1, "Ranks that share each layer. The results are those of one.", ge=1, le=1024)
     tensor_parallel_reduce: TensorParallelReduce = arg(
@@ -81,11 +74,8 @@ class ParallelArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterArgs:
+class ClusterArgs(ArgumentGroup, heading="Ranks"):
     """How the machines of an engine find and trust each other; `octavo rank` has them, too."""
-
-    heading: ClassVar = "Ranks"
 
     master_addr: str = arg("127.0.0.1", "Address of the first machine at which it waits for the ranks of the others.")
     master_port: int = arg(29501, "Port at master_addr; the next one is used, too.", ge=1, le=65534)
@@ -100,20 +90,14 @@ class ClusterArgs:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceArgs(ComputeArgs, ParallelArgs, ClusterArgs):
     """Where and how the model runs."""
 
 
-@names_its_arguments
-@dataclass(frozen=True, kw_only=True)
-class RankArgs(ClusterArgs):
+class RankArgs(Arguments, ClusterArgs):
     """What a person wrote about the ranks of a machine that serves nothing itself."""
 
     node_rank: int = arg(1, "Number of this machine among the --nnodes of the engine, whose first one is 0.", ge=1)
     rank_model: str | None = arg(
         None, "Hub name or directory of the model on this machine; by default it is where the first machine has it."
     )
-
-    def __post_init__(self) -> None:
-        check_values(self)

@@ -14,10 +14,10 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from decimal import Decimal
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -110,30 +110,43 @@ def _argument(stated: Field[Any], annotation: Any, heading: str) -> Argument:
     return Argument(stated.name, about.group or heading, kind, of, is_optional, default, about)
 
 
-def names_its_arguments(cls: type[T]) -> type[T]:
-    """Make an unknown keyword of the class a ConfigError that names the nearest known one."""
-    initialize = cls.__init__
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class ArgumentGroup:
+    """Base of classes with arguments as fields: makes them frozen dataclasses whose fields are given by name.
 
-    @wraps(initialize)
-    def __init__(self: T, **values: Any) -> None:  # noqa: N807
-        try:
-            initialize(self, **values)
-        except TypeError:
+    heading: of their own fields in help and reference page.
+    """
+
+    heading: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls, heading: str | None = None) -> None:
+        if heading is not None:
+            cls.heading = heading
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Arguments(ArgumentGroup):
+    """Base of classes that check every field and put its value into normal form. Raises ConfigError: argument, value,
+    limit and remedy, or for an unknown name the nearest known one."""
+
+    def __init_subclass__(cls, heading: str | None = None) -> None:
+        super().__init_subclass__(heading)
+        initialize = cls.__init__
+
+        @wraps(initialize)
+        def __init__(self: Arguments, **values: Any) -> None:  # noqa: N807
             known = arguments(cls)
             for name in values:
                 if name not in known:
-                    raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}") from None
-            raise
+                    raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}")
+            initialize(self, **values)
 
-    cls.__init__ = __init__  # type: ignore[assignment]
-    return cls
+        cls.__init__ = __init__  # type: ignore[method-assign, assignment]
 
-
-def check_values(instance: Any) -> None:
-    """Check every field of an argument class and put its value into normal form. Raises ConfigError."""
-    for argument in arguments(type(instance)).values():
-        value = accept(argument, getattr(instance, argument.name))
-        object.__setattr__(instance, argument.name, value)
+    def __post_init__(self) -> None:
+        for argument in arguments(type(self)).values():
+            object.__setattr__(self, argument.name, accept(argument, getattr(self, argument.name)))
 
 
 def values_of(instance: Any, cls: type) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from octavo.config.fields import arg
+from octavo.config.fields import ArgumentGroup, arg
 from octavo.errors import ConfigError
 
 MOST_IMAGES: Final = 16
@@ -30,11 +29,8 @@ _KNOWN_SETTINGS: Final = ", ".join(sorted(_IMAGE_SETTINGS))
 _DEFAULTS: Final = {"image": MOST_IMAGES, "video": MOST_VIDEOS, "audio": MOST_SOUNDS}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MediaArgs:
+class MediaArgs(ArgumentGroup, heading="Images and sounds"):
     """What prompts may bring besides text."""
-
-    heading: ClassVar = "Images and sounds"
 
     limit_mm_per_prompt: dict[str, int] = arg(
         {},

@@ -8,7 +8,7 @@ Values that are measured at start (the number of blocks) are not here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 import msgspec
@@ -28,7 +28,6 @@ CacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 GenerationDefault = int | float | str | bool | list[int] | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelArgs):
     """Which weights and tokenizer, and what the checkpoint says about them."""
 
@@ -64,7 +63,6 @@ class ModelConfig(ModelArgs):
         return self.model
 
 
-@dataclass(frozen=True, kw_only=True)
 class CacheConfig(CacheArgs):
     """The KV cache: its block size and what may be spent on it."""
 
@@ -75,7 +73,6 @@ class CacheConfig(CacheArgs):
         return int(self.swap_space * (1 << 30))
 
 
-@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(SchedulerArgs):
     """How many tokens and sequences a step may have, and in which order requests get them."""
 
@@ -104,7 +101,6 @@ class SchedulerConfig(SchedulerArgs):
         return sliding_window - 1 + most_new + self.num_lookahead_slots
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceConfig(DeviceArgs):
     """Where and how the model runs."""
 
@@ -135,7 +131,6 @@ LoRAConfig = LoRAArgs
 """Its `lora_dtype` and `max_cpu_loras` are resolved."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReplicaConfig(ReplicaArgs):
     """The replicas, and which of them a core is.
 
@@ -148,7 +143,6 @@ class ReplicaConfig(ReplicaArgs):
     name: str = "core"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransferConfig(TransferArgs):
     """Prefill and decode apart, and KV blocks outside the cache.
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
-from typing import ClassVar
 
-from octavo.config.fields import arg, check_values, names_its_arguments
+from octavo.config.fields import Arguments, arg
 from octavo.core.request_limits import request_limits_in_short
 from octavo.errors import ConfigError
 
 
-@names_its_arguments
-@dataclass(frozen=True, kw_only=True)
-class ServerArgs:
+class ServerArgs(Arguments, heading="Server"):
     """What a person wrote about the HTTP server."""
-
-    heading: ClassVar = "Server"
 
     host: str = arg("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines in.")
     port: int = arg(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
@@ -147,7 +141,7 @@ class ServerArgs:
     root_path: str = arg("", "Path under which a proxy serves octavo, whether it strips it or not.")
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)

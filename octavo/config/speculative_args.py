@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from octavo.config.fields import arg
+from octavo.config.fields import ArgumentGroup, arg
 from octavo.errors import ConfigError
 
 Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
@@ -21,11 +20,8 @@ _MOST_TOKENS: Final = 1 << 20
 _MOST_MS: Final = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeculativeArgs:
+class SpeculativeArgs(ArgumentGroup, heading="Speculative decoding"):
     """Where guesses of the next tokens come from."""
-
-    heading: ClassVar = "Speculative decoding"
 
     speculative_config: dict[str, Any] = arg(
         {},

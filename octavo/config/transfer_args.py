@@ -3,17 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from octavo.config.fields import arg
+from octavo.config.fields import ArgumentGroup, arg
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransferArgs:
+class TransferArgs(ArgumentGroup, heading="Prefill and decode apart, and KV that is kept"):
     """Which engines compute prompts and which decode, and where KV blocks are kept besides the cache."""
-
-    heading: ClassVar = "Prefill and decode apart, and KV that is kept"
 
     prefill: int = arg(
         0,

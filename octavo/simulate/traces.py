@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 import msgspec
 
-from octavo.config.fields import arg, check_values
+from octavo.config.fields import Arguments, arg
 from octavo.core.cache_key import Placeholder
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
@@ -201,14 +200,11 @@ class Trace:
 # ---- generators ----
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Arguments, heading="Workload"):
     """What `generate` makes; the fields are flags of `octavo simulate`. Lengths are tokens.
 
     Lengths are log-normal with the given means. `max_len` bounds prompt and output together. Raises ConfigError.
     """
-
-    heading: ClassVar = "Workload"
 
     arrivals: str = arg("poisson", "How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once"))
     num_requests: int = arg(1000, "Requests.", ge=1)
@@ -234,7 +230,7 @@ class Workload:
     )
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         if self.shared_prefix_len + 2 > self.max_len:
             raise ConfigError(
                 f"shared_prefix_len is {self.shared_prefix_len}, must be at most {self.max_len - 2}: with a token of "
