@@ -34,6 +34,7 @@ from octavo.config.schema import (
     SchedulerConfig,
 )
 from octavo.config.section import LARGEST_SIZE, Section
+from octavo.config.sounds import for_own_adapter
 from octavo.config.speculative_args import speculative_config
 from octavo.config.speculators import with_verifier
 from octavo.config.speech import read_speech
@@ -99,7 +100,7 @@ def resolve(
     Raises ConfigError where arguments contradict each other or the checkpoint.
     """
     pooling = pooling_config(args, checkpoint)
-    args = _for_whole_prompts(args, pooling)
+    args = for_own_adapter(_for_whole_prompts(args, pooling), checkpoint)
     media_limits(args)
     max_model_len = _max_model_len(args, checkpoint, pooling)
     most_threads = _most_threads(args, platform)

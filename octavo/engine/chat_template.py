@@ -9,10 +9,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from octavo.config.checkpoint import read_json_object
 from octavo.core.request_options import BatchKeywords
 from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
@@ -77,7 +79,8 @@ class ChatTemplate:
 
     @classmethod
     def find(cls, directory: str | Path, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
-        """Return `override`, else the directory's chat_template.jinja, else the template of tokenizer_config.json."""
+        """Return `override`, else the directory's chat_template.jinja, else the template of chat_template.json, which
+        older processors of images and sounds have, else that of tokenizer_config.json."""
         source = override
         name = "the chat template of the argument chat_template"
         directory = Path(directory)
@@ -88,6 +91,9 @@ class ChatTemplate:
                 source = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise CheckpointError(f"{file}: cannot be read ({error})") from error
+        if source is None and (older := file.with_suffix(".json")).is_file() and not is_gguf(directory):
+            name = f"chat_template of {older.name}"
+            source = _configured_template(read_json_object(older).get("chat_template"))
         if source is None:
             name = f"chat_template of {TOKENIZER_CONFIG}"
             source = _configured_template(tokenizer.config.get("chat_template"))
@@ -98,12 +104,13 @@ class ChatTemplate:
         messages: Sequence[Message],
         options: ChatOptions | None = None,
         limits: RenderLimits | None = None,
-        image: str = "",
+        stand_ins: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """Return the text of a conversation.
 
-        limits: what the rendering may cost. image: what stands for an image where the template knows none. Raises
-        InvalidRequest, which names the message or has what the template complains about, and TemplateTooExpensive.
+        limits: what the rendering may cost. stand_ins: what stands for an image or a sound (audio) where the
+        template knows none. Raises InvalidRequest, which names the message or has what the template complains about,
+        and TemplateTooExpensive.
         """
         import jinja2
 
@@ -117,8 +124,8 @@ class ChatTemplate:
         if isinstance(self._compiled, str):
             raise InvalidRequest(self._compiled, field="chat_template")
         template, wants_parts = self._compiled
-        if image and "image" not in self.source:
-            messages = [_with_text(message, image) for message in _some(messages)]
+        if unknown := {kind: text for kind, text in stand_ins.items() if kind not in self.source}:
+            messages = [_with_text(message, unknown) for message in _some(messages)]
         normal = [_normal_message(index, message, wants_parts) for index, message in enumerate(_some(messages))]
         values = {**self._special_tokens, **(options.chat_template_kwargs or {})}
         values |= {"messages": normal, "add_generation_prompt": options.add_generation_prompt}
@@ -245,13 +252,21 @@ def _normal_message(index: int, message: Any, wants_parts: bool) -> dict[str, An
     return normal
 
 
-def _with_text(message: Any, image: str) -> Any:
-    """Return a message in which text stands for images."""
+def _with_text(message: Any, stand_ins: Mapping[str, str]) -> Any:
+    """Return a message in which text stands for images, and at the beginning of the text behind them for sounds."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list):
         return message
-    text = {"type": "text", "text": image}
-    return {**message, "content": [text if part == {"type": "image"} else part for part in content]}
+    parts: list[Any] = []
+    for part in content:
+        kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+        if kind in stand_ins and part == {"type": kind}:
+            parts.append({"type": "text", "text": stand_ins[kind]})
+        elif kind == "text" and "audio" in stand_ins and parts and parts[-1] == {**part, "text": stand_ins["audio"]}:
+            parts[-1] = {**part, "text": f"{stand_ins['audio']}{part.get('text')}"}
+        else:
+            parts.append(part)
+    return {**message, "content": parts}
 
 
 def _parts(content: Any, field: str) -> list[dict[str, str]]:

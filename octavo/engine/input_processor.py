@@ -119,8 +119,9 @@ class InputProcessor:
         spellings = self.tokenizer.special_spellings
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
-        marker = self.media.image_marker if "image" in media else None
-        text = template.render(hidden[0], options, limits, "" if marker is None else self.tokenizer.token_text(marker))
+        markers = self.media.markers if media else {}
+        stand_ins = {kind: self.tokenizer.token_text(token) for kind, token in markers.items() if kind in media}
+        text = template.render(hidden[0], options, limits, stand_ins)
         text, cuts = (text, ()) if hidden is given else spellings.show(text)
         return Prompt(checked_text(text, "messages"), None, False, cuts=cuts, multi_modal_data=media or None)
 
@@ -138,10 +139,6 @@ class InputProcessor:
         """Return a request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
         checked_text(request_id, "request_id")
         prompt, options = Prompt.read(prompt), options or RequestOptions()
-        adapter = self.resolved(options.lora_request)
-        options = msgspec.structs.replace(
-            options, cache_salt=one_salt(prompt, options.cache_salt), lora_request=adapter
-        )
         pooled, namespace = None, prompt.namespace
         if isinstance(params, PoolingParams):
             token_ids, pooled = self.vectors.read(prompt, params)
@@ -155,6 +152,10 @@ class InputProcessor:
         if media:
             self.media.check_embeds(media, params)
             self._check_length(len(token_ids), "prompt", num_positions)
+        adapter = self.resolved(options.lora_request or self.media.own_adapter(media))
+        options = msgspec.structs.replace(
+            options, cache_salt=one_salt(prompt, options.cache_salt), lora_request=adapter
+        )
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)
         self._check_something_is_left(params, bad_words)

@@ -32,6 +32,7 @@ class Held(Layer):
 def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
     """Yield the layers within `module`, which is at `path` in the checkpoint, and the parameters of other modules."""
     for name, part in module.named_modules(prefix=path):
+        part._buffers.pop("num_batches_tracked", None)  # which training alone reads
         for buffer in [each for each in part._buffers if each not in part._non_persistent_buffers_set]:
             # which is loaded like a weight
             part._parameters[buffer] = nn.Parameter(part._buffers.pop(buffer), requires_grad=False)

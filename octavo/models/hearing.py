@@ -18,13 +18,13 @@ from octavo.models.vision import ImageReader
 class SoundReader(ImageReader):
     """What a text model's class becomes one that reads sounds with, as the base before it."""
 
-    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids")
+    IGNORED = (*DecoderStack.IGNORED, r".*\.(?:position_ids|num_batches_tracked)")
     UNUSED = ()
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         config = super().read(c)
-        width = getattr(config.library.audio_config, "output_dim", config.hidden_size)
+        width = getattr(getattr(config.library, "audio_config", None), "output_dim", config.hidden_size)
         if width != config.hidden_size:
             raise CheckpointError(
                 f"{c.where}: audio_config.output_dim is {width}, expected the text model's hidden_size, which is "
@@ -46,7 +46,7 @@ class SoundReader(ImageReader):
         if num_frames is None:
             given = {name: each[None] for name, each in {**arrays, "input_features": features}.items()}
             heard: Tensor = encoder.get_audio_features(**given).pooler_output
-            return heard
+            return heard.reshape(-1, heard.shape[-1])
         tower = encoder.audio_tower
         num_heard, num_vectors = (int(each) for each in tower._get_feat_extract_output_lengths(num_frames))
         width = (features.shape[-1] - 2) // 2 + 1

@@ -24,7 +24,9 @@ _PIECE: Final = 1 << 12
 
 
 class LogMel(msgspec.Struct, frozen=True, dict=True):
-    """Settings of the feature extractor, by its names. num_frames: of a window, as the encoder reads it."""
+    """Settings of the feature extractor, by its names. num_frames: of a window, as the encoder reads it. is_whole: the
+    bands are those of the HTK up to half the rate, and there is a frame around the end of the sound, as torchaudio has
+    it; else as Whisper has it."""
 
     num_frames: int
     num_vectors: int
@@ -32,21 +34,31 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
     sampling_rate: int = 16_000
     hop_length: int = 160
     n_fft: int = 400
+    win_length: int = 400
+    is_whole: bool = False
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> LogMel:
         """Read the settings of a checkpoint. Raises CheckpointError."""
         file = next((path / each for each in _FILES if (path / each).is_file()), None)
         values = {} if file is None else read_json_object(file)
-        nested = values.get("feature_extractor")
-        values = nested if isinstance(nested, dict) else values
+        for name in ("feature_extractor", "audio_processor"):
+            values = nested if isinstance(nested := values.get(name), dict) else values
+        settings = values.get("melspec_kwargs")
+        is_whole = isinstance(settings, dict)
+        if isinstance(settings, dict):  # torchaudio's names
+            values = {"win_length": 400, "n_fft": 512, "n_mels": 80, **settings}
+            values |= {"feature_size": values["n_mels"], "sampling_rate": values.get("sample_rate")}
         section = Section(values, str(file or path / PREPROCESSOR_CONFIG))
         model = Section(config, str(path / "config.json"))
         num_vectors = model.positive("max_source_positions")
         sizes = {name: section.positive(name, cls.__struct_defaults__[i]) for i, name in enumerate(_SIZES)}
+        width = section.positive("win_length", sizes["n_fft"])
+        if width > sizes["n_fft"]:
+            raise section.error("win_length", f"at most n_fft, which is {sizes['n_fft']}")
         if sizes["feature_size"] != model.positive("num_mel_bins"):
             raise section.error("feature_size", f"num_mel_bins of config.json, which is {model.values['num_mel_bins']}")
-        return cls(2 * num_vectors, num_vectors, **sizes)
+        return cls(2 * num_vectors, num_vectors, **sizes, win_length=width, is_whole=is_whole)
 
     @property
     def seconds(self) -> float:
@@ -58,6 +70,8 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
         from transformers.audio_utils import mel_filter_bank
 
         num_bins, rate = 1 + self.n_fft // 2, self.sampling_rate
+        if self.is_whole:
+            return mel_filter_bank(num_bins, self.feature_size, 0.0, rate // 2, rate, norm=None, mel_scale="htk")
         return mel_filter_bank(num_bins, self.feature_size, 0.0, 8000.0, rate, norm="slaney", mel_scale="slaney")
 
     def features(self, samples: Samples, least: int | None = None) -> NDArray[np.float32]:
@@ -69,17 +83,18 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
 
         missing = (self.num_frames if least is None else least) * self.hop_length - len(samples)
         samples = np.pad(samples, (0, missing)) if missing > 0 else samples
-        num_frames, window = len(samples) // self.hop_length, window_function(self.n_fft, "hann")
+        num_frames, window = len(samples) // self.hop_length + self.is_whole, window_function(self.win_length, "hann")
+        half = self.win_length // 2
         out = np.empty((self.feature_size, num_frames), np.float32)
         for start in range(0, num_frames, _PIECE):
             stop = min(start + _PIECE, num_frames)
-            first = start * self.hop_length - self.n_fft // 2
-            end = (stop - 1) * self.hop_length + self.n_fft // 2
+            first = start * self.hop_length - half
+            end = (stop - 1) * self.hop_length + half
             beyond = max(0, -first), max(0, end - len(samples))  # a frame lies around its sample
             piece = np.pad(samples[max(0, first) : end], beyond, mode="reflect")
             out[:, start:stop] = spectrogram(
-                piece, window, self.n_fft, self.hop_length, power=2.0, center=False, mel_filters=self._filters,
-                log_mel="log10",
+                piece, window, self.win_length, self.hop_length, fft_length=self.n_fft, power=2.0, center=False,
+                mel_filters=self._filters, log_mel="log10",
             )  # fmt: skip
         np.maximum(out, out.max() - 8.0, out=out)
         out += 4.0

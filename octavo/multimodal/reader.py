@@ -14,6 +14,7 @@ from octavo.config.images import WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.schema import ModelConfig
 from octavo.config.sounds import sound_section
+from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
@@ -91,9 +92,18 @@ class MediaReader:
         return found if isinstance(found, SoundPrompts) else None
 
     @property
-    def image_marker(self) -> int | None:
-        """The token that stands for an image in a prompt; None for a model that reads none."""
-        return getattr(self._written, "marker", None)
+    def markers(self) -> dict[str, int]:
+        """The tokens that stand for images and sounds in a prompt, by kind."""
+        found = {} if self.sounds is None else {"audio": self.sounds.marker}
+        if self.reads_images and self._written is not None:
+            found["image"] = self._written.marker
+        return found
+
+    def own_adapter(self, media: Sequence[MediaInput]) -> LoRARequest | None:
+        """Return the checkpoint's adapter that a prompt is computed with where it names none itself."""
+        if not any(each.kind == "audio" for each in media):
+            return None
+        return None if self.sounds is None else self.sounds.adapter
 
     def check(self, kind: str, field: str) -> None:
         """Raise InvalidRequest where the model takes no input of the kind that stands at `field` of a request."""

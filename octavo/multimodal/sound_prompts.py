@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
+from octavo.config.sounds import own_adapter
+from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.families import first_positive
@@ -24,10 +26,13 @@ FIELD = "multi_modal_data.audio"
 class _Family(NamedTuple):
     """write: returns what the encoder reads of a sound, in order, without places in a prompt. window: returns the
     frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
-    one."""
+    one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
+    there are no windows by themselves."""
 
     write: Callable[[LogMel, Section, Samples], list[MediaInput]]
     window: Callable[[Section], tuple[int, int]] | None = None
+    bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
+    most_s: float = MAX_SECONDS
 
 
 class SoundPrompts:
@@ -40,24 +45,28 @@ class SoundPrompts:
         """section: of the encoder in config.json. limits: sounds of one prompt. Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
-        self._token = first_positive(config, ("audio_token_index", "audio_token_id"))
+        self.marker = first_positive(config, ("audio_token_index", "audio_token_id"))
+        """The token that stands for a sound before it is written out."""
         self._limit = limits["audio"]
-        self._log_mel = LogMel.of(
-            checkpoint.path, {"num_mel_bins": 128, "max_source_positions": 1500} | {**section.values}
-        )
         family = _FAMILIES[checkpoint.architecture]
+        sizes = {"num_mel_bins": family.bands(section)}
+        sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
+        self._log_mel = LogMel.of(checkpoint.path, sizes)
         self._write, self._section = family.write, section
         num_windows = 1
         if family.window is not None:
             num_frames, num_vectors = family.window(section)
             self._log_mel = msgspec.structs.replace(self._log_mel, num_frames=num_frames, num_vectors=num_vectors)
             num_windows = max(1, max_model_len // num_vectors)
-        self.most_s = min(MAX_SECONDS, self._log_mel.seconds * num_windows)
+        self.most_s = min(family.most_s, self._log_mel.seconds * num_windows)
         """Seconds that a sound may last."""
-        self.piece_s = min(MAX_SECONDS, self._log_mel.seconds * max(1, int(0.7 * num_windows)))
+        self.piece_s = min(family.most_s, self._log_mel.seconds * max(1, int(0.7 * num_windows)))
         """Seconds of a sound beside which the context has room for what is said in it."""
         self.sampling_rate = self._log_mel.sampling_rate
         """Samples per second that the encoder's spectrograms are made of."""
+        own = own_adapter(checkpoint)
+        self.adapter = None if own is None else LoRARequest(_OWN_ADAPTER, 1, str(own.path))
+        """The checkpoint's adapter for prompts with sounds."""
 
     def open(self) -> None:
         """Import what reads sounds."""
@@ -74,13 +83,13 @@ class SoundPrompts:
         brought = given.get("audio", [])
         if not isinstance(brought, list) or (brought and isinstance(brought[0], int | float)):
             brought = [brought]
-        waiting = matched("sound", self._token, token_ids, brought, self._limit)
+        waiting = matched("sound", self.marker, token_ids, brought, self._limit)
         written: list[int] = []
         media: list[MediaInput] = []
         places: list[int] = []
         for token_id in token_ids:
             places.append(len(written))
-            if token_id == self._token:
+            if token_id == self.marker:
                 made = self._sound(next(waiting), len(written))
                 media += made
                 written += [token_id] * sum(each.num_embeddings for each in made)
@@ -211,16 +220,42 @@ def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Cal
     return made
 
 
+def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return the whole sound, two frames beside each other."""
+    _check_is_heard(settings, samples)
+    features = settings.features(samples, 0)
+    pairs = np.ascontiguousarray(features[:, : features.shape[1] // 2 * 2].T, np.float32)
+    pairs = pairs.reshape(-1, 2 * settings.feature_size)
+    arrays = {"input_features": TypedArray("float32", pairs.shape, pairs.tobytes())}
+    num_vectors = -(-2 * len(pairs) // settings.num_frames) * settings.num_vectors
+    return [MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)]
+
+
+def _queried_window(section: Section) -> tuple[int, int]:
+    """Return frames of the encoder's states that become vectors together, and these."""
+    return 2 * section.positive("window_size"), section.positive("window_size") // section.positive("downsample_rate")
+
+
+def _stacked_bands(section: Section) -> int:
+    """Return half of what the encoder reads at once. Raises CheckpointError."""
+    size = section.positive("input_dim", 160)
+    if size % 2:
+        raise section.error("input_dim", "an even number: two frames")
+    return size // 2
+
+
 def _num_convolved(num_frames: int) -> int:
     """Return the vectors that three convolutions make of frames, each chunk by itself."""
     whole, rest = divmod(num_frames, _CHUNK)
     return whole * -(-_CHUNK // 8) + -(-rest // 8)
 
 
+_OWN_ADAPTER: Final = "own-speech-adapter"
 _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
 _FAMILIES: Final = {
+    "GraniteSpeechForConditionalGeneration": _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0),
     "Qwen2AudioForConditionalGeneration": _Family(_one_window),
     "Qwen2_5OmniForConditionalGeneration": _Family(_paired_chunks, _paired_chunks_window),
     "Qwen3ASRForConditionalGeneration": _Family(_chunked, _chunked_window),

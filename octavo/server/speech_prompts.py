@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 
 from octavo.core.prompt import Prompt
+from octavo.engine.chat_template import ChatOptions
 from octavo.errors import InvalidRequest
 from octavo.multimodal.sound import MAX_SECONDS, Samples
 
@@ -92,6 +93,23 @@ def _qwen3_asr(tools: InputProcessor, asked: Asked) -> Prompt:
     return msgspec.structs.replace(prompt, text=f"{prompt.text}{begun}")
 
 
+def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The words of the task stand behind the sound."""
+    _refuse_prompt(asked.form)
+    _refuse_language(asked.form)
+    assert tools.media.sounds is not None, "a model without sounds has no style"
+    content = f"{tools.tokenizer.token_text(tools.media.sounds.marker)}{_GRANITE_WORDS[asked.task]}"
+    prompt = tools.render_chat(
+        [{"role": "user", "content": content}], ChatOptions(allow_special_tokens_in_content=True)
+    )
+    return msgspec.structs.replace(prompt, multi_modal_data={"audio": [asked.sound]})
+
+
+def _refuse_language(form: TranscriptionRequest) -> None:
+    if form.language is not None:
+        raise InvalidRequest("language is set, and this model hears it by itself; leave it out", field="language")
+
+
 def _refuse_prompt(form: TranscriptionRequest) -> None:
     if form.prompt:
         raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
@@ -99,6 +117,10 @@ def _refuse_prompt(form: TranscriptionRequest) -> None:
 
 _LONGEST_HEAD: Final = 40
 """Characters before the text, in which a language is looked for."""
+_GRANITE_WORDS: Final[Mapping[Task, str]] = {
+    "transcribe": "can you transcribe the speech into a written format?",
+    "translate": "translate the speech to English",
+}
 _ASR_TEXT: Final = "<asr_text>"
 _VOXTRAL_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")
 _LANGUAGES: Final = {
@@ -112,6 +134,9 @@ _LANGUAGES: Final = {
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
+    "GraniteSpeechForConditionalGeneration": SpeechStyle(
+        _granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"})
+    ),
     "Qwen3ASRForConditionalGeneration": SpeechStyle(
         _qwen3_asr, (_ASR_TEXT,), piece_s=1200.0, behind_language=_ASR_TEXT
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import wave
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from octavo import LLM
 from octavo.core.outputs import RequestOutput
+from octavo.errors import CheckpointError
 from tests.e2e.test_images import PARAMS, bits, generate
 from tests.fakes.hearing import AUDIO, FAMILIES, extractor, make_hearing_checkpoint
 from tests.fakes.vision import load_vision_oracle
@@ -25,7 +28,7 @@ RATE = 16_000
 SHORT = tone(0.4, 520.0)
 
 
-MOST_S = {"qwen2_audio": 2, "qwen3_asr": 39, "voxtral": 40}
+MOST_S = {"granite_speech": 51, "qwen2_audio": 2, "qwen3_asr": 39, "voxtral": 40}
 """Of one window, or of the windows that fit into 512 tokens."""
 
 
@@ -58,6 +61,8 @@ def heard(family: str, sounds: list[Any]) -> dict[str, torch.Tensor]:
         options = {"padding": True, "pad_to_multiple_of": 2 * RATE, "truncation": False, "return_tensors": "pt"}
         each = [extractor()(sound, sampling_rate=RATE, **options)["input_features"] for sound in sounds]
         return {"input_features": torch.cat([one.reshape(16, -1, 200).transpose(0, 1) for one in each])}
+    if family == "granite_speech":
+        return {"input_features": torchaudio_features(sounds[0])}
     if family == "qwen3_asr":
         make, longest = FAMILIES[family][0]()[1], 500
         options = {"sampling_rate": RATE, "padding": True, "return_attention_mask": True}
@@ -73,10 +78,23 @@ def heard(family: str, sounds: list[Any]) -> dict[str, torch.Tensor]:
     return {"input_features": made["input_features"], "feature_attention_mask": made["attention_mask"]}
 
 
+def torchaudio_features(sound: Any) -> torch.Tensor:
+    """What Granite's feature extractor makes of a sound with torchaudio, [1, pairs of frames, bands of both]."""
+    from transformers.audio_utils import mel_filter_bank
+
+    window = torch.hann_window(400)
+    spectrum = torch.stft(torch.from_numpy(sound), 512, 160, 400, window, pad_mode="reflect", return_complex=True)
+    bank = mel_filter_bank(257, 16, 0.0, 8000.0, RATE, norm=None, mel_scale="htk")
+    mel = (spectrum.abs().pow(2).T @ torch.from_numpy(bank).float()).clip(min=1e-10).log10()
+    mel = torch.maximum(mel, mel.max() - 8.0) / 4 + 1
+    return mel[: len(mel) // 2 * 2].reshape(1, -1, 32)
+
+
 def test_log_probabilities_are_those_of_transformers(path: Path, expected: list[RequestOutput]) -> None:
     family = family_of(path)
     oracle = load_vision_oracle(path, FAMILIES[family][1])
-    for prompt, output in zip(prompts_of(path)[:2], expected, strict=False):
+    num_prompts = 1 if family == "granite_speech" else 2  # whose encoder sees the silence behind shorter sounds
+    for prompt, output in zip(prompts_of(path)[:num_prompts], expected, strict=False):
         given = prompt["multi_modal_data"]["audio"]
         sounds = [each for each, _ in (given if isinstance(given, list) else [given])]
         inputs = heard(family, sounds)
@@ -154,3 +172,32 @@ def test_limits_of_sounds_are_their_own(path: Path, expected: list[RequestOutput
     refused, text = generate(path, prompts_of(path)[::2], limit_mm_per_prompt={"audio": 0})
     assert "this model reads text alone" in str(refused.error)
     assert bits([text]) == bits(expected[2:])
+
+
+def test_the_adapter_of_a_checkpoint_is_used_with_sounds_alone(tmp_path: Path) -> None:
+    path = make_hearing_checkpoint("granite_speech", tmp_path / "granite_speech")
+    plain = generate(path, prompts_of(path))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"has_lora_adapter": True}))
+    with pytest.raises(CheckpointError, match=r"has_lora_adapter is true, expected false where adapter_config.json is"):
+        generate(path, ["w1"])
+    oracle, deltas = load_vision_oracle(path, FAMILIES["granite_speech"][1]), {}
+    generator = torch.Generator().manual_seed(1)
+    for layer, module in enumerate(oracle.model.language_model.layers):
+        name, weight = f"language_model.model.layers.{layer}.self_attn.q_proj", module.self_attn.q_proj.weight
+        a, b = (torch.randn(size, generator=generator) for size in ((20, 32), (32, 20)))
+        deltas |= {f"base_model.model.{name}.lora_{each}.weight": matrix for each, matrix in (("A", a), ("B", b))}
+        with torch.no_grad():
+            weight += b @ a * 2
+    save_file(deltas, path / "adapter_model.safetensors")
+    values = {"peft_type": "LORA", "r": 20, "lora_alpha": 40, "target_modules": ["q_proj"]}
+    (path / "adapter_config.json").write_text(json.dumps(values))
+    spoken, _, text = generate(path, prompts_of(path))
+    assert bits([text]) == bits(plain[2:])
+    ids = torch.tensor([spoken.prompt_token_ids])
+    with torch.inference_mode():
+        logits = oracle(input_ids=ids, input_features=torchaudio_features(tone(1.3, 440.0))).logits[0, -1]
+    (completion,) = spoken.outputs
+    for token_id, each in (completion.logprobs or [])[0].items():
+        assert abs(each.logprob - float(logits.log_softmax(-1)[token_id])) <= 1e-4
+    assert bits([spoken]) != bits(plain[:1])

@@ -131,19 +131,17 @@ def test_complaint_of_a_template_reaches_the_caller() -> None:
         render("{{ 1 + 'a' }}")
 
 
-@pytest.mark.parametrize("is_in_a_file", [False, True])
-def test_what_a_template_cannot_render_is_told_without_the_path_of_its_checkpoint(
-    tmp_path: Path, is_in_a_file: bool
-) -> None:
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json", "chat_template.jinja"])
+def test_what_a_template_cannot_render_is_told_without_the_path_of_its_checkpoint(tmp_path: Path, file: str) -> None:
     source = "{{ 1 + 'a' }}"
-    template = ChatTemplate.find(tmp_path, byte_tokenizer(tmp_path, chat_template=source))
-    if is_in_a_file:
-        (tmp_path / "chat_template.jinja").write_text(source)
-        template = ChatTemplate.find(tmp_path, byte_tokenizer(tmp_path))
+    tokenizer = byte_tokenizer(tmp_path, chat_template=source if file.startswith("tokenizer") else "Hello")
+    if file.startswith("chat_template"):
+        is_json = file.endswith(".json")
+        (tmp_path / file).write_text(json.dumps({"chat_template": source}) if is_json else source)
+    template = ChatTemplate.find(tmp_path, tokenizer)
     assert template is not None
     with pytest.raises(InvalidRequest) as caught:
         template.render(HELLO)
-    file = "chat_template.jinja" if is_in_a_file else "tokenizer_config.json"
     assert f"of {file} cannot render" in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
 

@@ -40,6 +40,30 @@ def _qwen3_asr() -> tuple[Any, Any]:
     return config, tf.Qwen3ASRFeatureExtractor(feature_size=16)
 
 
+def _granite_speech() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"input_dim": 32, "num_layers": 2, "hidden_dim": 32, "feedforward_mult": 2, "num_heads": 2}
+    tower |= {"output_dim": 10, "context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 5}
+    projector = {"model_type": "blip_2_qformer", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    projector |= {"intermediate_size": 48, "encoder_hidden_size": 32, "cross_attention_frequency": 1, "vocab_size": 8}
+    text = tf.GraniteConfig(**TEXT, embedding_multiplier=3.0, tie_word_embeddings=True).to_dict()
+    parts = {"text_config": text, "encoder_config": tower, "projector_config": projector}
+    config = tf.GraniteSpeechConfig(**parts, audio_token_index=AUDIO, has_lora_adapter=False)
+    return config, MelSettings()
+
+
+class MelSettings:
+    """Of a feature extractor that transformers has with torchaudio alone."""
+
+    def to_dict(self) -> dict[str, Any]:
+        sizes = {"sample_rate": 16_000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 16}
+        return {"melspec_kwargs": sizes, "feature_extractor_type": "GraniteSpeechFeatureExtractor"}
+
+    def save_pretrained(self, path: Path) -> None:
+        (path / "preprocessor_config.json").write_text(json.dumps(self.to_dict()))
+
+
 OMNI = {name: SPECIALS.index(word) for name, word in (("audio", "<img>"), ("begin", "</img>"), ("end", "<global-img>"))}
 """Tokens of sounds beside images."""
 
@@ -94,6 +118,7 @@ ALL_KINDS = {
 }
 """Families that read images and videos, too."""
 FAMILIES = {
+    "granite_speech": (_granite_speech, "GraniteSpeechForConditionalGeneration"),
     "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
     "voxtral": (_voxtral, "VoxtralForConditionalGeneration"),

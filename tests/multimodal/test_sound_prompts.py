@@ -26,7 +26,7 @@ def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
     make, architecture = FAMILIES[family]
     model, processor = make()
     config = model.to_dict() | {"architectures": [architecture]}
-    config["audio_config"] |= audio
+    config["encoder_config" if family == "granite_speech" else "audio_config"] |= audio
     (path / "config.json").write_text(json.dumps(config, default=str))
     (path / "processor_config.json").write_text(json.dumps({"feature_extractor": processor.to_dict()}, default=str))
     checkpoint = Checkpoint.open(path)
@@ -64,6 +64,9 @@ def test_a_short_sound_is_filled_up_to_half_a_second(tmp_path: Path) -> None:
 
 
 REFUSED = [
+    ("granite_speech", {"input_dim": 31}, "encoder_config.input_dim is 31, expected an even number"),
+    ("granite_speech", {"num_heads": 0}, "encoder_config.num_heads is 0, expected an integer of at least 1"),
+    ("granite_speech", {"hidden_dim": 64}, "projector_config.encoder_hidden_size is 32, expected .*, which is 64"),
     ("voxtral", {"intermediate_size": 96}, r"audio_config.intermediate_size is 96, expected a divisor of .*, 3,200"),
     ("qwen3_asr", {"n_window": 20}, "audio_config.n_window is 20, expected 50"),
     ("qwen3_asr", {"n_window_infer": 150}, "audio_config.n_window_infer is 150, expected a multiple of .*, 100"),

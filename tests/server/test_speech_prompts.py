@@ -39,12 +39,27 @@ def inputs(path: Path, family: str = "qwen3_asr", max_model_len: int = 4096) -> 
     make, architecture = FAMILIES[family]
     config, processor = make()
     values = config.to_dict() | {"architectures": [architecture], "audio_token_id": backend.token_to_id("<audio>")}
+    values.pop("audio_token_index", None)
     (path / "config.json").write_text(json.dumps(values, default=str))
     (path / "processor_config.json").write_text(json.dumps({"feature_extractor": processor.to_dict()}, default=str))
     ready = core_ready(max_model_len=max_model_len, vocab_size=300)
     tokenizer = OctavoTokenizer.open(path)
     setup = InputSetup(engine_config(str(path)).model, ready, max_num_seqs=4)
     return InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(path, tokenizer))
+
+
+def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.llm, "input", tools := inputs(tmp_path, "granite_speech"))
+    for task, words in (
+        ("transcriptions", "can you transcribe the speech into a written format?"),
+        ("translations", "translate the speech to English"),
+    ):
+        assert post(server.url, tone(0.5), task).status_code == 200
+        audio = [tools.tokenizer.token_id("<audio>")] * 6
+        expected = [*tools.tokenizer.encode("<user>"), *audio, *tools.tokenizer.encode(f"{words}<assistant>")]
+        assert server.llm.requests[-1][1].token_ids == expected
+    refused = post(server.url, tone(0.5), language="en").json()["error"]
+    assert (refused["param"], "leave it out" in refused["message"]) == ("language", True)
 
 
 @pytest.fixture
