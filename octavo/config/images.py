@@ -14,7 +14,7 @@ READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr"),
-        *("Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext"),
+        *("Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "MiniCPMV4_6"),
         *("LlavaOnevision", "Mistral3", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe"),
@@ -35,7 +35,8 @@ _MOST_PIXELS: Final = 1 << 25
 _LONGEST_EDGE: Final = 1 << 13
 _SIZES: Final = (
     *("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"),
-    *("min_tiles", "max_tiles", "tile_size", "encoder_patch_size", "min_image_tokens", "max_image_tokens"),
+    *("max_slice_nums", "scale_resolution", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
+    *("min_image_tokens", "max_image_tokens"),
 )
 _MOST_TILES: Final = 1 << 8
 """Processors try every grid of as many."""
@@ -57,6 +58,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         found = values.get("image_processor", values)
         if isinstance(found, dict) and isinstance(name := found.get("image_processor_type"), str):
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
+            if name.startswith("MiniCPMV"):  # the encoder's
+                own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
             return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file))
     unstated = _UNSTATED.get(checkpoint.architecture)
     return None if unstated is None else {"image_processor_type": unstated}
@@ -86,9 +89,8 @@ def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
-        most = (
-            _MOST_TILES if name.endswith(("_patches", "_tiles")) else _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
-        )
+        most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
+        most = _MOST_TILES if name.endswith(("_patches", "_tiles", "_nums")) else most
         if _is_number(value) and not (0 < value <= most or (value > most and name in no_aims)):
             raise section.error(name, f"1 to {most:,}")
     counted = ("pixels", "patches", "tiles", "image_tokens")

@@ -20,6 +20,7 @@ _IMAGE_SETTINGS: Final[dict[str, int | None]] = {
     "max_tiles": 256,
     "min_image_tokens": 8192,
     "max_image_tokens": 8192,
+    "max_slice_nums": 256,
     "max_soft_tokens": 8192,
     "do_image_splitting": None,
 }

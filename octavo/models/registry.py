@@ -34,7 +34,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
             "Idefics3",
         ),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
-        *("Mistral3", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
+        *("MiniCPMV4_6", "Mistral3", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("GraniteSpeech", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )

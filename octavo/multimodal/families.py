@@ -15,11 +15,13 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Context(NamedTuple):
-    """What a family writes images with. config: the whole config.json. encode: ids of a text."""
+    """What a family writes images with. config: the whole config.json. encode: ids of a text. place: images of the
+    prompt before this one."""
 
     config: Section
     settings: Mapping[str, Any]
     encode: Callable[[str], list[int]]
+    place: int = 0
 
 
 class Family(NamedTuple):
@@ -200,6 +202,19 @@ def _cohere2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<|START_OF_IMG|>"), *lines, *context.encode("<|END_OF_IMG|>")]
 
 
+def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """The number of an image, the whole of it, and behind that the rows of its slices."""
+    merged = 4 if context.settings.get("downsample_mode") == "4x" else 16
+    whole, *slices = ([token] * (int(height * width) // merged) for height, width in arrays["target_sizes"])
+    number = f"<image_id>{context.place}</image_id>" if context.settings.get("use_image_id", True) else ""
+    written = [*context.encode(f"{number}<image>"), *whole, *context.encode("</image>")]
+    columns = max(1, int(arrays["grids"][0][1]))
+    for place, each in enumerate(slices):
+        line_end = "\n" if place and place % columns == 0 else ""
+        written += [*context.encode(f"{line_end}<slice>"), *each, *context.encode("</slice>")]
+    return written
+
+
 _OCR_QUERIES: Final = (144, 256)
 """Vectors of a small piece of an image, and of a large one."""
 
@@ -243,6 +258,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
     "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
+    "MiniCPMV4_6ForConditionalGeneration": Family(_IMAGE, _IMAGE, _minicpm, ("pixel_values", "target_sizes")),
     "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     "PaliGemmaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, arranged=_paligemma_prompt),

@@ -83,8 +83,9 @@ class ImagePrompts:
         for token_id in token_ids:
             kind = self._markers.get(token_id)
             if kind is not None:
+                context = self._context._replace(place=sum(each.kind == kind for each in media))
                 write = self._image if kind == "image" else self._video
-                tokens, made, left_out = write(next(waiting[kind]), written)
+                tokens, made, left_out = write(context, next(waiting[kind]), written)
                 written += tokens
                 media.append(made)
             elif token_id != left_out or not is_behind:
@@ -125,10 +126,10 @@ class ImagePrompts:
         del written[len(written) - num_tail :]
         return [*self._context.encode("\n" * count), *tokens[num_head:]]
 
-    def _image(self, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
+    def _image(self, context: Context, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
         """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""
         made = self.arrays(decoded(image))
-        tokens = self._with_lines(written, self.family.tokens(self._context, self._token, made))
+        tokens = self._with_lines(written, self.family.tokens(context, self._token, made))
         offset = len(written)
         arrays = {name: _typed(made[name]) for name in self.family.reads if name in made}
         spans = tuple(spans_of(tokens, self._token, offset))
@@ -138,12 +139,10 @@ class ImagePrompts:
         is_whole = self.family.is_whole(self._context.config)
         return tokens, MediaInput("image", digest, spans, num_embeddings, arrays, is_whole, grid), None
 
-    def _video(self, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
+    def _video(self, context: Context, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
         """Return what is written of a video behind `written`, and the token behind the marker that is left out."""
         assert self._videos is not None
-        made = self._videos.write(
-            self._context, self._video_token, self._video_settings, self.arrays, decoded_video(given)
-        )
+        made = self._videos.write(context, self._video_token, self._video_settings, self.arrays, decoded_video(given))
         left_out = None
         if made.replaces is not None and written[-1:] == [made.replaces[0]]:
             del written[-1:]

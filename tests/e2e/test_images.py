@@ -31,7 +31,7 @@ PROMPTS: list[Any] = [
 ]
 
 
-TOKENS = {"gemma3": START}
+TOKENS = {"gemma3": START, "minicpmv4_6": START}
 """What stands for vectors, where it is another token than `IMAGE`."""
 WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr2": 144}
 """The most tokens that a step computes together."""
@@ -57,9 +57,18 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def generate(path: Path, prompts: list[Any], params: SamplingParams = PARAMS, **args: Any) -> list[RequestOutput]:
     llm = LLM(str(path), **{"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4, **args})
     try:
-        return llm.generate(prompts, params)
+        return llm.generate(marked(path, prompts), params)
     finally:
         llm.close()
+
+
+def marked(path: Path, prompts: list[Any]) -> list[Any]:
+    """Return prompts with the word that stands for an image in a model where <image> is what begins one."""
+    word = "<start>" if path.name.startswith("minicpm") else "<image>"
+    return [
+        {**each, "prompt": each["prompt"].replace("<image>", word)} if isinstance(each, dict) else each
+        for each in prompts
+    ]
 
 
 def bits(outputs: list[RequestOutput]) -> list[Any]:
@@ -152,7 +161,7 @@ def test_several_outputs_of_one_image_are_those_of_it_alone(whole: tuple[Path, l
     few = 48 if whole[0].name.startswith(("qwen3_5", "lfm2")) else 16  # whose states take blocks of their own
     together = generate(whole[0], PROMPTS, params, num_gpu_blocks_override=few)
     with LLM(str(whole[0]), dtype="float32", num_gpu_blocks_override=64, enable_prefix_caching=False) as llm:
-        alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]
+        alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in marked(whole[0], PROMPTS)]
     assert bits(together) == bits(alone)
 
 
@@ -163,7 +172,7 @@ def test_the_same_image_hits_the_prefix_cache_and_another_does_not(whole: tuple[
 
     llm = LLM(str(whole[0]), dtype="float32", num_gpu_blocks_override=64)
     try:
-        first, again, other = (llm.generate([prompt(seed)], PARAMS)[0] for seed in (0, 0, 1))
+        first, again, other = (llm.generate(marked(whole[0], [prompt(seed)]), PARAMS)[0] for seed in (0, 0, 1))
     finally:
         llm.close()
     assert again.num_cached_tokens >= (32 if "qwen3_5" in whole[0].name else 41)  # states are kept at some places

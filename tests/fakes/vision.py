@@ -262,6 +262,21 @@ def _deepseek_ocr2() -> tuple[Any, Any]:
     return config, tf.DeepseekOcr2ImageProcessorPil(size={"height": 56, "width": 56}, tile_size=84, max_patches=2)
 
 
+def _minicpm() -> tuple[Any, Any]:
+    import transformers as tf
+
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 32}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = tf.Qwen3_5TextConfig(**{**TEXT, **linear, **kinds, "rope_parameters": rope})
+    tower = {**TOWER, "insert_layer_id": 1}
+    config = tf.MiniCPMV4_6Config(
+        text_config=text.to_dict(), vision_config=tower, image_token_id=START, video_token_id=VIDEO, insert_layer_id=1
+    )
+    return config, tf.MiniCPMV4_6ImageProcessorPil(scale_resolution=56, max_slice_nums=4)
+
+
 def _lighton_ocr() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -320,6 +335,7 @@ FAMILIES = {
     "glm_ocr": (_glm_ocr, "GlmOcrForConditionalGeneration"),
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
+    "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
     "glm4v": (_glm4v, "Glm4vForConditionalGeneration"),

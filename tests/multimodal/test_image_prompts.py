@@ -69,6 +69,9 @@ def test_a_prompt_of_paligemma_begins_behind_its_images_and_ends_with_a_line_bre
 
 
 WRITTEN = {
+    "minicpmv4_6": [
+        *("<image_id>0</image_id><image>", "1", "</image>", "<slice>", "1", "</slice>", "<slice>", "1", "</slice>"),
+    ],
     "cohere2_vision": ["<|START_OF_IMG|>", *["4", "<|IMG_LINE_BREAK|>"] * 3, "<|END_OF_IMG|>"],
     "lfm2_vl": [
         *("<|image_start|>", "<|img_row_1_col_1|>", "4", "<|img_row_1_col_2|>", "4", "<|img_thumbnail|>", "1"),
@@ -88,9 +91,10 @@ def test_tiles_are_written_as_transformers_processors_write_them(family: str, tm
         words.append(text)
         return [1000 + len(words)] if text else []
 
-    tokens, _ = ImagePrompts(checkpoint, settings, encode_word, {"image": 1}).expand([IMAGE], {"image": image(0)})
+    prompts = ImagePrompts(checkpoint, settings, encode_word, {"image": 1})
+    tokens, _ = prompts.expand([prompts.marker], {"image": image(0)})
     runs = [(token, len([*run])) for token, run in groupby(tokens)]
-    assert [str(count) if token == IMAGE else words[token - 1001] for token, count in runs] == WRITTEN[family]
+    assert [str(count) if token == prompts.marker else words[token - 1001] for token, count in runs] == WRITTEN[family]
 
 
 @pytest.mark.parametrize("family", ["glm4v", "qwen2_vl"])

@@ -116,6 +116,14 @@ class EncoderLinear(ColumnLinear):
         super().use(lambda name: UNQUANTIZED if isinstance(found := methods(name), FromPlain) else found, path)
 
 
+class EncoderRows(RowsOf):
+    """A linear layer of an encoder, for values of any shape, with the sizes that modules ask for."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(EncoderLinear(self.in_features, self.out_features, _ONE, bias=linear.bias is not None))
+
+
 def swap_encoder(encoder: nn.Module) -> None:
     """Put octavo's layers in the place of an encoder's linear layers, norms and activations.
 
@@ -125,8 +133,7 @@ def swap_encoder(encoder: nn.Module) -> None:
         for name, child in module.named_children():
             made: nn.Module | None = None
             if type(child) is nn.Linear:
-                inputs, outputs = child.in_features, child.out_features
-                made = RowsOf(EncoderLinear(inputs, outputs, _ONE, bias=child.bias is not None))
+                made = EncoderRows(child)
             elif not isinstance(child, nn.Embedding | Layer) and not list(child.children()):
                 made = _replacement(child)
             if made is not None:
