@@ -59,8 +59,7 @@ class VectorInput:
         """Return the token ids of a prompt, and what the core needs to know. Raises InvalidRequest."""
         params = self._resolved(params)
         token_ids, second_start = self.read_ids(prompt, params.truncate_prompt_tokens)
-        num_cut = len(prompt.token_ids or ()) - len(token_ids) if prompt.num_unseen else 0
-        return token_ids, PooledPrompt(params, second_start, max(0, prompt.num_unseen - num_cut))
+        return token_ids, PooledPrompt(params, second_start, num_unseen_of(prompt, len(token_ids)))
 
     @cached_property
     def late(self) -> LatePrompts | None:
@@ -177,6 +176,11 @@ class VectorInput:
                     field="prompt",
                 )
         return kept
+
+
+def num_unseen_of(prompt: Prompt, num_kept: int) -> int:
+    """Return how many of the first `num_kept` tokens of a prompt no token sees."""
+    return max(0, prompt.num_unseen - len(prompt.token_ids or ()) + num_kept) if prompt.num_unseen else 0
 
 
 def pair_of(

@@ -23,6 +23,7 @@ from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
 from octavo.engine.fill_in import fill_in_prompt
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.template_budget import RenderLimits
+from octavo.engine.vector_input import num_unseen_of
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.formats.format import AUTO
@@ -245,6 +246,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
     token_ids: bytes
     prediction: bytes
     second_start: int = 0
+    num_unseen: int = 0
     media: tuple[MediaInput, ...] = ()
 
 
@@ -264,7 +266,8 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
         try:
             if isinstance(asked, VectorRequest):
                 whole, second_start = tools.vectors.read_ids(prompt, asked.params().truncate_prompt_tokens)
-                done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start))
+                num_unseen = num_unseen_of(prompt, len(whole))
+                done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start, num_unseen))
                 continue
             written, media = tools.media.read(prompt, tools.tokenised(prompt, num_kept), num_kept)
             token_ids = array("i", written).tobytes()
@@ -273,7 +276,7 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
             names = (getattr(asked, "texts_field", ""), *_PROMPTS)
             error.field = next(name for name in names if getattr(asked, name, None) is not None)
             raise
-        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, 0, media))
+        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, media=media))
     return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
 
 
@@ -287,6 +290,8 @@ def _without_text(asked: RequestBody) -> RequestBody:
         echoed = getattr(asked, "echoed_text", "")
         changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
     unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix", "input_extra")
+    if isinstance(asked, VectorRequest):
+        return msgspec.structs.replace(asked, **changes)  # responses have documents, and count queries
     if getattr(asked, "prompt_embeds", None) is not None:
         changes |= {"prompt": "", "prompt_embeds": None}
     changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
@@ -377,7 +382,7 @@ async def _prompts(done: Prepared) -> list[Prompt]:
     for each in done.prompts:
         token_ids = array("i", each.token_ids).tolist()
         predicted = array("i", each.prediction).tolist()
-        beside: dict[str, Any] = {"second_start": each.second_start, "media": each.media}
+        beside: dict[str, Any] = {"second_start": each.second_start, "num_unseen": each.num_unseen, "media": each.media}
         prompts.append(Prompt(each.text, token_ids, False, prediction=predicted, **beside))
         num_tokens += len(token_ids) + len(predicted)
         if num_tokens > _TOKENS_BETWEEN_TURNS:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from octavo.config.pooling_config import LateInteraction, PoolingConfig
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
@@ -23,6 +24,7 @@ from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.tokens import TokenizeRequest
+from octavo.server.schema.vectors import RerankRequest, ScoreRequest
 from octavo.server.sending import OpenRequests
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import INLINE_BYTES, Preparer, TextPolicy, Texts, TextSetup
@@ -306,3 +308,19 @@ async def test_other_files_of_an_editor_are_read_in_either_process(tmp_path: Pat
     file = [262, *b"tmp\n", *b"x" * padding]
     assert prompt.token_ids == [*file, 262, *b"tmp\ny", 262, *b"filename\n", 259, *b"a", 260, *b"b", 261]
     assert (asked.input_prefix, asked.input_extra is None) == (("", True) if padding else ("a", False))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_requests_for_scores_keep_their_texts_and_masks_in_either_process(tmp_path: Path, padding: int) -> None:
+    late = LateInteraction(query_prefix="q", expanded_length=4, expansion="m")
+    prepared = texts(tmp_path, pooling=PoolingConfig(task="token_embed", late=late))
+    documents = ["b", "c" + "x" * padding]
+    for kind, body in (
+        (RerankRequest, {"query": "a", "documents": documents}),
+        (ScoreRequest, {"queries": "a", "documents": documents}),
+    ):
+        asked, prompts = await prepared.read(request(body), kind)
+        assert asked.documents == documents
+        assert [prompt.num_unseen for prompt in prompts] == [2, 0, 0]
+        assert [len(prompt.token_ids or ()) for prompt in prompts] == [4, 2, 2 + padding]
