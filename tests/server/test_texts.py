@@ -323,4 +323,4 @@ async def test_requests_for_scores_keep_their_texts_and_masks_in_either_process(
         asked, prompts = await prepared.read(request(body), kind)
         assert asked.documents == documents
         assert [prompt.num_unseen for prompt in prompts] == [2, 0, 0]
-        assert [len(prompt.token_ids or ()) for prompt in prompts] == [4, 2, 2 + padding]
+        assert [len(prompt.token_ids or ()) for prompt in prompts] == [4, 1, 1 + padding]
