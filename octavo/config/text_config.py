@@ -83,6 +83,7 @@ _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
 """By `model_type` of a model around a text model: values that the config of the latter may leave out."""
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
+    "mimo_v2_flash": {"rms_norm_eps": "layernorm_epsilon"},
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "kimi_linear": {
         "max_position_embeddings": "model_max_length",
@@ -146,6 +147,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name, other in _OTHER_NAMES.get(model_type, {}).items() if isinstance(model_type, str) else ():
         if values.get(name) is None and other in values:
             values[name] = values[other]
+    if model_type == "mimo_v2_flash":
+        values |= _mimo_layers(values)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), Mapping):
             values[name] = _of_text(values[name])
@@ -159,6 +162,19 @@ def _gemma3_rope(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(scaling, Mapping):
         full.update(scaling)
     return {"full_attention": full, "sliding_attention": {"rope_theta": 10_000.0 if local is None else local}}
+
+
+def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kinds of layers, which the release states by numbers, and the window with the query itself."""
+    made: dict[str, Any] = {}
+    for name, older, kinds in (
+        ("layer_types", "hybrid_layer_pattern", ("full_attention", "sliding_attention")),
+        ("mlp_layer_types", "moe_layer_freq", ("dense", "sparse")),
+    ):
+        if values.get(name) is None and isinstance(values.get(older), list):
+            made[name] = [kinds[bool(each)] for each in values[older]]
+    size = values.get("sliding_window_size")
+    return made | ({"sliding_window": size + 1} if isinstance(size, int) else {})
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,7 @@ _FILES: Final = {
     "llama4": ("Llama4",),
     "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
+    "mimo": ("MiMoV2Flash",),
     "mixtures": (
         *("Deepseek", "DeepseekOcr2", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),

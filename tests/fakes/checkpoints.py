@@ -132,6 +132,22 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        "MiMoV2FlashForCausalLM",
+        {
+            **_CORRECTED,
+            **WINDOWS_IN_TWO,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "v_head_dim": 12,
+            "n_routed_experts": 8,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25},
+            },
+        },
+    ),
     "minicpm3": (
         "MiniCPM3Config",
         "MiniCPM3ForCausalLM",

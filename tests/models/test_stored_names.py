@@ -150,6 +150,24 @@ def test_deepseek_moe_and_ling_as_the_hub_has_them(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_mimo_v2_flash_as_the_hub_has_it(tmp_path: Path) -> None:
+    path = make_checkpoint("mimo_v2_flash", tmp_path, rms_norm_eps=1e-3)
+    expected = logits(path)
+    released = {
+        "hybrid_layer_pattern": [1, 0, 1],
+        "moe_layer_freq": [0, 1, 1],
+        "layernorm_epsilon": 1e-3,
+        "sliding_window_size": 6,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 5e5,
+        "swa_rope_theta": 100.0,
+        "routed_scaling_factor": None,
+    }
+    left_out = ("layer_types", "mlp_layer_types", "rope_parameters", "rms_norm_eps", "sliding_window")
+    edit_config(path, remove=left_out, **released)
+    assert torch.equal(logits(path), expected)
+
+
 def test_minicpm_3_as_the_hub_has_it(tmp_path: Path) -> None:
     path = make_checkpoint("minicpm3", tmp_path, v_head_dim=8)
     expected = logits(path)

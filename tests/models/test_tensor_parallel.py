@@ -110,6 +110,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2_moe",
         "longcat_flash",
         "mellum",
+        "mimo_v2_flash",
         "phimoe",
         "qwen2_moe",
         "qwen3_moe",

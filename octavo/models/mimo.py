@@ -1,0 +1,141 @@
+"""MiMo-V2-Flash: values are narrower than keys, and layers with a window have more of both, and sinks.
+
+Source: https://arxiv.org/abs/2601.02780.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import KeysAndValues, LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.layers.attention import PagedAttention, SinkAttention
+from octavo.layers.elementwise import Elementwise
+from octavo.layers.heads import Heads
+from octavo.layers.linear import joined_linear
+from octavo.layers.picked import Pick, PickedLinear
+from octavo.layers.rotary import Rotary
+from octavo.models.blocks import GatedDecoder
+from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.ropes import read_rope
+from octavo.models.sparse import corrected, sparse_by_kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiMoConfig(DecoderConfig):
+    """`heads` are those of layers that see all tokens; the cache holds values as wide as keys, which end with zeros."""
+
+    windowed_heads: Heads
+    """The heads of the other layers."""
+    value_dim: int
+    """Elements of a value."""
+    value_factor: float
+    """What values are multiplied with."""
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer."""
+        return self.heads if self.window_of(layer) is None else self.windowed_heads
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        heads = self.heads_of(layer).share(mesh)
+        return (LayerCache(KeysAndValues(heads.kv, heads.dim), self.window_of(layer)),)
+
+
+class NarrowValuesLinear(PickedLinear):
+    """x [tokens, inputs] → q [tokens, heads, dim], k [tokens, kv_heads, dim] and v [tokens, kv_heads, value_dim]."""
+
+    def __init__(self, inputs: int, heads: Heads, value_dim: int, mesh: Mesh, *, bias: bool) -> None:
+        own, (start, length) = heads.share(mesh), heads.kv_share(mesh)
+        first, count = start // heads.dim * value_dim, length // heads.dim * value_dim
+        rows = {"q_proj": heads.query_share(mesh), "k_proj": (start, length), "v_proj": (first, count)}
+        sizes = heads.q_size, heads.kv_size, heads.kv * value_dim
+        picks = [
+            Pick(name, size, (slice(begin, begin + many),))
+            for (name, (begin, many)), size in zip(rows.items(), sizes, strict=True)
+        ]
+        super().__init__(inputs, picks, bias=bias)
+        self._widths, self._shapes = [each.length for each in picks], [(own.query, heads.dim), (own.kv, heads.dim)]
+        self._shapes.append((own.kv, value_dim))
+
+    def forward(self, x: Tensor) -> Sequence[Tensor]:  # type: ignore[override]
+        """x [tokens, inputs] → q, k, v, views of one tensor."""
+        parts = torch.split(self.prepared(x), self._widths, dim=1)
+        return [part.view(len(x), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with such values."""
+
+    def __init__(self, c: MiMoConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__()
+        heads, window, rope = c.heads_of(layer), c.window_of(layer), c.rope_of(layer)
+        assert rope is not None
+        self.qkv_proj = NarrowValuesLinear(c.hidden_size, heads, c.value_dim, mesh, bias=c.qkv_bias)
+        self.rope = Rotary(rope)
+        self.attend: PagedAttention = (
+            PagedAttention(heads.share(mesh)) if window is None else SinkAttention(heads, mesh, sliding_window=window)
+        )
+        self._dim, self._value_dim = heads.dim, c.value_dim
+        self.factor = Elementwise("scaled", c.value_factor)
+        self.o_proj = joined_linear(heads.query * c.value_dim, c.hidden_size, mesh)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        q, k, v = self.qkv_proj(x)
+        wide = F.pad(v, (0, self._dim - self._value_dim))
+        attended = self.attend(q, k, wide, batch, self.rope.rotation(batch)).unflatten(1, (-1, self._dim))
+        out: Tensor = self.o_proj(self.factor(attended[:, :, : self._value_dim].flatten(1)))
+        return out
+
+
+class MiMoV2FlashForCausalLM(GatedDecoder):
+    """The whole model. Mixtures are those of DeepSeek V3 without shared experts."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> MiMoConfig:
+        c.refuse("add_full_attention_sink_bias", "n_shared_experts", because="it is not implemented")
+        c.expect("add_swa_attention_sink_bias", True)
+        query, kv = c.positive("num_attention_heads"), c.positive("num_key_value_heads")
+        dim, value_dim = c.positive("head_dim", 192), c.positive("v_head_dim", 128)
+        c.expect("swa_num_attention_heads", query)
+        c.expect("swa_head_dim", dim)
+        c.expect("swa_v_head_dim", value_dim)
+        windowed = Heads(query, c.positive("swa_num_key_value_heads", 2 * kv), dim)
+        if value_dim > dim:
+            raise c.error("v_head_dim", f"at most head_dim, which is {dim}")
+        if query % windowed.kv:
+            raise c.error("num_attention_heads", f"a multiple of the key and value heads, which are {windowed.kv}")
+        if c.values.get("layer_types") is None:
+            raise c.error("layer_types", "the kind of each layer")
+        windows, read = read_windows(c, is_windowed=False), partial(read_rope, c, dim, share=0.334)
+        config = MiMoConfig.common(
+            c,
+            head_dim=dim,
+            rotary_share=0.334,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            qkv_bias=c.bool("attention_bias", False),
+            windows=windows,
+            mixture=corrected(c),
+            sparse=sparse_by_kind(c, 1),
+            windowed_heads=windowed,
+            value_dim=value_dim,
+            value_factor=c.float("attention_value_scale", 0.707),
+        )
+        if config.ropes or c.values.get("swa_rope_theta") is None:
+            return config
+        local = replace(read(), theta=c.positive_float("swa_rope_theta"))
+        return replace(config, ropes=tuple(config.rope if window is None else local for window in windows))
+
+    def __init__(self, c: MiMoConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, attention=lambda index: Attention(c, mesh, index))
+
+    def own_name(self, name: str) -> str:
+        return name.replace(".attention_sink_bias", ".sinks")
