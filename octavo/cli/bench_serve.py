@@ -10,7 +10,7 @@ from contextlib import aclosing, nullcontext
 from itertools import pairwise
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -31,10 +31,8 @@ _WORDS: Final = ("time", "year", "day", "way", "man", "thing", "woman", "life", 
 class ServeOptions(Arguments, heading="Benchmark"):
     """What `octavo bench serve` sends, and where; the names are those of vLLM's bench client."""
 
-    backend: str = arg(
-        "openai",
-        "API that is measured: completions (vllm is another name), or chat.",
-        choices=("openai", "vllm", "openai-chat"),
+    backend: Literal["openai", "vllm", "openai-chat"] = arg(
+        "openai", "API that is measured: completions (vllm is another name), or chat."
     )
     base_url: str | None = arg(None, "Address of the server, instead of --host and --port.")
     host: str = arg("127.0.0.1", "Host of the server.")
@@ -47,11 +45,10 @@ class ServeOptions(Arguments, heading="Benchmark"):
     tokenizer: str | None = arg(
         None, "Directory or tokenizer.json that counts tokens of sharegpt; without it four characters count as one."
     )
-    dataset_name: str = arg(
+    dataset_name: Literal["random", "sharegpt", "custom"] = arg(
         "random",
         "Prompts: random tokens (words for chat), conversations of a ShareGPT file, or a custom file of JSON lines "
         "with prompt and perhaps output_tokens.",
-        choices=("random", "sharegpt", "custom"),
     )
     dataset_path: str | None = arg(None, "File of sharegpt or custom.")
     random_input_len: int = arg(1024, "Tokens of a random prompt.", ge=1)

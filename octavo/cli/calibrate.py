@@ -15,18 +15,20 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from octavo.cli.bench import greedy, load
-from octavo.cli.block_moves import measure_block_moves
 from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, whole_numbers, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arguments, arg
+from octavo.core.cache_limits import CacheLimits
+from octavo.core.step import BlockCopy, BlockOps, ModelRunnerOutput, SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
@@ -89,8 +91,7 @@ def calibrate(*, given: Given) -> int:
     model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
-    if options.output is not None:
-        write_file("output", options.output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+    write_file("output", options.output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     rates = {"prefill_tokens_per_s": model.prefill_tokens_per_s, "swap_bytes_per_s": model.swap_bytes_per_s}
     if options.engine_config is not None:
         lines = [f"{name}: {rate:.6g}\n" for name, rate in rates.items()]
@@ -289,3 +290,54 @@ def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
 def _num_interruptions() -> int:
     """Return how often another program took the processor of a thread of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+Submit = Callable[[SchedulerOutput], Future[ModelRunnerOutput]]
+
+_MOVE_REPETITIONS: Final = 7
+_MOST_MOVED_BLOCKS: Final = 256
+
+
+class BlockMoveRates(NamedTuple):
+    """Bytes of keys and values per second: between device and host (None without swap space), and within the device."""
+
+    swap_bytes_per_s: float | None
+    copy_bytes_per_s: float
+
+
+def measure_block_moves(
+    submit: Submit, limits: CacheLimits, clock: Callable[[], float] = time.perf_counter
+) -> BlockMoveRates:
+    """Return the rates of the executor whose `submit` this is, without the other costs of a step.
+
+    They are measured in the first cache group; the content of its blocks is lost, so no request may run.
+    """
+    num_blocks, block_bytes = limits.groups[0].num_blocks, limits.groups[0].block_bytes
+    copied = max(1, min(num_blocks // 2, _MOST_MOVED_BLOCKS))
+    copies = [BlockCopy(1 + i, 1 + (copied + i) % num_blocks) for i in range(copied)]
+    swapped = min(num_blocks, limits.groups[0].num_host_blocks, _MOST_MOVED_BLOCKS)
+    moves = [BlockCopy(1 + i, 1 + i) for i in range(swapped)]
+    idle, copy, swap = (
+        _least_seconds(submit, ops, clock)
+        for ops in (BlockOps(), BlockOps(copies=copies), BlockOps(swap_outs=moves, swap_ins=moves))
+    )
+    return BlockMoveRates(
+        swap_bytes_per_s=_rate(2 * swapped * block_bytes, swap - idle) if swapped else None,
+        copy_bytes_per_s=_rate(copied * block_bytes, copy - idle),
+    )
+
+
+def _rate(num_bytes: int, seconds: float) -> float:
+    # the clock cannot see less than this
+    return num_bytes / max(seconds, 1e-7)
+
+
+def _least_seconds(submit: Submit, ops: BlockOps, clock: Callable[[], float]) -> float:
+    """Return the least seconds of a step: other programs only add to them, and the first step touches new memory."""
+    step = SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=[], block_ops=ops)
+    seconds = []
+    for _ in range(_MOVE_REPETITIONS):
+        began = clock()
+        submit(step).result()
+        seconds.append(clock() - began)
+    return min(seconds[1:])

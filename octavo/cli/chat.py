@@ -16,7 +16,7 @@ import msgspec
 from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, with_options
-from octavo.cli.start import load, log_quietly, mention_demonstration_model, with_adapter
+from octavo.cli.start import load, with_adapter
 from octavo.cli.terminal import WordWrap, say
 from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
@@ -60,10 +60,7 @@ def chat(*, given: Given) -> int:
     images = [image_part(Path(name)) for name in options.image]
     model: ChatModel
     if options.url is None:
-        args = given.arguments(EngineArgs)
-        args, adapter = with_adapter(args, options.lora)
-        log_quietly(args)
-        mention_demonstration_model(args)
+        args, adapter = with_adapter(given.arguments(EngineArgs), options.lora)
         model = EngineModel(load(args), adapter)
     else:
         if options.lora is not None:

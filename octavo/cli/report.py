@@ -47,8 +47,10 @@ def check_file(name: str, path: str | None) -> None:
         )
 
 
-def write_file(name: str, path: str, body: bytes) -> None:
-    """Write the file that the option `name` gives. Raises ConfigError."""
+def write_file(name: str, path: str | None, body: bytes) -> None:
+    """Write the file that the option `name` gives, where it gives one. Raises ConfigError."""
+    if path is None:
+        return
     try:
         Path(expanduser(path)).write_bytes(body)
     except OSError as error:

@@ -12,7 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import load, log_quietly, mention_demonstration_model, stream, with_adapter
+from octavo.cli.start import load, stream, with_adapter
 from octavo.cli.terminal import WordWrap, as_utf_8, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
@@ -52,12 +52,9 @@ def run(
     """Continue a text, written to standard output as it is generated."""
     model, prompt = _model_and_prompt(model_or_prompt, prompt, given.values.get("model"))
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
-    args = given.arguments(EngineArgs)
-    args, adapter = with_adapter(args, lora)
+    args, adapter = with_adapter(given.arguments(EngineArgs), lora)
     prompt = checked_text(_standard_input(args.model) if prompt is None else as_utf_8(prompt), "prompt")
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
-    log_quietly(args)
-    mention_demonstration_model(args)
     try:
         engine = load(args, prompt)
     except CheckpointError as error:

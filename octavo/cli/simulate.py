@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -57,8 +57,8 @@ class SimulationOptions(Arguments, heading="Simulation"):
     )
     tensor_parallel_size: int = arg(1, "Devices that share each layer of --model.", ge=1, le=1024)
     pipeline_parallel_size: int = arg(1, "Groups of devices that share the layers of --model.", ge=1, le=8)
-    tensor_parallel_reduce: str = arg(
-        "gather", "How shares of a layer become whole: gather is exact, sum moves less.", choices=("gather", "sum")
+    tensor_parallel_reduce: Literal["gather", "sum"] = arg(
+        "gather", "How shares of a layer become whole: gather is exact, sum moves less."
     )
     cost_model: str | None = arg(
         None,

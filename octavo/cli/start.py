@@ -49,10 +49,11 @@ def log_quietly(args: EngineArgs) -> None:
 
 
 def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
-    """Return an engine, and write what its memory is for to stderr; `octavo explain` shows the whole plan.
-
-    Raises InvalidRequest where `prompt` is empty and its model begins texts with no token.
+    """Return an engine that logs quietly, and write what its memory is for to stderr; `octavo explain` shows the whole
+    plan. Raises InvalidRequest where `prompt` is empty and its model begins texts with no token.
     """
+    log_quietly(args)
+    mention_demonstration_model(args)
     with ends_at_interrupt():
         from octavo.engine.input_processor import open_tokenizer
         from octavo.engine.llm_engine import LLMEngine, in_process_config

@@ -66,8 +66,7 @@ def validate(*, given: Given) -> int:
     comparisons = compare(llm, simulation, loads, repetitions, on_processor_clock=options.processor_clock)
     if options.cost_model is None and traced is None and isinstance(model, Fitted):
         model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
-    if options.output is not None:
-        write_file("output", options.output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+    write_file("output", options.output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
     report(

@@ -56,16 +56,13 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
         ge=1,
         is_bytes=True,
     )
-    dtype: str = arg(
-        "auto",
-        "Number format of weights and activations; auto takes the checkpoint's.",
-        choices=("auto", "float32", "bfloat16", "float16"),
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = arg(
+        "auto", "Number format of weights and activations; auto takes the checkpoint's."
     )
-    quantization: str | None = arg(
+    quantization: Literal["int8", "int4", "int4-g128"] | None = arg(
         None,
         "Number format of the weights that are multiplied, made while loading: int8 has a scale per output "
         "channel, int4 one per 64 inputs of it, int4-g128 one per 128. By default weights stay as they are.",
-        choices=("int8", "int4", "int4-g128"),
     )
     allow_requantize: bool = arg(False, "Let quantization take quantised checkpoints, which loses more.")
     activation_bits: int = arg(
@@ -111,8 +108,8 @@ class LoRAArgs(ArgumentGroup, heading="Adapters (LoRA)"):
     enable_lora_experts: bool = arg(
         False, "Take adapters of experts (target_parameters of PEFT), too; the memory of every slot is made for them."
     )
-    lora_dtype: str = arg(
-        "auto", "Number format of adapters; auto takes the model's.", choices=("auto", "float32", "bfloat16", "float16")
+    lora_dtype: Literal["auto", "float32", "bfloat16", "float16"] = arg(
+        "auto", "Number format of adapters; auto takes the model's."
     )
     lora_modules: tuple[str, ...] = arg(
         (),
@@ -129,16 +126,13 @@ class LoRAArgs(ArgumentGroup, heading="Adapters (LoRA)"):
 class PoolingArgs(ArgumentGroup, heading="Vectors"):
     """Whether the model writes text, or makes vectors or scores of its prompts."""
 
-    runner: str = arg(
+    runner: Literal["auto", "generate", "pooling"] = arg(
         "auto",
         "generate writes text, pooling makes vectors or scores; auto is pooling for encoders, classifiers, "
         "models without a head and checkpoints with sentence-transformers' modules.json.",
-        choices=("auto", "generate", "pooling"),
     )
-    convert: str = arg(
-        "auto",
-        "What a pooling model makes: embed is vectors, classify is scores; auto takes what the checkpoint says.",
-        choices=("auto", "none", "embed", "classify"),
+    convert: Literal["auto", "none", "embed", "classify"] = arg(
+        "auto", "What a pooling model makes: embed is vectors, classify is scores; auto takes what the checkpoint says."
     )
 
 
@@ -170,11 +164,10 @@ class CacheArgs(ArgumentGroup, heading="Memory and cache"):
         ge=0,
         is_bytes=True,
     )
-    prefix_cache_eviction: str = arg(
+    prefix_cache_eviction: Literal["lru", "cost"] = arg(
         "lru",
         "Which cached block is given up first: the one unused for longest (lru), or the one that was found least "
         "often of late (cost).",
-        choices=("lru", "cost"),
     )
     state_snapshot_tokens: int = arg(
         512,
@@ -184,11 +177,10 @@ class CacheArgs(ArgumentGroup, heading="Memory and cache"):
         le=1 << 20,
     )
     watermark: float = arg(0.01, "Share of the KV blocks kept free when a request is admitted.", ge=0, le=0.5)
-    kv_cache_dtype: str = arg(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"] = arg(
         "auto",
         "Number format of the KV cache; auto takes the model's. int8 and fp8 (e4m3) have a scale per token and "
         "head, and hold almost twice as many tokens as bfloat16.",
-        choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"),
     )
 
 
@@ -211,12 +203,11 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
     enable_chunked_prefill: bool = arg(
         True, "Compute long prompts in pieces, together with decoding; off, a step is all prefill or all decode."
     )
-    scheduling_policy: str = arg(
+    scheduling_policy: Literal["fcfs", "priority", "fair-share", "deadline", "prefix-match"] = arg(
         "fcfs",
         "Which waiting request is next, and which running one is preempted: first come first served, priority "
         "(smaller numbers first), fair-share (least served tenant), deadline (who must start soonest), "
         "prefix-match (who finds most in the prefix cache).",
-        choices=("fcfs", "priority", "fair-share", "deadline", "prefix-match"),
     )
     priority_ageing: float = arg(
         0.0, "Seconds of waiting that count as one priority; 0 switches ageing off.", ge=0, le=1e9
@@ -285,9 +276,7 @@ class ObservabilityArgs(ArgumentGroup, heading="Logging"):
     """What is logged and recorded."""
 
     disable_log_stats: bool = arg(False, "No log line about queues, blocks and tokens per second.")
-    log_level: str = arg(
-        "info", "Least important messages that are logged.", choices=("debug", "info", "warning", "error")
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = arg("info", "Least important messages that are logged.")
     record_trace: str | None = arg(
         None,
         "File that gets every request, result and clock reading of the scheduler, tokens included, so that "
@@ -310,12 +299,11 @@ class ReplicaArgs(ArgumentGroup, heading="Replicas"):
         ge=1,
         le=256,
     )
-    router: str = arg(
+    router: Literal["prefix-aware", "least-loaded", "round-robin", "session"] = arg(
         "prefix-aware",
         "Which replica gets a request: the one that was sent the longest part of its prompt unless it is too busy "
         "(prefix-aware), the one with the fewest open requests, each in turn, or the same one for all requests "
         "with one cache_salt, or without it of one API key or user (session).",
-        choices=("prefix-aware", "least-loaded", "round-robin", "session"),
     )
     max_core_restarts: int = arg(
         3,

@@ -26,11 +26,10 @@ class ComputeArgs(ArgumentGroup, heading="Device"):
         ge=1,
         le=4096,
     )
-    instruction_set: str = arg(
+    instruction_set: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"] = arg(
         "auto",
         "What compiled CPU kernels run at; by default the best that the processor has. reference is "
         "another name for the device reference, amx_emulated a slow software model of AMX for checking.",
-        choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"),
     )
     batch_invariant: bool = arg(
         False,
@@ -63,11 +62,10 @@ class ParallelArgs(ArgumentGroup, heading="Ranks"):
     pipeline_parallel_size: int = arg(
         1, "Stages that share the layers, each with a step in flight. The results are those of one.", ge=1, le=8
     )
-    executor: str = arg(
+    executor: Literal["multiprocess", "ray"] = arg(
         "multiprocess",
         "How several ranks are started: multiprocess, as processes of this machine and by `octavo rank` on others; "
         "ray, on the machines of a Ray cluster.",
-        choices=("multiprocess", "ray"),
     )
     nnodes: int = arg(
         1, "Machines that the ranks are on, as many on each; on others than the first runs `octavo rank`.", ge=1

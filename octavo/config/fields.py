@@ -97,7 +97,7 @@ def _arguments(cls: Any, devices: tuple[str, ...]) -> types.MappingProxyType[str
 
 def _argument(stated: Field[Any], annotation: Any, heading: str) -> Argument:
     about = stated.metadata["arg"]
-    is_optional = isinstance(annotation, types.UnionType)
+    is_optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)  # the latter of a Literal
     if is_optional:
         (annotation,) = (each for each in typing.get_args(annotation) if each is not types.NoneType)
     kind, members = typing.get_origin(annotation) or annotation, typing.get_args(annotation)

@@ -314,7 +314,7 @@ def _max_model_len(args: EngineArgs, checkpoint: Checkpoint, pooling: PoolingCon
 
 def _dtype(args: EngineArgs, checkpoint: Checkpoint) -> DType:
     if args.dtype != "auto":
-        return cast(DType, args.dtype)
+        return args.dtype
     states_dtype = checkpoint.values.get("dtype") is not None or checkpoint.values.get("torch_dtype") is not None
     if args.load_format == "dummy" and not states_dtype:
         return "float32"  # there may be no weight files to look at

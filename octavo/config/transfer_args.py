@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from octavo.config.fields import ArgumentGroup, arg
 
 
@@ -19,10 +21,8 @@ class TransferArgs(ArgumentGroup, heading="Prefill and decode apart, and KV that
     decode: int = arg(
         0, "Engines beside those of --prefill that compute everything else; shares are equal.", ge=0, le=256
     )
-    role: str | None = arg(
-        None,
-        "Run one engine, without HTTP, for `octavo proxy` on this or another machine.",
-        choices=("prefill", "decode"),
+    role: Literal["prefill", "decode"] | None = arg(
+        None, "Run one engine, without HTTP, for `octavo proxy` on this or another machine."
     )
     kv_host: str = arg(
         "127.0.0.1", "Address at which an engine with a role gives KV blocks to others; 0.0.0.0 is every one."

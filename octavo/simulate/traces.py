@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -206,7 +206,7 @@ class Workload(Arguments, heading="Workload"):
     Lengths are log-normal with the given means. `max_len` bounds prompt and output together. Raises ConfigError.
     """
 
-    arrivals: str = arg("poisson", "How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once"))
+    arrivals: Literal["poisson", "gamma", "on-off", "at-once"] = arg("poisson", "How requests arrive.")
     num_requests: int = arg(1000, "Requests.", ge=1)
     request_rate: float = arg(1.0, "Requests (conversations) a second.", gt=0)
     burstiness: float = arg(3.0, "With gamma: coefficient of variation of the gaps; with poisson it is 1.", gt=0)

@@ -1,18 +1,20 @@
-"""Loads the models of a rank, and makes runners of them over KV caches."""
+"""Loads the models of a rank, or of its pipeline stage, and makes runners of them over KV caches."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.attention.backend import AttentionBackend
+from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.config.schema import EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from octavo.core.model_shape import State
-from octavo.devices.device import Device, DrawingModel
+from octavo.devices.device import Device, DrawingModel, LanguageModel
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models.decoder import DecoderStack
@@ -26,7 +28,6 @@ from octavo.worker.model_runner import ModelRunner
 from octavo.worker.opening import open_models, open_samplers
 from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
-from octavo.worker.stage import Stage
 
 if TYPE_CHECKING:
     from octavo.lora.slots import Adapters
@@ -159,3 +160,34 @@ class LoadedRank:
             runner.pool(model.pooling, loaded, Path(model.path))
         runner.grammars = grammars
         return runner
+
+
+class Stage:
+    """Receives what the stage before sends, runs `model`, and sends what it returns to the next stage.
+
+    Sending and receiving are not part of recorded steps: `received`, room for the tokens of the largest step, stays in
+    its place, so a recording reads it again.
+    """
+
+    def __init__(self, model: LanguageModel, mesh: Mesh, received: IntermediateTensors | None) -> None:
+        """received: None for the first stage."""
+        self._model: Callable[[ModelInput], Any] = model
+        self._mesh = mesh
+        self._received = received
+        self.compute_logits = model.compute_logits
+
+    def __call__(self, batch: ModelInput) -> Any:
+        """Return the last hidden states [tokens, hidden]; a stage that is not the last, what it sent."""
+        mesh, stage = self._mesh, self._mesh.pipeline.rank
+        if self._received is not None:
+            num_tokens = len(batch.token_ids)
+            hidden, residual = self._received
+            received = IntermediateTensors(hidden[:num_tokens], None if residual is None else residual[:num_tokens])
+            for part in received.parts:
+                mesh.receive(part, stage - 1)
+            batch = replace(batch, received=received)
+        result = self._model(batch)
+        if isinstance(result, IntermediateTensors):
+            for part in result.parts:
+                mesh.send(part, stage + 1)
+        return result

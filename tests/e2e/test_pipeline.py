@@ -11,7 +11,7 @@ from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.scheduler import Scheduler
-from octavo.worker.stage import Stage
+from octavo.worker.loading import Stage
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
