@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
-    for name in ("GraniteSpeech", "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe", "Voxtral")
+    for name in (
+        *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe"),
+        "Voxtral",
+    )
 )
 """Architectures whose sounds are read, with transformers."""
 _GRANITE: Final = "GraniteSpeechForConditionalGeneration"

@@ -68,6 +68,16 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """By `model_type`: values that published configs leave out."""
 _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
+    "glmasr": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 59_264,
+    },
     "voxtral": {
         "head_dim": 128,
         "hidden_size": 3072,
@@ -94,7 +104,7 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """By `model_type`: keys that have another name in the configs of such models."""
-_TIED_AROUND: Final = ("cohere2_vision", "granite_speech", "lfm2_vl", "qwen3_asr")
+_TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "lfm2_vl", "qwen3_asr")
 """Those whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Those whose whole config alone says whether the two are one: that of the text model has a default that is not so."""

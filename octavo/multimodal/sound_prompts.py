@@ -220,6 +220,46 @@ def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Cal
     return made
 
 
+def _separate_windows(count: Callable[[int], int]) -> Callable[[LogMel, Section, Samples], list[MediaInput]]:
+    """Return what cuts a sound into windows whose loudest frames are their own. count: vectors of so many frames."""
+
+    def cut(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
+        _check_is_heard(settings, samples)
+        made, size = [], settings.num_frames * settings.hop_length
+        for start in range(0, len(samples), size):
+            part = samples[start : start + size]
+            num_frames = -(-len(part) // settings.hop_length)
+            mask = (np.arange(settings.num_frames) < num_frames).astype(np.int64)
+            masked = {"input_features_mask": TypedArray("int64", mask.shape, mask.tobytes())}
+            arrays = {**settings.window(settings.features(part)).arrays, **masked}
+            if num_vectors := count(num_frames):
+                made.append(MediaInput("audio", digest_of(arrays), (), num_vectors, arrays))
+        return made
+
+    return cut
+
+
+def _paired_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors of a window with a position for each two frames."""
+    num_frames = 2 * section.positive("max_source_positions", 1500)
+    return num_frames, _num_paired(num_frames)
+
+
+def _num_quartered(num_frames: int) -> int:
+    """Return the vectors that a convolution with a stride of two makes, four of its states beside each other."""
+    return ((num_frames - 1) // 2 - 3) // 4 + 1
+
+
+def _quartered_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors. Raises CheckpointError."""
+    count, width = section.positive("max_position_embeddings", 1500), section.positive("hidden_size", 1280)
+    if section.positive("intermediate_size", 5120) != 4 * width:
+        raise section.error("intermediate_size", f"four times hidden_size, which is {width}")
+    if count % 4:
+        raise section.error("max_position_embeddings", "a multiple of 4")
+    return 2 * count, _num_quartered(2 * count)
+
+
 def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
     """Return the whole sound, two frames beside each other."""
     _check_is_heard(settings, samples)
@@ -255,6 +295,8 @@ _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
 _FAMILIES: Final = {
+    "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
+    "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
     "GraniteSpeechForConditionalGeneration": _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0),
     "Qwen2AudioForConditionalGeneration": _Family(_one_window),
     "Qwen2_5OmniForConditionalGeneration": _Family(_paired_chunks, _paired_chunks_window),

@@ -105,6 +105,14 @@ def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
     return msgspec.structs.replace(prompt, multi_modal_data={"audio": [asked.sound]})
 
 
+def _glm_asr(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The words of the task stand behind the sound, as the template of chats has them."""
+    _refuse_prompt(asked.form)
+    _refuse_language(asked.form)
+    words = {"type": "text", "text": "Please transcribe this audio into text"}
+    return tools.render_chat([{"role": "user", "content": [{"type": "audio", "audio": asked.sound}, words]}])
+
+
 def _refuse_language(form: TranscriptionRequest) -> None:
     if form.language is not None:
         raise InvalidRequest("language is set, and this model hears it by itself; leave it out", field="language")
@@ -134,6 +142,7 @@ _LANGUAGES: Final = {
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
+    "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": SpeechStyle(
         _granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"})
     ),

@@ -76,12 +76,13 @@ def test_values_that_published_configs_of_gemma_3_leave_out() -> None:
     assert (local.str("rope_type"), local.float("rope_theta")) == ("default", 1e4)
 
 
-@pytest.mark.parametrize("around", ["Voxtral"])
+@pytest.mark.parametrize("around", ["GlmAsr", "Voxtral"])
 def test_values_that_configs_around_a_text_model_leave_out(around: str) -> None:
     import transformers
 
     whole = getattr(transformers, f"{around}Config")()
     text = whole.text_config.to_dict()
+    text["tie_word_embeddings"] |= getattr(whole, "tie_word_embeddings", False)
     config = {"model_type": whole.model_type, "text_config": {"model_type": text["model_type"]}}
     found = flattened(config, "config.json")
     assert found["hidden_size"] == text["hidden_size"]
@@ -89,7 +90,7 @@ def test_values_that_configs_around_a_text_model_leave_out(around: str) -> None:
         assert found[name] == (text["rope_parameters"] if name == "rope_theta" else text)[name], name
 
 
-@pytest.mark.parametrize("around", ["Cohere2Vision", "Lfm2Vl", "Qwen3ASR"])
+@pytest.mark.parametrize("around", ["Cohere2Vision", "GlmAsr", "GraniteSpeech", "Lfm2Vl", "Qwen3ASR"])
 def test_heads_are_embeddings_where_the_whole_config_says_nothing_else(around: str) -> None:
     import transformers
 

@@ -28,12 +28,12 @@ RATE = 16_000
 SHORT = tone(0.4, 520.0)
 
 
-MOST_S = {"granite_speech": 51, "qwen2_audio": 2, "qwen3_asr": 39, "voxtral": 40}
+MOST_S = {"audioflamingo3": 20, "glmasr": 40, "granite_speech": 51, "qwen2_audio": 2, "qwen3_asr": 39, "voxtral": 40}
 """Of one window, or of the windows that fit into 512 tokens."""
 
 
 def family_of(path: Path) -> str:
-    return path.name.rstrip("0")
+    return path.name.removesuffix("0")
 
 
 def prompts_of(path: Path) -> list[Any]:
@@ -63,6 +63,10 @@ def heard(family: str, sounds: list[Any]) -> dict[str, torch.Tensor]:
         return {"input_features": torch.cat([one.reshape(16, -1, 200).transpose(0, 1) for one in each])}
     if family == "granite_speech":
         return {"input_features": torchaudio_features(sounds[0])}
+    if family in ("audioflamingo3", "glmasr"):
+        parts = [sound[start : start + 2 * RATE] for sound in sounds for start in range(0, len(sound), 2 * RATE)]
+        made = extractor()(parts, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt")
+        return {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}
     if family == "qwen3_asr":
         make, longest = FAMILIES[family][0]()[1], 500
         options = {"sampling_rate": RATE, "padding": True, "return_attention_mask": True}

@@ -53,6 +53,23 @@ def _granite_speech() -> tuple[Any, Any]:
     return config, MelSettings()
 
 
+def _glm_asr() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    text = tf.LlamaConfig(**TEXT, tie_word_embeddings=True).to_dict()
+    sizes = {"num_mel_bins": 16, "max_position_embeddings": 100}
+    return tf.GlmAsrConfig(text_config=text, audio_config=tower | sizes, audio_token_id=AUDIO), extractor()
+
+
+def _audio_flamingo() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    text = tf.Qwen2Config(**TEXT).to_dict()
+    return tf.AudioFlamingo3Config(text_config=text, audio_config=tower | _SIZES, audio_token_id=AUDIO), extractor()
+
+
 class MelSettings:
     """Of a feature extractor that transformers has with torchaudio alone."""
 
@@ -118,6 +135,8 @@ ALL_KINDS = {
 }
 """Families that read images and videos, too."""
 FAMILIES = {
+    "audioflamingo3": (_audio_flamingo, "AudioFlamingo3ForConditionalGeneration"),
+    "glmasr": (_glm_asr, "GlmAsrForConditionalGeneration"),
     "granite_speech": (_granite_speech, "GraniteSpeechForConditionalGeneration"),
     "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),

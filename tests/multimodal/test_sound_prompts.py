@@ -64,6 +64,8 @@ def test_a_short_sound_is_filled_up_to_half_a_second(tmp_path: Path) -> None:
 
 
 REFUSED = [
+    ("glmasr", {"intermediate_size": 64}, "audio_config.intermediate_size is 64, expected four times hidden_size"),
+    ("glmasr", {"max_position_embeddings": 90}, "audio_config.max_position_embeddings is 90, expected a multiple of 4"),
     ("granite_speech", {"input_dim": 31}, "encoder_config.input_dim is 31, expected an even number"),
     ("granite_speech", {"num_heads": 0}, "encoder_config.num_heads is 0, expected an integer of at least 1"),
     ("granite_speech", {"hidden_dim": 64}, "projector_config.encoder_hidden_size is 32, expected .*, which is 64"),

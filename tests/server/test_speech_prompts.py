@@ -58,6 +58,10 @@ def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkey
         audio = [tools.tokenizer.token_id("<audio>")] * 6
         expected = [*tools.tokenizer.encode("<user>"), *audio, *tools.tokenizer.encode(f"{words}<assistant>")]
         assert server.llm.requests[-1][1].token_ids == expected
+    monkeypatch.setattr(server.llm, "input", tools := inputs(tmp_path, "glmasr"))
+    assert post(server.url, tone(0.5)).status_code == 200
+    text = tools.tokenizer.decode(server.llm.requests[-1][1].token_ids, False)
+    assert text == f"<user>{'<audio>' * 6}Please transcribe this audio into text<assistant>"
     refused = post(server.url, tone(0.5), language="en").json()["error"]
     assert (refused["param"], "leave it out" in refused["message"]) == ("language", True)
 
