@@ -47,7 +47,7 @@ from octavo.server.schema.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from octavo.server.schema.vectors import VectorRequest
+from octavo.server.schema.vectors import InputRequest, VectorRequest
 from octavo.server.sending import OpenRequests
 
 if TYPE_CHECKING:
@@ -122,6 +122,10 @@ class Preparer:
                 chat.thinking_token_budget = None  # clients send it to every model
             with asked.named():
                 return self.prompts(chat, limits)
+        if isinstance(asked, InputRequest) and asked.messages is not None:
+            self.tools.vectors.checked(asked.task)
+            prompt = self._rendered(asked, limits, opens_turn=False)
+            return [msgspec.structs.replace(prompt, add_special_tokens=bool(asked.add_special_tokens))]
         if isinstance(asked, VectorRequest | InfillRequest):
             return asked.prompts(self.tools)
         if isinstance(asked, FormFields):
@@ -198,7 +202,7 @@ class Preparer:
 
     def _rendered(
         self,
-        asked: ChatCompletionRequest | TokenizeRequest | PrefixRequest,
+        asked: ChatCompletionRequest | TokenizeRequest | PrefixRequest | InputRequest,
         limits: RenderLimits | None,
         *,
         opens_turn: bool = True,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import time
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +30,11 @@ from octavo.server.schema.vectors import (
     VectorRequest,
 )
 from octavo.server.sending import encode
+from octavo.server.vector_encoding import BINARY, Encoding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 T = TypeVar("T", bound=VectorRequest)
 
@@ -173,21 +177,29 @@ class _Done:
         """Cohere's counts."""
         return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self.usage.prompt_tokens}}
 
-    def vectors(self, encoding: str | None, task: str | None = None) -> list[Any]:
-        """Return the vector of each prompt, or of a task the rows of its tokens, as base64 text where asked."""
-        task = task or self.config.task
-        if task in TOKEN_TASKS:
-            arrays = [array_of(self.config, output, task) for output in self.outputs]
-            return [b64encode(each.tobytes()).decode() if encoding == "base64" else each.tolist() for each in arrays]
-        if encoding == "base64":
-            return [b64encode(output.pooled or b"").decode() for output in self.outputs]
-        return [values_of(output.pooled) for output in self.outputs]
+    def arrays(self, task: str | None = None) -> list[NDArray[np.float32]]:
+        """Return the values of each prompt, of the task or the model's own."""
+        return [array_of(self.config, output, task or self.config.task) for output in self.outputs]
+
+    def vectors(self, encoding: Encoding, task: str | None = None) -> list[Any]:
+        """Return the values of each prompt as JSON has them."""
+        if encoding.format == "float" and (task or self.config.task) not in TOKEN_TASKS:
+            return [values_of(output.pooled) for output in self.outputs]
+        return [encoding.value(each) for each in self.arrays(task)]
+
+    def binary(self, asked: VectorRequest) -> Response:
+        """Return the response whose body is the values of all prompts."""
+        encoding = asked.encoding()
+        content, data = encoding.joined(self.arrays(asked.params().task))
+        metadata = {**self.frame, "data": data}
+        headers = {"metadata": json.encode(metadata).decode()} if encoding.format == "bytes" else None
+        return Response(content, media_type="application/octet-stream", headers=headers)
 
     def scores(self, num_queries: int) -> list[float]:
         """Return the score of each pair: what the model made of it, or of the vectors of both."""
         if self.config.task == CLASSIFY:
             return [values_of(output.pooled)[0] for output in self.outputs]
-        arrays = [array_of(self.config, output, self.config.task) for output in self.outputs]
+        arrays = self.arrays()
         return [
             self.input.match(arrays[min(n, num_queries - 1)], arrays[num_queries + n], document.prompt_token_ids)
             for n, document in enumerate(self.outputs[num_queries:])
@@ -216,6 +228,8 @@ def _endpoint(
                 found = [last[index] for index in range(len(prompts))]
                 model, vectors = context.models.name(asked.model), context.llm.input.vectors
                 done = _Done(requests.id, request.url.path, model, vectors, found)
+                if asked.encoding().format in BINARY:
+                    return done.binary(asked)
                 body = await context.large_responses.build(lambda: encode(make(asked, done)))
             return Response(body, media_type="application/json")
 
@@ -227,21 +241,21 @@ def _endpoint(
 @_endpoint(EmbeddingRequest)
 def embeddings(asked: EmbeddingRequest, done: _Done) -> EmbeddingList:
     """Return the vectors of one input or several."""
-    data = [Embedding(index, vector) for index, vector in enumerate(done.vectors(asked.encoding_format))]
+    data = [Embedding(index, vector) for index, vector in enumerate(done.vectors(asked.encoding()))]
     return EmbeddingList(**done.frame, data=data)
 
 
 @_endpoint(CohereEmbedRequest)
 def cohere(asked: CohereEmbedRequest, done: _Done) -> CohereEmbeddings:
     """Return the vectors of texts, in Cohere's words."""
-    found = {str(kind): done.vectors(kind) for kind in asked.embedding_types or ["float"]}
+    found = {str(kind): done.vectors(Encoding(format=kind)) for kind in asked.embedding_types or ["float"]}
     return CohereEmbeddings(id=done.id, embeddings=found, texts=asked.texts, meta=done.meta)
 
 
 @_endpoint(PoolingRequest)
 def pooling(asked: PoolingRequest, done: _Done) -> PooledList:
     """Return what the model makes of one input or several."""
-    values = done.vectors(asked.encoding_format, asked.params().task)
+    values = done.vectors(asked.encoding(), asked.params().task)
     return PooledList(**done.frame, data=[Pooled(index, each) for index, each in enumerate(values)])
 
 
@@ -270,6 +284,6 @@ def rerank(asked: RerankRequest, done: _Done) -> Reranked:
     documents, scores = asked.listed, done.scores(1)
     has_documents = not done.path.endswith("/v2/rerank")
     shows = has_documents if asked.return_documents is None else asked.return_documents
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or None]
     results = [Ranked(index, scores[index], RankedDocument(documents[index]) if shows else UNSET) for index in order]
     return Reranked(id=done.id, model=done.model, results=results, usage=done.usage, meta=done.meta)

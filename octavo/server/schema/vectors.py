@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta, Struct, structs
 
@@ -13,7 +13,9 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, Int, RequestBody, TokenId
+from octavo.server.schema.chat import Message
 from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
+from octavo.server.vector_encoding import Encoding
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
@@ -37,27 +39,51 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
             task=self.task, truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation
         )
 
+    def encoding(self) -> Encoding:
+        """Return how the response has vectors."""
+        return Encoding()
+
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         """Return the prompts. Raises InvalidRequest for a model that is made for something else."""
         raise NotImplementedError
 
 
 class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
-    """Vectors or scores of one input or several."""
+    """Vectors or scores of one input or several, or of a conversation in the model's chat template."""
 
-    input: Input
+    input: Input | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        RequestBody.check(self)
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest("give either input or messages", field="input")
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         tools.vectors.checked(self.task)
+        assert self.input is not None, "messages are rendered elsewhere"
         return [prompt_of(each, self.add_special_tokens) for each in listed_prompts("input", self.input)]
 
 
 class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/embeddings`. prompt_name: the prompt of sentence-transformers' files that goes before each input."""
+    """`POST /v1/embeddings`. prompt_name: the prompt of sentence-transformers' files that goes before each input.
 
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: bytes is a binary response, which its header `metadata` describes, bytes_only is one without it.
+    embed_dtype, endianness: of the numbers in base64 text and bytes.
+    """
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    endianness: Literal["native", "little", "big"] = "native"
     dimensions: Int | None = None
     prompt_name: str | None = None
+
+    def encoding(self) -> Encoding:
+        return Encoding(format=self.encoding_format or "float", type=self.embed_dtype, order=self.endianness)
 
     def params(self) -> PoolingParams:
         return structs.replace(super().params(), dimensions=self.dimensions)
@@ -134,12 +160,14 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     def params(self) -> PoolingParams:
         given = super().params()
-        return structs.replace(given, truncate_prompt_tokens=given.truncate_prompt_tokens or self.max_tokens_per_doc)
+        return structs.replace(
+            given, truncate_prompt_tokens=given.truncate_prompt_tokens or self.max_tokens_per_doc or None
+        )
 
     def check(self) -> None:
         RequestBody.check(self)
-        if self.top_n is not None and self.top_n < 1:
-            raise InvalidRequest(f"top_n is {self.top_n}, must be at least 1", field="top_n")
+        if self.top_n is not None and self.top_n < 0:
+            raise InvalidRequest(f"top_n is {self.top_n}, must be at least 1, or 0 for all documents", field="top_n")
 
     @property
     def listed(self) -> list[str]:
@@ -148,6 +176,9 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         return prompts_of_pairs(tools, [self.query], checked_texts("documents", self.listed), self.instruction)
+
+
+_SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
@@ -161,18 +192,22 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     text_2: str | list[str] | None = None
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
     instruction: str | None = None
 
     def check(self) -> None:
         RequestBody.check(self)
-        given = [name for name in ("text_1", "text_2", "queries", "documents") if getattr(self, name) is not None]
-        if given not in (["text_1", "text_2"], ["queries", "documents"]):
+        given = tuple(name for name in dict.fromkeys(sum(_SIDES, ())) if getattr(self, name) is not None)
+        if given not in _SIDES:
             raise InvalidRequest("give text_1 and text_2, or queries and documents", field="text_1")
 
     def sides(self) -> tuple[list[str], list[str]]:
         """Return the first and the second texts. Raises InvalidRequest."""
-        named = (("text_1", self.text_1 or self.queries), ("text_2", self.text_2 or self.documents))
-        sides = ((name, [texts] if isinstance(texts, str) else texts or []) for name, texts in named)
+        names = next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
+        named = [(name, getattr(self, name)) for name in names]
+        sides = ((name, [texts] if isinstance(texts, str) else texts) for name, texts in named)
         first, second = (checked_texts(*side) for side in sides)
         return first, second
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,36 @@ def test_openai_client_gets_the_same_numbers_in_base64(embedding: Served, client
     assert struct.unpack("<3f", base64.b64decode(raw)) == (0, 97, 98)
 
 
+@pytest.mark.parametrize(("kind", "code"), [("float32", "f"), ("float16", "e"), ("bfloat16", "H")])
+@pytest.mark.parametrize(("endianness", "order"), [("little", "<"), ("big", ">")])
+def test_binary_responses_have_the_type_and_order_that_are_asked_for(
+    embedding: Served, kind: str, code: str, endianness: str, order: str
+) -> None:
+    fields = {"input": ["a", "bc"], "embed_dtype": kind, "endianness": endianness}
+    text = post(embedding, "/v1/embeddings", encoding_format="base64", **fields).json["data"][0]["embedding"]
+    expected = (0, 0x42C2 if code == "H" else 97)  # the upper half of float32
+    assert struct.unpack(f"{order}2{code}", base64.b64decode(text)) == expected
+    answer = post(embedding, "/v1/embeddings", encoding_format="bytes", **fields)
+    described = json.loads(answer.headers["metadata"])
+    size = struct.calcsize(code)
+    assert [(each["start"], each["end"], each["shape"]) for each in described["data"]] == [
+        (0, 2 * size, [2]),
+        (2 * size, 5 * size, [3]),
+    ]
+    assert answer.body[: 2 * size] == base64.b64decode(text)
+    bare = post(embedding, "/v1/embeddings", encoding_format="bytes_only", **fields)
+    assert (bare.body, "metadata" in bare.headers) == (answer.body, False)
+
+
+def test_a_conversation_is_written_by_the_chat_template(embedding: Served) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    answer = post(embedding, "/v1/embeddings", messages=messages).json
+    want = post(embedding, "/tokenize", messages=messages, add_generation_prompt=False).json["tokens"]
+    assert [int(each) for each in answer["data"][0]["embedding"]] == want
+    refused = post(embedding, "/v1/embeddings", messages=messages, input="a")
+    assert (refused.status, refused.json["error"]["param"]) == (400, "input")
+
+
 def test_cohere_names_prompts_by_the_type_of_input(embedding: Served) -> None:
     answer = post(embedding, "/v2/embed", texts=["a"], input_type="search_query", embedding_types=["float"]).json
     assert answer["embeddings"] == {"float": [[0, ord("q"), ord(":"), 97]]}
@@ -103,6 +134,7 @@ def test_rerank_returns_the_best_first_with_documents_unless_cohere_leaves_them_
     answer = post(scoring, path, query="abc", documents=["xyz", "cab", {"text": "ax"}], top_n=2).json
     assert [each["index"] for each in answer["results"]] == [1, 2]
     assert [round(each["relevance_score"], 3) for each in answer["results"]] == [0.3, 0.1]
+    assert len(post(scoring, path, query="abc", documents=["x", "y"], top_n=0).json["results"]) == 2
     texts = [each.get("document") for each in answer["results"]]
     assert texts == ([None, None] if path == "/v2/rerank" else [{"text": "cab"}, {"text": "ax"}])
 
@@ -113,6 +145,7 @@ def test_score_pairs_one_text_with_many_or_each_with_its_own(scoring: Served) ->
 
     assert scores(text_1="ab", text_2=["a", "ab"]) == [0.1, 0.2]
     assert scores(queries=["ab", "x"], documents=["ab", "y"]) == [0.2, 0.0]
+    assert scores(queries="ab", items="a") == scores(data_1="ab", data_2="a") == [0.1]
     refused = post(scoring, "/score", text_1=["a", "b"], text_2=["a", "b", "c"])
     assert (refused.status, refused.json["error"]["param"]) == (400, "text_1")
     assert post(scoring, "/score", text_1="a").status == 400
