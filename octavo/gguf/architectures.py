@@ -10,45 +10,10 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final
 
-from octavo.config.section import Section
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.errors import UnsupportedModel
 from octavo.gguf import names
-from octavo.gguf.reader import Array, GGUFFile
-
-
-class Metadata(Section):
-    """The metadata of one architecture, by keys without its name."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        name = file.metadata.get("general.architecture")
-        if not isinstance(name, str):
-            raise CheckpointError(f"{file.path}: general.architecture is missing, expected the name of one")
-        own = {
-            key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")
-        }
-        super().__init__(own, str(file.path), f"{name}.")
-        self.architecture, self.file = name, file
-        self.types = {tensor.name: tensor for tensor in file.tensors}
-
-    def one(self, name: str, *, may_lack: bool = False) -> int:
-        """Return a size that is the same in all layers; may_lack: in all that have it, 1 where none has.
-
-        Raises CheckpointError.
-        """
-        value = self.values.get(name)
-        if may_lack and value == 0:
-            return 1
-        if isinstance(value, Array):
-            listed = set(value.values()) - ({0} if may_lack else set())
-            if len(listed) != 1:
-                raise self.error(name, "the same number for all layers")
-            return Section({name: listed.pop()}, self.where, self._prefix).positive(name)
-        return self.positive(name)
-
-    def has(self, tensor: str) -> bool:
-        """Return whether the first layer has a tensor."""
-        return f"blk.0.{tensor}" in self.types
-
+from octavo.gguf.metadata import Metadata
+from octavo.gguf.reader import Array
 
 Make = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
 """Returns what an architecture's config has beyond the common keys, which are given."""
@@ -283,6 +248,30 @@ def _glm4moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def _deepseek_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_glm4moe(meta, base), "norm_topk_prob": meta.bool("expert_weights_norm", False)}
+
+
+def _ling(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_glm4moe(meta, base), "num_shared_experts": meta.optional_int("expert_shared_count")}
+
+
+def _minicpm(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    if "embedding_scale" in meta.values:
+        return _granite(meta, base)
+    # what files of the first converter leave out
+    factors = {"embedding_multiplier": 12.0, "logits_scaling": base["hidden_size"] / 256}
+    return {**_granite(meta, base), **factors, "residual_multiplier": 1.4 / base["num_hidden_layers"] ** 0.5}
+
+
+def _olmo(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {"clip_qkv": meta.values.get("attention.clamp_kqv") or None}
+
+
+def _phimoe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_mixture(meta, base), **_phi3(meta, base), "lm_head_bias": "output.bias" in meta.types}
+
+
 def _ernie(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"use_bias": base["attention_bias"]}
 
@@ -331,6 +320,17 @@ def _period(meta: Metadata, name: str, tensor: str) -> Mapping[str, int]:
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
     "llama (experts)": Architecture("MixtralForCausalLM", _mixture, names.MIXTRAL, is_permuted=True),
+    "arcee": Architecture("ArceeForCausalLM", lambda *_: {"hidden_act": "relu2"}, {}, is_permuted=True),
+    "bailingmoe": Architecture("DeepseekForCausalLM", _deepseek_moe, {}, is_permuted=True),
+    "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", _ling, names.LING, tops=names.LING_TOPS),
+    "deepseek": Architecture("DeepseekForCausalLM", _deepseek_moe, {}, is_permuted=True),
+    "dots1": Architecture("Dots1ForCausalLM", _glm4moe, {}),
+    "exaone": Architecture("LlamaForCausalLM", _common, {}),
+    "internlm2": Architecture("LlamaForCausalLM", _common, {}, is_permuted=True),
+    "minicpm": Architecture("GraniteForCausalLM", _minicpm, {}, is_permuted=True),
+    "orion": Architecture("OrionForCausalLM", _partial, {}),
+    "olmo": Architecture("OlmoForCausalLM", _olmo, {}, is_permuted=True),
+    "phimoe": Architecture("PhimoeForCausalLM", _phimoe, names.MIXTRAL),
     "qwen2": Architecture("Qwen2ForCausalLM", _common, {}),
     "qwen2vl": Architecture("Qwen2ForCausalLM", _sections, {}),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2moe, names.SHARED),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from octavo.errors import CheckpointError
-from octavo.gguf.architectures import ARCHITECTURES, Architecture, Metadata, architecture_of
+from octavo.gguf.architectures import ARCHITECTURES, Architecture, architecture_of
+from octavo.gguf.metadata import Metadata
 from octavo.gguf.names import LAYER
 from octavo.gguf.reader import GGUFFile, GGUFTensor
 

@@ -63,6 +63,14 @@ HUNYUAN: Final = {
     "ffn_gate_inp": "mlp.gate.wg",
     **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
 }
+LING: Final = {
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "attn_q_norm": "attention.query_layernorm",
+    "attn_k_norm": "attention.key_layernorm",
+    "exp_probs_b": "mlp.gate.expert_bias!",
+}
+LING_TOPS: Final = {"token_embd": "word_embeddings"}
 GRANITE: Final = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.input_linear/first",

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from octavo.errors import CheckpointError
-from octavo.gguf.architectures import Metadata
+from octavo.gguf.metadata import Metadata
 from octavo.gguf.reader import Array, GGUFFile
 from octavo.gguf.tokenizer import token_id
 

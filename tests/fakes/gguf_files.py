@@ -80,6 +80,7 @@ _SCAN = {
 }  # fmt: skip
 _TOP = {
     "model.embeddings": "token_embd", "model.norm_f": "output_norm", "model.final_layernorm": "output_norm",
+    "model.word_embeddings": "token_embd",
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
@@ -94,6 +95,12 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     | {"altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm"}
     | {"laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r"}
     | {"laurel.post_laurel_norm": "laurel_post_norm"},
+    "bailingmoe2": {
+        "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output",
+        "attention.query_layernorm": "attn_q_norm",
+        "attention.key_layernorm": "attn_k_norm",
+    },
     "olmo2": {each: _SANDWICH[each] for each in ("post_attention_layernorm", "post_feedforward_layernorm")},
     "qwen2moe": {f"mlp.shared_expert.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")}
     | {"mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
@@ -128,7 +135,18 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     | {f"self_attn.{each}_a_layernorm": f"attn_{each}_a_norm" for each in ("q", "kv")}
     | {"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa"},
 }
-_PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
+_PERMUTED = (
+    "llama",
+    "mistral3",
+    "granite",
+    "granitemoe",
+    "smollm3",
+    "arcee",
+    "internlm2",
+    "minicpm",
+    "olmo",
+    "deepseek",
+)
 _OF_CONFIG: dict[str, str] = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -145,6 +163,8 @@ _OF_CONFIG: dict[str, str] = {
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_topk": "expert_used_count",
+    "clip_qkv": "attention.clamp_kqv",
+    "num_shared_experts": "expert_shared_count",
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
@@ -179,6 +199,7 @@ _WHOLE = {
     "altup.correct_output_scale": "altup_correct_scale.weight",
     "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate.expert_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
 }

@@ -111,5 +111,5 @@ def test_files_of_a_split_model_are_read_together(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_there(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", gguf_bytes({"general.architecture": "rwkv7"}, {}))
-    with pytest.raises(UnsupportedModel, match=r"general.architecture is 'rwkv7', expected one of llama, qwen2, "):
+    with pytest.raises(UnsupportedModel, match=r"general.architecture is 'rwkv7', expected one of llama, .*qwen2, "):
         read_config(read_gguf(path))

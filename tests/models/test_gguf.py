@@ -22,7 +22,7 @@ from octavo.ops.registry import bind
 from octavo.quantization.gguf import BLOCK_TYPES, dequantized
 from octavo.quantization.method import KeptAs, WeightMethod
 from octavo.quantization.registry import method_named
-from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint
 from tests.fakes.gguf_files import Stored, convert, plain
 from tests.models.paged_run import PagedRun, Stream
 
@@ -88,6 +88,14 @@ FAMILIES: list[Any] = [
     pytest.param("olmoe", "olmoe", {}, marks=LONG),
     pytest.param("glm4_moe", "glm4moe", {}, marks=LONG),
     pytest.param("nemotron", "nemotron", {}, marks=LONG),
+    pytest.param("arcee", "arcee", {"rope_parameters": YARN}, marks=LONG),
+    pytest.param("bailing_moe_v2", "bailingmoe2", {}, marks=LONG),
+    pytest.param("dots1", "dots1", {"norm_topk_prob": True}, marks=LONG),
+    pytest.param("granite", "minicpm", {}, marks=LONG),
+    pytest.param("llama", "exaone", {"rope_parameters": LLAMA3}, marks=LONG),
+    pytest.param("llama", "internlm2", {}, marks=LONG),
+    pytest.param("olmo", "olmo", {}, marks=LONG),
+    ("phimoe", "phimoe", {"router_jitter_noise": 0.01}),
     ("jamba", "jamba", {}),
     pytest.param("mamba", "mamba", {}, marks=LONG),
     pytest.param("mamba", "mamba", {"use_conv_bias": False, "use_bias": True}, marks=LONG),
@@ -121,6 +129,14 @@ def test_a_file_of_floats_computes_what_the_checkpoint_does(
 ) -> None:
     path = make_checkpoint(family, tmp_path / "m", **overrides)
     assert torch.equal(logits(convert(path, architecture)), logits(path))
+
+
+def test_a_file_of_deepseek_moe_computes_what_the_checkpoint_does(tmp_path: Path) -> None:
+    path = make_checkpoint("dots1", tmp_path / "m", norm_topk_prob=False, routed_scaling_factor=1.0)
+    others = [name for name in load_file(path / "model.safetensors") if "_norm." in name or "correction" in name]
+    edit_tensors(path, remove=tuple(others))
+    edit_config(path, remove=("scoring_func",), architectures=["DeepseekForCausalLM"], model_type="deepseek")
+    assert torch.equal(logits(convert(path, "deepseek")), logits(path))
 
 
 def test_a_file_of_floats_is_quantised_as_the_checkpoint_is(tmp_path: Path) -> None:

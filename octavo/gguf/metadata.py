@@ -1,0 +1,41 @@
+"""The metadata of a GGUF file's architecture."""
+
+from __future__ import annotations
+
+from octavo.config.section import Section
+from octavo.errors import CheckpointError
+from octavo.gguf.reader import Array, GGUFFile
+
+
+class Metadata(Section):
+    """The metadata of one architecture, by keys without its name."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        name = file.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise CheckpointError(f"{file.path}: general.architecture is missing, expected the name of one")
+        own = {
+            key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")
+        }
+        super().__init__(own, str(file.path), f"{name}.")
+        self.architecture, self.file = name, file
+        self.types = {tensor.name: tensor for tensor in file.tensors}
+
+    def one(self, name: str, *, may_lack: bool = False) -> int:
+        """Return a size that is the same in all layers; may_lack: in all that have it, 1 where none has.
+
+        Raises CheckpointError.
+        """
+        value = self.values.get(name)
+        if may_lack and value == 0:
+            return 1
+        if isinstance(value, Array):
+            listed = set(value.values()) - ({0} if may_lack else set())
+            if len(listed) != 1:
+                raise self.error(name, "the same number for all layers")
+            return Section({name: listed.pop()}, self.where, self._prefix).positive(name)
+        return self.positive(name)
+
+    def has(self, tensor: str) -> bool:
+        """Return whether the first layer has a tensor."""
+        return f"blk.0.{tensor}" in self.types
