@@ -112,20 +112,20 @@ def serve(*, given: Given) -> int:
         check_file("result_filename", str(Path(options.result_dir) / (options.result_filename or "result.json")))
     load = make_load(options)
     with asyncio.Runner() as runner:
-        run = runner.run(Client(options).measure(load))
-    result = figures(run.answers, run.seconds, percentiles, limits)
+        model, answers, seconds = runner.run(Client(options).measure(load))
+    result = figures(answers, seconds, percentiles, limits)
     if not result["completed"]:
-        raise RequestFailed(f"all {len(load)} requests failed: {next(each.error for each in run.answers)}")
-    text = table(result, shown, percentiles, run.answers)
-    workload = _workload(options, run.model)
+        raise RequestFailed(f"all {len(load)} requests failed: {next(each.error for each in answers)}")
+    text = table(result, shown, percentiles, answers)
+    workload = _workload(options, model)
     hidden = [f"_{name}_ms" for name in METRICS if name not in shown]
     result = {key: value for key, value in result.items() if not key.endswith(tuple(hidden))}
     report("serve", workload, result, text)
     if options.save_result:
         detail = {}
         if options.save_detailed:
-            detail = {name: [getattr(each, name) for each in run.answers] for name in Answer.__struct_fields__}
-        date, model = time.strftime("%Y%m%d-%H%M%S"), run.model.rpartition("/")[2]
+            detail = {name: [getattr(each, name) for each in answers] for name in Answer.__struct_fields__}
+        date, model = time.strftime("%Y%m%d-%H%M%S"), model.rpartition("/")[2]
         name = options.result_filename or f"{options.backend}-{options.rate:g}qps-{model}-{date}.json"
         body = msgspec.json.encode({"date": date} | workload | rounded(result) | detail)
         write_file("result_filename", str(Path(options.result_dir) / name), body + b"\n")
@@ -243,14 +243,6 @@ def _counter(tokenizer: str | None) -> Any:
 # ---- sending it ----
 
 
-class Ran(msgspec.Struct):
-    """The answers to a load, and how long all of it took."""
-
-    model: str
-    answers: list[Answer]
-    seconds: float
-
-
 class Client:
     """Sends a load to the server of the options. Raises ConfigError for wrong ones."""
 
@@ -272,8 +264,9 @@ class Client:
         """Return whether prompts are messages."""
         return self.options.backend == "openai-chat"
 
-    async def measure(self, load: Sequence[Asked]) -> Ran:
-        """Send the load after the warm-up. Raises RequestFailed when the first request fails, and ServerUnreachable."""
+    async def measure(self, load: Sequence[Asked]) -> tuple[str, list[Answer], float]:
+        """Send the load after the warm-up; return model, answers and seconds. Raises RequestFailed when the first
+        request fails, and ServerUnreachable."""
         model = self.options.model or (await self.server.models() or [""])[0]
         for _ in range(self.options.num_warmups):
             if (error := (await self._send(load[0], model)).error) is not None:
@@ -296,7 +289,7 @@ class Client:
                 await asyncio.sleep(max(0.0, began + asked.at_s - time.perf_counter()))
                 tasks.append(asyncio.create_task(send(asked)))
             answers = await asyncio.gather(*tasks)
-            return Ran(model, answers, time.perf_counter() - began)
+            return model, answers, time.perf_counter() - began
 
     async def _send(self, asked: Asked, model: str) -> Answer:
         body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}

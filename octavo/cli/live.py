@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -38,12 +38,8 @@ if TYPE_CHECKING:
 
 _BURST: Final = Workload(arrivals="at-once", input_len=96, output_len=48, length_spread=0.6)
 
-
-class Load(NamedTuple):
-    """A trace and its name."""
-
-    name: str
-    trace: Trace
+Load = tuple[str, Trace]
+"""A trace and its name before it."""
 
 
 def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Iterator[Load]:
@@ -58,13 +54,13 @@ def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Itera
         workload = dataclasses.replace(burst, arrivals="poisson", request_rate=share * rate)
         return Trace(generate(dataclasses.replace(workload, **changes), seed=2))
 
-    yield Load("burst", offline)
-    yield Load("poisson at half load", arriving(0.5))
-    yield Load("poisson at 90 % load", arriving(0.9))
-    yield Load("bursts at half load", arriving(0.5, arrivals="gamma"))
-    yield Load("long prompts", arriving(0.5 * burst.input_len / long, input_len=long))
-    yield Load("shared prefixes", arriving(0.5, shared_prefix_len=shared, num_shared_prefixes=4))
-    yield Load("conversations", arriving(0.2, turns=4, think_s=0.3, input_len=32))
+    yield "burst", offline
+    yield "poisson at half load", arriving(0.5)
+    yield "poisson at 90 % load", arriving(0.9)
+    yield "bursts at half load", arriving(0.5, arrivals="gamma")
+    yield "long prompts", arriving(0.5 * burst.input_len / long, input_len=long)
+    yield "shared prefixes", arriving(0.5, shared_prefix_len=shared, num_shared_prefixes=4)
+    yield "conversations", arriving(0.2, turns=4, think_s=0.3, input_len=32)
 
 
 def simulation_of(llm: LLM, model: CostModel) -> Simulation:
@@ -77,12 +73,12 @@ def compare(
 ) -> list[Comparison]:
     """Run every load on the engine and simulate it; return both."""
     comparisons = []
-    for each in loads:
+    for name, trace in loads:
         measured = []
         for _ in range(repetitions):
             llm.engine.call("reset_prefix_cache")
-            measured.append(Live(llm, each.trace, ProcessorClock() if on_processor_clock else WallClock()).run())
-        comparisons.append(Comparison.of(each.name, measured, summarize(simulate(each.trace, simulation))))
+            measured.append(Live(llm, trace, ProcessorClock() if on_processor_clock else WallClock()).run())
+        comparisons.append(Comparison.of(name, measured, summarize(simulate(trace, simulation))))
     return comparisons
 
 

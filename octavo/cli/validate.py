@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.cli.bench import load
 from octavo.cli.calibrate import CalibrateOptions, fitted
-from octavo.cli.live import Load, compare, simulation_of, standard_loads
+from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
@@ -62,7 +62,7 @@ def validate(*, given: Given) -> int:
         model, _ = fitted(llm, grid, time.process_time if options.processor_clock else time.perf_counter)
     simulation = simulation_of(llm, model)
     num_requests, repetitions = options.num_requests, options.repetitions
-    loads = [Load("trace", traced)] if traced is not None else standard_loads(llm, simulation, num_requests)
+    loads = [("trace", traced)] if traced is not None else standard_loads(llm, simulation, num_requests)
     comparisons = compare(llm, simulation, loads, repetitions, on_processor_clock=options.processor_clock)
     if options.cost_model is None and traced is None and isinstance(model, Fitted):
         model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))

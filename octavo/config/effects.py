@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from octavo.config.args import EngineArgs
 
-
-class _Need(NamedTuple):
-    """An argument that does something only where another one has a certain value, and how to get that."""
-
-    name: str
-    other: str
-    value: Any
-    remedy: str
-
-
 _NEEDS: Final = (
-    _Need("delay_factor", "enable_chunked_prefill", False, "switch chunked prefill off"),
-    _Need("max_bypasses", "enable_chunked_prefill", True, "enable chunked prefill"),
-    _Need("target_step_ms", "enable_chunked_prefill", True, "enable chunked prefill"),
-    _Need("priority_ageing", "scheduling_policy", "priority", "choose the policy priority"),
-    _Need("max_cpu_loras", "enable_lora", True, "give enable_lora"),
-    _Need("enable_lora_experts", "enable_lora", True, "give enable_lora"),
-    _Need("lora_modules", "enable_lora", True, "give enable_lora"),
-    _Need("lora_resolver_cache_dir", "enable_lora", True, "give enable_lora"),
-    _Need("tenant_weights", "scheduling_policy", "fair-share", "choose the policy fair-share"),
+    (("delay_factor",), "enable_chunked_prefill", False, "switch chunked prefill off"),
+    (("max_bypasses", "target_step_ms"), "enable_chunked_prefill", True, "enable chunked prefill"),
+    (("priority_ageing",), "scheduling_policy", "priority", "choose the policy priority"),
+    (("tenant_weights",), "scheduling_policy", "fair-share", "choose the policy fair-share"),
+    (
+        ("max_cpu_loras", "enable_lora_experts", "lora_modules", "lora_resolver_cache_dir"),
+        *("enable_lora", True, "give enable_lora"),
+    ),
 )
-"""All of them are off (0, or empty) by default."""
+"""Arguments, off (0, or empty) by default, that do something only where another one has this value, and the remedy."""
 
 _KEEP_WEIGHTS: Final = {
     "role": "other engines fetch what the weights computed",
@@ -49,11 +38,12 @@ def _text(value: Any) -> str:
 def without_effect(args: EngineArgs) -> dict[str, str]:
     """Return the arguments that are not off and can do nothing beside the others, by name: why, and what to do."""
     found = {}
-    for name, other, needed, remedy in _NEEDS:
-        value, actual = getattr(args, name), getattr(args, other)
-        if value and actual != needed:
-            shown = _text(value)
-            found[name] = f"{name} is {shown}, but has no effect where {other} is {actual}; {remedy}, or leave it out"
+    for names, other, needed, remedy in _NEEDS:
+        actual = getattr(args, other)
+        for name in names if actual != needed else ():
+            if value := getattr(args, name):
+                without = f"has no effect where {other} is {actual}; {remedy}, or leave it out"
+                found[name] = f"{name} is {_text(value)}, but {without}"
     if args.allow_requantize and args.quantization is None:
         found["allow_requantize"] = (
             "allow_requantize is set, but has no effect without quantization; give quantization, or leave it out"

@@ -57,7 +57,8 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
         reduce, experts = device.tensor_parallel_reduce, device.enable_expert_parallel
         part = part_name(rank, tensor=tensor, pipeline=pipeline, reduce=reduce, whole_experts=experts)
         wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype, "ranks": part}
-        if packed.read_ahead({**wanted, "method": model.quantization or _method(checkpoint)}):
+        stored = "unquantized" if checkpoint.section(QUANTIZATION) is None else "stored"
+        if packed.read_ahead({**wanted, "method": model.quantization or stored}):
             return Ahead(packed)
     if rank == 0:
         checkpoint.fetch_ahead()
@@ -66,7 +67,8 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     tensors = checkpoint.tensors.values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
     num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks
-    if not (checkpoint.section(QUANTIZATION) is None or model.quantization or _is_plain(checkpoint)):
+    is_plain = checkpoint.gguf is not None and checkpoint.gguf.is_plain
+    if not (checkpoint.section(QUANTIZATION) is None or model.quantization or is_plain):
         num_bytes = checkpoint.weights_bytes() // num_ranks
     most_bytes = usable_memory().available * config.cache.gpu_memory_utilization / (2 * num_ranks)
     if not _PAGES_FROM_BYTES <= num_bytes <= most_bytes:
@@ -75,16 +77,6 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     # the largest tensor is mapped while it is packed: both together are to be no more than all weights packed
     pages.populate(max(0, num_bytes - max(tensor.nbytes for tensor in tensors)))
     return Ahead(packed, pages)
-
-
-def _is_plain(checkpoint: Checkpoint) -> bool:
-    """Return whether a GGUF file holds floating-point types alone."""
-    return checkpoint.gguf is not None and checkpoint.gguf.is_plain
-
-
-def _method(checkpoint: Checkpoint) -> str:
-    """Return the name of the method in the identity of packed weights."""
-    return "unquantized" if checkpoint.section(QUANTIZATION) is None else "stored"
 
 
 def collect_frozen() -> None:

@@ -179,9 +179,7 @@ class CudaDevice(ReferenceDevice):
         every, own = (*processors, *default_processors()), (*default_filters(), *filters)
         return CudaSampler(self.runtime, self.torch_device, self.read_later, every, own)
 
-    def read_later(self, values: torch.Tensor) -> Callable[[], list[list[float]]]:
-        """Begin to copy a matrix to the host, and return a function that waits for it and returns its rows."""
-        return read_later(values)
+    read_later = staticmethod(read_later)
 
     def token_store(self) -> TokenStore:
         return CudaTokenStore(self.torch_device)

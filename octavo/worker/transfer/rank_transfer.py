@@ -29,7 +29,7 @@ from octavo.kv_transfer.messages import (
 from octavo.pipes.pipe import Listener
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.pieces import bounds
-from octavo.worker.transfer.receiving import Connect, Fetch, connect_with
+from octavo.worker.transfer.receiving import Fetch
 from octavo.worker.transfer.sending import Sender
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RankTransfer:
         self._notify = notify
         self._open_tiers = open_tiers
         self._sender: Sender | None = None
-        self._connect: Connect | None = None
+        self._secret: bytes | None = None
         self._lock = threading.Lock()
         """Guards what follows."""
         self._fetches: set[Fetch] = set()
@@ -73,7 +73,7 @@ class RankTransfer:
         host: an address, or a directory for a Unix socket. Returns what ranks of other engines must know.
         Raises ConfigError for an address that cannot be used.
         """
-        self._connect = connect_with(secret)
+        self._secret = secret
         if not host:
             return None
         if host.startswith("/"):
@@ -142,12 +142,12 @@ class RankTransfer:
         sender.note_step()
 
     def _fetch(self, command: FetchBlocks) -> None:
-        if self._connect is None:
+        if self._secret is None:
             self._send(RankNotes(fetched=[Fetched(command.fetch_id, "this rank has no secret to connect with")]))
             return
         try:
             with self._lock:
-                self._fetches.add(Fetch(command, self._blocks, self._connect, self._end_fetch))
+                self._fetches.add(Fetch(command, self._blocks, self._secret, self._end_fetch))
         except RuntimeError as error:  # there can be no more threads
             self._send(RankNotes(fetched=[Fetched(command.fetch_id, str(error))]))
 

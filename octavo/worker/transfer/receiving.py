@@ -19,18 +19,12 @@ from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, bounds, 
 _DEADLINE_S: Final = 10.0
 """How long connecting may take, and each message that has begun."""
 
-Connect = Callable[[PeerRank], Pipe]
 
-
-def connect_with(secret: bytes) -> Connect:
-    """Return what connects to a rank of another engine, which knows the same secret."""
-
-    def open_pipe(peer: PeerRank) -> Pipe:
-        host = f"[{peer.host}]" if ":" in peer.host else peer.host
-        address = f"shm://{host}" if host.startswith("/") else f"tcp://{host}:{peer.port}"
-        return connect(address, secret, _DEADLINE_S)
-
-    return open_pipe
+def connect_to(peer: PeerRank, secret: bytes) -> Pipe:
+    """Connect to a rank of another engine, which knows the same secret."""
+    host = f"[{peer.host}]" if ":" in peer.host else peer.host
+    address = f"shm://{host}" if host.startswith("/") else f"tcp://{host}:{peer.port}"
+    return connect(address, secret, _DEADLINE_S)
 
 
 class Fetch:
@@ -40,12 +34,12 @@ class Fetch:
     """
 
     def __init__(
-        self, command: FetchBlocks, blocks: BlockIO, open_pipe: Connect, on_end: Callable[[Fetch, Fetched], None]
+        self, command: FetchBlocks, blocks: BlockIO, secret: bytes, on_end: Callable[[Fetch, Fetched], None]
     ) -> None:
         """on_end: called when no thread writes any more; from a thread of the fetch."""
         self.command = command
         self._blocks = blocks
-        self._open_pipe = open_pipe
+        self._secret = secret
         self._on_end = on_end
         self._targets = [
             {number: block for number, block in enumerate(block_ids, start=command.first) if block}
@@ -90,7 +84,7 @@ class Fetch:
         try:
             if not missing:
                 return
-            pipe = self._open_pipe(peer)
+            pipe = connect_to(peer, self._secret)
             try:
                 with self._lock:
                     self._pipes.append(pipe)

@@ -417,9 +417,9 @@ def test_a_piece_that_comes_twice_ends_the_fetch(open_ranks: Open) -> None:
 @pytest.mark.parametrize("layers", [(0, 9), (-1, 4), (2, 2)], ids=str)
 def test_a_subscription_for_what_a_rank_does_not_have_is_cut(open_ranks: Open, layers: tuple[int, int]) -> None:
     (giver,) = open_ranks(1, 1)
-    from octavo.worker.transfer.receiving import connect_with
+    from octavo.worker.transfer.receiving import connect_to
 
-    pipe = connect_with(SECRET)(giver.peer)
+    pipe = connect_to(giver.peer, SECRET)
     pipe.send_tensor(None, msgspec.msgpack.encode(pieces.Subscribe(TRANSFER, layers, [(0, HEADS)] * 2, [[1], [1]])))
     with pytest.raises(PipeClosed):
         pipe.recv_tensor(30)
