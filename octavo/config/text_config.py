@@ -120,10 +120,17 @@ def of_thinker(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any]
     thinker = Section(config, where).section(THINKER_CONFIG)
     if thinker is None:
         return config, ""
-    around = {name: config[name] for name in OF_THE_WHOLE if config.get(name) is not None}
-    if around.get("architectures") == ["Qwen2_5OmniModel"]:  # as the released checkpoints have it
-        around["architectures"] = ["Qwen2_5OmniForConditionalGeneration"]
-    return {**thinker.values, **around}, f"{THINKER_CONFIG}."
+    values = {**thinker.values, **{name: config[name] for name in OF_THE_WHOLE if config.get(name) is not None}}
+    if values.get("architectures") == ["Qwen2_5OmniModel"]:  # as the released checkpoints have it
+        values["architectures"] = ["Qwen2_5OmniForConditionalGeneration"]
+    if config.get("model_type") == "qwen3_asr":  # whose parts have other names in transformers
+        parts = {TEXT_CONFIG: "qwen3", "audio_config": "qwen3_asr_encoder"}
+        for name, model_type in parts.items():
+            if (part := thinker.section(name)) is not None:
+                values[name] = {**part.values, "model_type": model_type}
+                values.setdefault("tie_word_embeddings", bool(part.values.get("tie_word_embeddings")))
+        values["model_type"] = "qwen3_asr"
+    return values, f"{THINKER_CONFIG}."
 
 
 def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from octavo.errors import CheckpointError
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.vision import ImageReader
+
+_OLD_NAMES: Final = {f"audio_tower.proj{place}": f"multi_modal_projector.linear_{place}" for place in (1, 2)}
+"""Of modules, in the layout in which Qwen3-ASR was released, by their names in transformers'."""
 
 
 class SoundReader(ImageReader):
@@ -31,6 +34,11 @@ class SoundReader(ImageReader):
                 f"{config.hidden_size}"
             )
         return config
+
+    def own_name(self, name: str) -> str:
+        name = super().own_name(name.removeprefix("thinker."))
+        module, dot, kind = name.rpartition(".")
+        return f"{_OLD_NAMES.get(module, module)}{dot}{kind}"
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of one sound, or of one window of it.
@@ -68,7 +76,7 @@ class OmniReader(SoundReader):
         return super().of_text(architecture.replace("ForConditional", "ThinkerForConditional"), text_model)
 
     def own_name(self, name: str) -> str:
-        return super().own_name(name.removeprefix("thinker."))
+        return ImageReader.own_name(self, name.removeprefix("thinker."))
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden], or with DeepStack [vectors, levels · hidden], of which a sound fills the first.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from octavo import LLM
 from octavo.core.outputs import RequestOutput
@@ -176,6 +176,27 @@ def test_limits_of_sounds_are_their_own(path: Path, expected: list[RequestOutput
     refused, text = generate(path, prompts_of(path)[::2], limit_mm_per_prompt={"audio": 0})
     assert "this model reads text alone" in str(refused.error)
     assert bits([text]) == bits(expected[2:])
+
+
+def test_the_layout_in_which_qwen3_asr_was_released_is_read(tmp_path: Path) -> None:
+    path = make_hearing_checkpoint("qwen3_asr", tmp_path / "qwen3_asr")
+    expected = bits(generate(path, prompts_of(path)))
+    new = {"model.language_model.": "model.", "model.audio_tower.": "audio_tower."}
+    new |= {f"model.multi_modal_projector.linear_{place}.": f"audio_tower.proj{place}." for place in (1, 2)}
+    tensors, renamed = load_file(path / "model.safetensors"), {}
+    for name, tensor in tensors.items():
+        start = next((each for each in new if name.startswith(each)), "")
+        renamed[f"thinker.{new.get(start, '')}{name.removeprefix(start)}"] = tensor
+    assert "thinker.audio_tower.proj2.bias" in renamed
+    renamed["thinker.lm_head.weight"] = renamed["thinker.model.embed_tokens.weight"].clone()
+    save_file(renamed, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    thinker = {name: config[name] for name in ("audio_config", "text_config", "audio_token_id")}
+    thinker["audio_config"]["model_type"] = "qwen3_asr_audio_encoder"
+    thinker["text_config"] |= {"model_type": "qwen3_asr_text", "tie_word_embeddings": False}
+    whole = {"architectures": config["architectures"], "model_type": "qwen3_asr", "thinker_config": thinker}
+    (path / "config.json").write_text(json.dumps(whole))
+    assert bits(generate(path, prompts_of(path))) == expected
 
 
 def test_the_adapter_of_a_checkpoint_is_used_with_sounds_alone(tmp_path: Path) -> None:
