@@ -128,6 +128,7 @@ def _with_images(rows: dict[str, dict[str, set[str]]], ops: Ops) -> dict[str, di
         text = getattr(resolve_model(checkpoint, reads_images=False), "__name__", "")
         found = next((row for row in rows.values() if text in row["architectures"]), None)
         name = str(checkpoint.stored.values["model_type"]).removesuffix("_thinker")
+        name = name.replace("unlimited", "deepseek")  # whose encoders those of DeepSeek-OCR are
         row = added.setdefault(name, {key: set() for key in _KEYS})
         opened = _open(checkpoint)
         assert opened is not None, f"{architecture} cannot be opened"

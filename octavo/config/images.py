@@ -19,14 +19,17 @@ READ_IMAGES: Final = frozenset(
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe"),
     )
-)
+) | {"DeepseekOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 """Those where all tokens of a prompt attend to each other."""
 
 _RENAMED: Final = {("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor"}
 """Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
-_UNSTATED: Final = {"DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor"}
+_UNSTATED: Final = {
+    "DeepseekOCRForCausalLM": "DeepseekOcrImageProcessor",
+    "DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor",
+}
 """Image processors by architecture where releases have no settings of one."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)

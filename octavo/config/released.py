@@ -16,6 +16,8 @@ _QWEN2: Final[Mapping[str, Any]] = {
     "rope_theta": 1_000_000.0,
 }
 """The second encoder of DeepSeek-OCR 2, of which its config states the width alone."""
+_SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config"}
+"""Names of the encoders of DeepSeek-OCR, with those that transformers has."""
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
@@ -24,20 +26,46 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
-    if config.get("architectures") != ["DeepseekOCR2ForCausalLM"]:
+    names = config.get("architectures")
+    if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config
     section = Section(config, where)
     section.expect("use_mla", False, default=False)
     inner = section.section("language_config") or section
-    dense = inner.int("first_k_dense_replace", 0)
-    kinds = ["dense" if layer < dense else "sparse" for layer in range(inner.positive("num_hidden_layers"))]
+    dense, layers = inner.int("first_k_dense_replace", 0), range(inner.positive("num_hidden_layers"))
+    kinds = {
+        "layer_types": ["full_attention" for _ in layers],
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in layers],
+    }
     around = {name: value for name, value in config.items() if name not in ("auto_map", "language_config")}
     own = {name: value for name, value in inner.values.items() if name not in _OF_CODE}
+    is_second = names == ["DeepseekOCR2ForCausalLM"]
+    vision: Mapping[str, Any] = {"encoder_config": dict(_QWEN2), "sam_config": {"downsample_channels": [512, 896]}}
     return {
         **around,
-        "architectures": ["DeepseekOcr2ForConditionalGeneration"],
+        "architectures": ["DeepseekOcr2ForConditionalGeneration"] if is_second else names,
         "image_token_id": section.positive("image_token_id", 128815),
-        "model_type": "deepseek_ocr2",
-        "text_config": {**own, "mlp_layer_types": kinds, "model_type": "deepseek_ocr2_text"},
-        "vision_config": {"encoder_config": dict(_QWEN2), "sam_config": {"downsample_channels": [512, 896]}},
+        "model_type": "deepseek_ocr2" if is_second else "deepseek_ocr",
+        "text_config": {**own, **kinds, "model_type": "deepseek_ocr2_text" if is_second else "unlimited_ocr_text"},
+        "vision_config": vision if is_second else _encoders(section),
     }
+
+
+def _encoders(section: Section) -> dict[str, Any]:
+    """Return the sizes of both encoders of DeepSeek-OCR."""
+    vision = section.section("vision_config")
+    widths = vision.section("width") if vision else None
+    found: dict[str, Any] = {}
+    for name, own in _SEPARATED.items():
+        sizes = widths.section(name) if widths else None
+        if sizes is None:
+            raise section.error("vision_config", f"the sizes of {name} in its width")
+        width = sizes.positive("width")
+        found[own] = {
+            "hidden_size": width,
+            "num_attention_heads": sizes.positive("heads"),
+            "num_hidden_layers": sizes.positive("layers"),
+            ("mlp_dim" if own == "sam_config" else "intermediate_size"): 4 * width,
+            **{key: value for key, value in sizes.values.items() if key not in ("heads", "layers", "width")},
+        }
+    return found

@@ -13,7 +13,6 @@ from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_
 from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.sparse import (
     Mixture,
-    dense_first,
     read_mixture,
     read_shared_mixture,
     read_stored,
@@ -53,25 +52,6 @@ class GptOssForCausalLM(GatedDecoder):
             bias=c.bool("attention_bias", True),
             has_sinks=True,
             mixture=mixture,
-        )
-
-
-class DeepseekOcr2ForConditionalGeneration(GatedDecoder):
-    """The text model of DeepSeek-OCR 2: the experts of DeepSeek V2 behind attention with keys and values.
-
-    Source: https://arxiv.org/abs/2601.20552.
-    """
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("topk_method", "greedy", default="greedy")
-        rule = RouterRule(c.positive("num_experts_per_tok"), factor=c.positive_float("routed_scaling_factor", 1.0))
-        return DecoderConfig.common(
-            c,
-            bias=c.bool("attention_bias", False),
-            mlp_bias=c.bool("mlp_bias", False),
-            mixture=read_mixture(c, rule),
-            sparse=sparse_by_kind(c, 0),
         )
 
 
@@ -159,18 +139,26 @@ class OlmoeForCausalLM(GatedDecoder):
 
 
 class DeepseekForCausalLM(GatedDecoder):
-    """DeepSeekMoE: Llama with mixtures beside experts that all tokens take. Source: https://arxiv.org/abs/2401.06066."""
+    """DeepSeekMoE: Llama with mixtures beside experts that all tokens take. Also the text model of DeepSeek-OCR.
+
+    Sources: https://arxiv.org/abs/2401.06066, https://arxiv.org/abs/2510.18234, https://arxiv.org/abs/2601.20552.
+    """
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         c.expect("scoring_func", "softmax", default="softmax")
         c.expect("moe_layer_freq", 1, default=1)
-        is_normalized = c.bool("norm_topk_prob", False)
+        c.expect("topk_method", "greedy", default="greedy")
+        rule = RouterRule(
+            c.positive("num_experts_per_tok"),
+            is_normalized=c.bool("norm_topk_prob", False),
+            factor=c.positive_float("routed_scaling_factor", 1.0),
+        )
         return DecoderConfig.common(
             c,
             bias=c.bool("attention_bias", False),
-            mixture=read_mixture(c, RouterRule(c.positive("num_experts_per_tok"), is_normalized=is_normalized)),
-            sparse=dense_first(c, 0),
+            mixture=read_mixture(c, rule),
+            sparse=sparse_by_kind(c, 0),
         )
 
 

@@ -21,26 +21,17 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *(
-            "Cohere2Vision",
-            "Exaone4_5_",
-            "Gemma3",
-            "Gemma3n",
-            "Gemma4",
-            "Glm46V",
-            "Glm4v",
-            "Glm4vMoe",
-            "GlmOcr",
-            "Idefics3",
-        ),
+        *("Cohere2Vision", "DeepseekOcr2", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4", "Glm46V", "Glm4v"),
+        *("Glm4vMoe", "GlmOcr", "Idefics3"),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("MiniCPMV4_6", "Mistral3", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
-)
+) | {"DeepseekOCRForCausalLM"}
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
+    "deepseek_ocr2": "deepseek",
     "exaone4_5": "exaone4",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
@@ -56,6 +47,7 @@ _FAMILY_OF_TYPE: Final = {
     "qwen3_omni_moe": "qwen3_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
+    "unlimited_ocr": "deepseek",
 }
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
@@ -93,7 +85,7 @@ _FILES: Final = {
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mimo": ("MiMoV2Flash",),
     "mixtures": (
-        *("Deepseek", "DeepseekOcr2", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
+        *("Deepseek", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
     ),
     "olmo_hybrid": ("OlmoHybrid",),
@@ -104,7 +96,6 @@ _FILES: Final = {
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for family in _FILES["encoders"]},
-    "DeepseekOcr2": "DeepseekOcr2ForConditionalGeneration",
     "GPT2": "GPT2LMHeadModel",
     "Whisper": "WhisperForConditionalGeneration",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any, ClassVar, Final
@@ -20,34 +19,13 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
-from octavo.models.fallback.swap import swap_encoder
+from octavo.models.fallback.swap import stack, swap_encoder
+from octavo.models.vision_names import todays_name
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
-_OLD_NAMES: Final = (
-    (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
-    (re.compile(r"^mlp_AR\."), "projector."),
-    *(
-        (re.compile(rf"^(?:model\.)?{old}"), own)
-        for old, own in (
-            (r"projector\.layers\.", "multi_modal_projector."),
-            ("view_seperator$", "view_separator"),
-            (r"qwen2_model\.query_(\d+)\.", r"vision_tower.query_\1_resolution."),
-            (r"qwen2_model\.model\.model\.", "vision_tower.vision_encoder."),
-            (r"sam_model\.blocks\.(\d+)\.norm([12])\.", r"sam_model.layers.\1.layer_norm\2."),
-            (r"sam_model\.blocks\.", "sam_model.layers."),
-            (r"sam_model\.patch_embed\.proj\.", "sam_model.patch_embed.projection."),
-            (r"sam_model\.neck\.0\.", "sam_model.neck.conv1."),
-            (r"sam_model\.neck\.1\.", "sam_model.neck.layer_norm1."),
-            (r"sam_model\.neck\.2\.", "sam_model.neck.conv2."),
-            (r"sam_model\.neck\.3\.", "sam_model.neck.layer_norm2."),
-            (r"sam_model\.net_2\.", "sam_model.proj.conv1."),
-            (r"sam_model\.net_3\.", "sam_model.proj.conv2."),
-            (r"sam_model\.", "vision_tower.sam_encoder."),
-        )
-    ),
-)
-"""Beginnings of names of tensors in older checkpoints, with those that transformers' classes have today."""
+_LIBRARY: Final = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
+"""transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
 _WIDTHS: Final = {"PaliGemmaForConditionalGeneration": "projection_dim"}
 """The key for the width of an encoder's vectors, where it has another name."""
 
@@ -67,8 +45,13 @@ class ImageReader(DecoderStack):
         return type(architecture, (cls, text_model), {"ARCHITECTURE": architecture})
 
     @classmethod
+    def library_name(cls) -> str:
+        """Return the name of transformers' class."""
+        return _LIBRARY.get(cls.ARCHITECTURE, cls.ARCHITECTURE)
+
+    @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        library = library_config(c, f"{cls.ARCHITECTURE.removesuffix(_CLASS)}Config")
+        library = library_config(c, f"{cls.library_name().removesuffix(_CLASS)}Config")
         config = dataclasses.replace(super().read(c), library=library)
         name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
         width = reduce(lambda part, key: getattr(part, key, config.hidden_size), name.split("."), library)
@@ -83,8 +66,13 @@ class ImageReader(DecoderStack):
         super().__init__(c, mesh, *arguments, **named)
         self._held: dict[str, Layer] = {}
         if self.is_first:
-            self.encoder = library_module(lambda: _without(self.ARCHITECTURE, c.library, (*_TEXT_MODELS, *self.UNUSED)))
+            self.encoder = library_module(
+                lambda: _without(self.library_name(), c.library, (*_TEXT_MODELS, *self.UNUSED))
+            )
             swap_encoder(self.encoder)
+            if self.ARCHITECTURE == "DeepseekOCRForCausalLM":
+                clip = self.encoder.get_submodule("vision_tower.vision_encoder")
+                stack(clip, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
             self._held.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             if (
@@ -115,7 +103,10 @@ class ImageReader(DecoderStack):
         """
         self.fill(next(iter(arrays.values())).device)
         dtype = next(self.encoder.parameters()).dtype
-        given = {name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()}
+        given: dict[str, Any] = {
+            name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()
+        }
+        given |= {name: given[name].tolist() for name in ("num_local_patches", "patches_grid") if name in given}
         read: Any = self.encoder.get_video_features if kind == "video" else self.encoder.get_image_features
         found = read(**given, return_dict=True)
         levels = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
@@ -132,9 +123,7 @@ class ImageReader(DecoderStack):
         return super().forward(dataclasses.replace(batch, embeddings=override))
 
     def own_name(self, name: str) -> str:
-        for old, own in _OLD_NAMES:
-            name = old.sub(own, name)
-        return super().own_name(name)
+        return super().own_name(todays_name(self.ARCHITECTURE, name))
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))

@@ -228,9 +228,22 @@ def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (1 + sum(len(each) * _OCR_QUERIES[large] for each, large in zip(pieces, is_large, strict=True)))
 
 
+def _deepseek_ocr1(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows of all tiles together, and of the whole image, each with a vector for its end."""
+    sam = _vision(context).section("sam_config") or _vision(context)
+    step = 4 * sam.positive("patch_size", 16)
+    side = math.ceil(arrays["pixel_values"].shape[-1] / step)
+    count = 1 + side * (side + 1)
+    if "pixel_values_local" in arrays:
+        side, (columns, rows) = math.ceil(arrays["pixel_values_local"].shape[-1] / step), arrays["patches_grid"][0]
+        count += side * int(rows) * (side * int(columns) + 1)
+    return [token] * count
+
+
 _IMAGE: Final = ("image_token_index", "image_token_id")
 
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
+_LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
 _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 
@@ -238,9 +251,8 @@ _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"),
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
-    "DeepseekOcr2ForConditionalGeneration": Family(
-        _IMAGE, _IMAGE, _deepseek_ocr, ("pixel_values", "pixel_values_local", "num_local_patches")
-    ),
+    "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr1, (*_LOCAL, "patches_grid")),
+    "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr, _LOCAL),
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole

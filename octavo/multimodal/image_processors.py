@@ -139,15 +139,7 @@ class Lfm2VlImages:
         area = math.prod(max(self._patch, self._rounded(each)) for each in (width, height))
         if most == 1 or area <= self._counts[1] * self._token**2 * self._tolerance:
             return 1, 1
-        sides = range(1, most + 1)
-        grids = {(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most}
-        best, closest = (1, 1), math.inf
-        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            distance = abs(width / height - columns / rows)
-            fills = width * height > 0.5 * columns * rows * self._tile**2
-            if distance < closest or (distance == closest and fills):
-                best, closest = (columns, rows), distance
-        return best
+        return closest_grid(width, height, least, most, self._tile)
 
     def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
         """Return (width, height) of whole tokens, as many as the settings allow, with nearly the same ratio."""
@@ -173,8 +165,66 @@ class Lfm2VlImages:
         return cut.reshape(-1, size * size * 3)
 
 
-OWN_PROCESSORS: Final[Mapping[str, type[Cohere2Images | Lfm2VlImages]]] = {
+class DeepseekOcrImages:
+    """Pads an image to a square, and cuts a large one into tiles beside that."""
+
+    KNOWN: Final = frozenset({"max_patches", "min_patches"})
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        self._pixels = _Pixels.read(settings, 3, [0.5], [0.5])
+        size = settings.section("size") or Section({}, settings.where)
+        self._side, self._tile = size.positive("height", 1024), settings.positive("tile_size", 640)
+        self._tiles = settings.positive("min_patches", 2), settings.positive("max_patches", 9)
+        self._is_cut = settings.bool("crop_to_patches", True)
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [images, 3, side, side], pixel_values_local [tiles, 3, tile, tile] where there are any,
+        num_local_patches [images], and patches_grid [images, (columns, rows)]."""
+        grids = [self._grid(*image.size) for image in images]
+        cut = [
+            self._pixels.array(tile)
+            for image, grid in zip(images, grids, strict=True)
+            for tile in (self._pixels.tiles(image, *grid, self._tile, self._tile) if grid[0] else [])
+        ]
+        return {
+            "pixel_values": np.stack([self._pixels.array(self._square(image)) for image in images]),
+            **({"pixel_values_local": np.stack(cut)} if cut else {}),
+            "num_local_patches": np.array([math.prod(grid) for grid in grids], np.int64),
+            "patches_grid": np.array([(max(1, columns), max(1, rows)) for columns, rows in grids], np.int64),
+        }
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        if not self._is_cut or max(width, height) <= self._tile:
+            return 0, 0
+        return closest_grid(width, height, *self._tiles, self._tile)
+
+    def _square(self, image: Any) -> NDArray[np.uint8]:
+        """Return an image scaled to the longer side, in the middle of gray, [side, side, 3]."""
+        scale = self._side / max(image.size)
+        width, height = (round(each * scale) for each in image.size)
+        left, top = (self._side - width) // 2, (self._side - height) // 2
+        square = np.full((self._side, self._side, 3), 127, np.uint8)
+        square[top : top + height, left : left + width] = image.resize((width, height), self._pixels.resample)
+        return square
+
+
+def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> tuple[int, int]:
+    """Return the columns and rows of tiles with the closest ratio of sides, and of several the most tiles of which the
+    image fills half."""
+    sides = range(1, most + 1)
+    grids = {(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most}
+    best, closest = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - columns / rows)
+        fills = width * height > 0.5 * columns * rows * tile**2
+        if distance < closest or (distance == closest and fills):
+            best, closest = (columns, rows), distance
+    return best
+
+
+OWN_PROCESSORS: Final[Mapping[str, type[Cohere2Images | DeepseekOcrImages | Lfm2VlImages]]] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
+    "DeepseekOcrImageProcessor": DeepseekOcrImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -11,7 +11,7 @@ import torch
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.distributed.mesh import Mesh
-from octavo.errors import UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 
 TEXT: dict[str, Any] = {
@@ -34,20 +34,53 @@ TEXT: dict[str, Any] = {
 }
 
 
-def released(path: Path, **values: Any) -> Checkpoint:
-    around = {"architectures": ["DeepseekOCR2ForCausalLM"], "model_type": "deepseek_vl_v2", "torch_dtype": "bfloat16"}
+CLIP = {"heads": 16, "image_size": 224, "layers": 24, "patch_size": 14, "width": 1024}
+SAM = {
+    "downsample_channels": [512, 1024],
+    "global_attn_indexes": [2, 5, 8, 11],
+    "heads": 12,
+    "layers": 12,
+    "width": 768,
+}
+VISION = {"image_size": 1024, "mlp_ratio": 3.7362, "width": {"clip-l-14-224": CLIP, "sam_vit_b": SAM}}
+
+
+def released(path: Path, name: str = "DeepseekOCR2", **values: Any) -> Checkpoint:
+    around = {"architectures": [f"{name}ForCausalLM"], "model_type": "deepseek_vl_v2", "torch_dtype": "bfloat16"}
     return Checkpoint(path, {**around, **TEXT, "language_config": TEXT, "vision_config": {"width": {}}, **values})
 
 
 def test_deepseek_ocr_2_has_the_encoders_of_its_release(tmp_path: Path) -> None:
     checkpoint = released(tmp_path)
     assert image_settings(checkpoint) == {"image_processor_type": "DeepseekOcr2ImageProcessor"}
-    model = LoadedModel.open(checkpoint, Mesh.single(), torch.bfloat16).model
-    assert model.config.sparse == (False, *[True] * 11)
-    found = {slot.name: slot.shape for path, layer in model.layers_by_path() for slot in layer.tensor_slots(path)}
+    found = shapes(checkpoint)
     assert found["multi_modal_projector.weight"] == (1280, 896)
     assert found["vision_tower.vision_encoder.layers.23.self_attn.k_proj.weight"] == (128, 896)
     assert found["vision_tower.sam_encoder.proj.conv2.weight"] == (896, 512, 3, 3)
+
+
+def test_deepseek_ocr_has_the_encoders_of_its_release(tmp_path: Path) -> None:
+    checkpoint = released(tmp_path, "DeepseekOCR", vision_config=VISION)
+    assert image_settings(checkpoint) == {"image_processor_type": "DeepseekOcrImageProcessor"}
+    found = shapes(checkpoint)
+    assert found["multi_modal_projector.weight"] == (1280, 2048)
+    assert found["image_newline"] == (1280,)
+    encoder, sam = "vision_tower.vision_encoder", "vision_tower.sam_encoder"
+    assert found[f"{encoder}.encoder.layers.23.self_attn.qkv_proj.weight"] == (3072, 1024)
+    assert found[f"{encoder}.embeddings.position_embedding.weight"] == (257, 1024)
+    assert found[f"{sam}.layers.2.attn.rel_pos_h"] == (127, 64)
+    assert found[f"{sam}.layers.0.mlp.lin1.weight"] == (3072, 768)
+
+
+def shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    model = LoadedModel.open(checkpoint, Mesh.single(), torch.bfloat16).model
+    assert model.config.sparse == (False, *[True] * 11)
+    return {slot.name: slot.shape for path, layer in model.layers_by_path() for slot in layer.tensor_slots(path)}
+
+
+def test_a_release_without_sizes_of_its_encoders_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="vision_config is .*, expected the sizes of sam_vit_b in its width"):
+        released(tmp_path, "DeepseekOCR")
 
 
 def test_a_release_with_attention_over_latents_is_another_model(tmp_path: Path) -> None:

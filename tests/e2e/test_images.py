@@ -33,7 +33,7 @@ PROMPTS: list[Any] = [
 
 TOKENS = {"gemma3": START, "minicpmv4_6": START}
 """What stands for vectors, where it is another token than `IMAGE`."""
-WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr2": 144}
+WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr": 40, "deepseek_ocr2": 144}
 """The most tokens that a step computes together."""
 WHOLE = ("gemma3", "gemma4", "llava", "paligemma", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
@@ -92,7 +92,9 @@ def test_log_probabilities_are_those_of_transformers(
     for prompt, output in zip(PROMPTS[:3], expected, strict=False):
         given = prompt["multi_modal_data"]["image"]
         arrays = processor.arrays(*(given if isinstance(given, list) else [given]))
-        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads if name in arrays}
+        inputs: dict[str, Any] = {
+            name: torch.from_numpy(arrays[name]) for name in processor.family.reads if name in arrays
+        }
         (completion,) = output.outputs
         drawn = list(completion.token_ids)
         token = TOKENS.get(family, IMAGE)
@@ -100,6 +102,8 @@ def test_log_probabilities_are_those_of_transformers(
         ids = [*output.prompt_token_ids, *drawn]
         if "image_grid_thw" in inputs or "image_position_ids" in inputs:
             inputs["mm_token_type_ids"] = (torch.tensor([ids]) == token).int()
+        if family == "deepseek_ocr":
+            inputs |= {each: inputs[each].tolist() for each in ("num_local_patches", "patches_grid")}
         if family == "paligemma":
             inputs["token_type_ids"] = (torch.arange(len(ids)) >= len(output.prompt_token_ids)).int()[None]
         if family == "gemma3":  # under its older name

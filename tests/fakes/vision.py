@@ -277,6 +277,18 @@ def _minicpm() -> tuple[Any, Any]:
     return config, tf.MiniCPMV4_6ImageProcessorPil(scale_resolution=56, max_slice_nums=4)
 
 
+def _deepseek_ocr() -> tuple[Any, Any]:
+    import transformers as tf
+
+    values = _deepseek_ocr2()[0].to_dict()
+    sam, text = values["vision_config"]["sam_config"], values["text_config"]
+    encoder = {name: value for name, value in TOWER.items() if name != "image_size"}
+    vision = {"sam_config": {**sam, "mlp_dim": 48}, "encoder_config": {**encoder, "image_size": 56}}
+    text |= {"layer_types": ["full_attention"] * 2, "model_type": "unlimited_ocr_text"}
+    config = tf.UnlimitedOcrConfig(text_config=text, vision_config=vision, image_token_id=IMAGE)
+    return config, Settings("DeepseekOcrImageProcessor", size={"height": 56, "width": 56}, tile_size=84, max_patches=4)
+
+
 def _lighton_ocr() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -336,6 +348,7 @@ FAMILIES = {
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
     "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),
+    "deepseek_ocr": (_deepseek_ocr, "DeepseekOCRForCausalLM"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
     "glm4v": (_glm4v, "Glm4vForConditionalGeneration"),
@@ -356,6 +369,8 @@ FAMILIES = {
     "pixtral": (_pixtral, "LlavaForConditionalGeneration"),
     "smolvlm": (_smolvlm, "SmolVLMForConditionalGeneration"),
 }
+_LIBRARY = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
+"""transformers' class by architecture, where it has another name."""
 
 
 def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
@@ -369,7 +384,7 @@ def write_random(path: Path, config: Any, processor: Any, architecture: str, see
     import torch
     import transformers
 
-    model = getattr(transformers, architecture)(config)
+    model = getattr(transformers, _LIBRARY.get(architecture, architecture))(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -379,6 +394,8 @@ def write_random(path: Path, config: Any, processor: Any, architecture: str, see
         warnings.simplefilter("ignore")
         model.save_pretrained(path)
         processor.save_pretrained(path)
+    written = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**written, "architectures": [architecture]}))
     _write_tokenizer(path)
     return path
 
@@ -403,5 +420,5 @@ def load_vision_oracle(path: Path, architecture: str) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = getattr(transformers, architecture)
+        made = getattr(transformers, _LIBRARY.get(architecture, architecture))
         return made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -10,7 +10,7 @@ import torch
 
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
-from octavo.multimodal.image_processors import OWN_PROCESSORS, Cohere2Images, Lfm2VlImages
+from octavo.multimodal.image_processors import OWN_PROCESSORS, Cohere2Images, DeepseekOcrImages, Lfm2VlImages
 from tests.fakes.vision import image
 
 # by width and height: Cohere 2's tiles; LFM2-VL's columns and rows of tiles, and patches of the whole image
@@ -67,6 +67,19 @@ def test_patches_are_those_of_transformers_in_their_order() -> None:
     [found] = Lfm2VlImages(section(), section())([given], "np")["pixel_values"]
     expected = convert_image_to_patches(scaled(given, 320, 224, "bilinear"), 16)
     assert np.abs(found * 127.5 + 127.5 - expected).max() < 2.01
+
+
+@pytest.mark.parametrize("size", [(40, 40), (641, 600), (1100, 700), (300, 2000), (999, 1001)])
+def test_images_of_deepseek_ocr_are_cut_and_padded_as_those_of_the_second_are(size: tuple[int, int]) -> None:
+    from transformers import DeepseekOcr2ImageProcessorPil
+
+    given, sizes = [image(1, *size)], {"size": {"height": 512, "width": 512}, "tile_size": 320, "max_patches": 9}
+    found = DeepseekOcrImages(section(**sizes), section())(given, "np")
+    expected = DeepseekOcr2ImageProcessorPil(**sizes)(given, return_tensors="np")
+    assert found.keys() - {"patches_grid"} == expected.keys()
+    for name, values in expected.items():
+        assert np.allclose(found[name], values, atol=1e-6)
+    assert found["patches_grid"].prod() == max(1, found["num_local_patches"][0])
 
 
 REFUSED: list[tuple[str, dict[str, Any], type[OctavoError], str]] = [

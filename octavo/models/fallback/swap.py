@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF, activation
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.experts import StoredExperts
-from octavo.layers.layer import Layer, PreparedLayer
+from octavo.layers.layer import WHOLE, Layer, PreparedLayer, TensorSlot
 from octavo.layers.linear import ColumnLinear, GatedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.models.encoder import Held
@@ -112,12 +113,47 @@ def swap(recording: Recording, stored: StoredExperts) -> tuple[Step, dict[str, L
 class EncoderLinear(ColumnLinear):
     """A linear layer of an encoder, whose weight is only quantised where the checkpoint has it so."""
 
+    stacked: tuple[str, tuple[EncoderLinear, ...]] | None = None
+    """The tensor beside it that holds the rows of several layers, and these layers for the first of them, () for the
+    others; None where each has a tensor of its own."""
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        if self.stacked is None:
+            yield from super().tensor_slots(path)
+            return
+        name, layers = self.stacked
+        beside = f"{path.rpartition('.')[0]}.{name}"
+        for slots in zip(*(ColumnLinear.tensor_slots(each, beside) for each in layers), strict=True):
+            rows = sum(slot.shape[0] for slot in slots)
+            shape = (rows, *slots[0].shape[1:])
+            yield replace(slots[0], shape=shape, parts=WHOLE, fill=partial(_fill_each, slots))
+
     def use(self, methods: Methods, path: str) -> None:
         super().use(lambda name: UNQUANTIZED if isinstance(found := methods(name), FromPlain) else found, path)
+
+    def finish(self) -> None:
+        for each in (self,) if self.stacked is None else self.stacked[1]:
+            super(EncoderLinear, each).finish()
+
+
+def _fill_each(slots: Sequence[TensorSlot], stored: Tensor) -> None:
+    for slot, rows in zip(slots, torch.split(stored, [slot.shape[0] for slot in slots]), strict=True):
+        slot.fill(rows)
+
+
+def stack(encoder: nn.Module, names: Sequence[str], stored: str) -> None:
+    """Let layers of an encoder with these names beside each other be read from one tensor that holds all of them."""
+    for module in encoder.modules():
+        parts = [getattr(module, name, None) for name in names]
+        layers = tuple([part.octavo for part in parts if isinstance(part, EncoderRows)])
+        for place, layer in enumerate(layers):
+            layer.stacked = stored, () if place else layers
 
 
 class EncoderRows(RowsOf):
     """A linear layer of an encoder, for values of any shape, with the sizes that modules ask for."""
+
+    octavo: EncoderLinear
 
     def __init__(self, linear: nn.Linear) -> None:
         self.in_features, self.out_features = linear.in_features, linear.out_features
