@@ -62,6 +62,14 @@ TEXTS = {
         "<parameter=KEY>VALUE</parameter>",
         "\n",
     ),
+    "longcat": f'<longcat_tool_call>\n{{"name": "f", "arguments": {DEEP}}}\n</longcat_tool_call>\n'
+    '<longcat_tool_call>{"name": "g", "arguments": {}}</longcat_tool_call>'
+    f'<longcat_tool_call>{{"name": "h", "arguments": {H}}}</longcat_tool_call>',
+    "phi4_mini": f"functools{EACH}",
+    "internlm": "".join(
+        f'<|action_start|><|plugin|>\n{{"name": "{call.name}", "parameters": {call.arguments}}}<|action_end|>'
+        for call in THREE
+    ),
     "hunyuan": f"<tool_calls>{EACH}</tool_calls>",
     "granite": f"<|tool_call|>{EACH}",
     "nemotron": f"<TOOLCALL>{EACH}</TOOLCALL>",
@@ -169,6 +177,8 @@ def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> No
         ("{{ '<|tool_calls_section_begin|>' }} <|tool_call_argument_begin|> </think>", "kimi_k2+think"),
         ("'<minimax:tool_call>' <invoke name= <parameter name= </think>", "minimax_m2+think"),
         ("<seed:think> <seed:tool_call> <function= <parameter=", "seed_oss"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<|action_start|><|plugin|>", "internlm"),
         ('<tool_call> "arguments" </think> <response>', "hermes+ernie_think"),
         ("<think>\n\n</think> <answer> <|extra_0|> <tool_calls> </tool_calls>", "hunyuan+hunyuan_think"),
         ("<|tool_list_start|>", "lfm2"),
@@ -204,6 +214,7 @@ def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> Non
         ("hunyuan_think", "<think>\nhm\n</think>\n<answer>\nYes.\n</answer>"),
         ("ernie_think", "<think>\nhm\n</think>\n\n<response>\nYes.\n</response>\n"),
         ("seed_oss", "<seed:think>hm</seed:think>Yes."),
+        ("longcat", "<longcat_think>hm</longcat_think>Yes."),
         ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"),
     ],
 )
