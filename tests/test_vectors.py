@@ -152,6 +152,29 @@ def test_scores_of_labels_for_each_token(tmp_path: Path, family: str) -> None:
             llm.classify("w1")
 
 
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+@pytest.mark.parametrize(("strategy", "function"), [("max", "relu"), ("sum", "log1p_relu")])
+def test_weights_of_all_tokens_of_the_vocabulary(tmp_path: Path, family: str, strategy: str, function: str) -> None:
+    model = save(tmp_path, f"{family}ForMaskedLM")
+    place = "sentence_transformers.sparse_encoder.models"
+    names = ["MLMTransformer", "SpladePooling"]
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"type": f"{place}.{name}", "path": f"{n}_{name}" if n else ""} for n, name in enumerate(names)])
+    )
+    (tmp_path / "1_SpladePooling").mkdir()
+    (tmp_path / "1_SpladePooling" / "config.json").write_text(
+        json.dumps({"pooling_strategy": strategy, "activation_function": function, "word_embedding_dimension": 100})
+    )
+
+    def expected(ids: Tensor) -> Tensor:
+        weights = model(input_ids=ids).logits[0].relu().log1p()
+        weights = weights.log1p() if function == "log1p_relu" else weights
+        return weights.amax(0) if strategy == "max" else weights.sum(0)
+
+    with LLM(str(tmp_path)) as llm:
+        check_vectors(llm, expected)
+
+
 @pytest.mark.parametrize(("kind", "num_labels"), [("Reward", 1), ("ProcessReward", 2)])
 def test_rewards_of_tokens_or_steps(tmp_path: Path, kind: str, num_labels: int) -> None:
     model = save(tmp_path, "Qwen2Model", num_key_value_heads=2)

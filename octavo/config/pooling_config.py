@@ -80,7 +80,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
     vector. late: of a late-interaction model, whose task is "token_embed". token_heads: of a model that makes rows of
-    tokens beside vectors.
+    tokens beside vectors. sparse: of a model whose vectors have a weight for each token of the vocabulary (SPLADE), how
+    those of a prompt's tokens are reduced, "max" or "sum"; num_logs: how often log(1 + x) is taken of them first.
     """
 
     task: str = EMBED
@@ -99,6 +100,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     late: LateInteraction | None = None
     token_heads: TokenHeads | None = None
+    sparse: str | None = None
+    num_logs: int = 1
 
     @property
     def needs_whole_prompts(self) -> bool:

@@ -76,6 +76,10 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
         token_ids = found.token_ids or _yes_and_no(checkpoint)
         return _classifier(checkpoint, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
     size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
+    if _architecture(checkpoint) == "BertSpladeSparseEmbeddingModel":
+        found = msgspec.structs.replace(found, sparse="max", normalize=False)
+    if found.sparse is not None:
+        return msgspec.structs.replace(found, size=checkpoint.positive("vocab_size"))
     if found.late is not None:
         return msgspec.structs.replace(found, size=size)
     return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size, token_heads=_token_heads(checkpoint))

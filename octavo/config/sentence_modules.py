@@ -29,7 +29,16 @@ _OLD_MODES: Final[Mapping[str, str]] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """The flags of older files, in the order in which the parts of a vector stand where several are set."""
-_ORDER: Final = ("Transformer", "Pooling", "LogitScore", "Dense", "MultiVectorMask", "Normalize")
+_ORDER: Final = (
+    "Transformer",
+    "MLMTransformer",
+    "SpladePooling",
+    "Pooling",
+    "LogitScore",
+    "Dense",
+    "MultiVectorMask",
+    "Normalize",
+)
 _ACTIVATIONS: Final = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
 """torch's classes of activations, and functions of `torch.nn.functional` and `torch`."""
 
@@ -60,7 +69,7 @@ def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingCo
     normalize, mask = False, None
     changes: dict[str, Any] = {}
     for kind, path in modules:
-        if kind == "Transformer":
+        if kind in ("Transformer", "MLMTransformer"):
             changes["max_tokens"] = _max_tokens(path)
         elif kind == "Pooling":
             changes["modes"] = _read_modes(_section(path / "config.json"))
@@ -68,6 +77,10 @@ def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingCo
             dense.append(_read_dense(folder, path))
         elif kind == "Normalize":
             normalize = True
+        elif kind == "SpladePooling":
+            splade = _section(path / "config.json")
+            changes["sparse"] = splade.expect("pooling_strategy", "max", "sum")
+            changes["num_logs"] = 1 + (splade.expect("activation_function", "relu", "log1p_relu") == "log1p_relu")
         elif kind == "MultiVectorMask":
             mask = path
         elif kind == "LogitScore":
@@ -77,7 +90,7 @@ def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingCo
         else:
             raise UnsupportedModel(
                 f"{folder / 'modules.json'}: type is {shown(kind)}, expected Transformer, Pooling, Dense, Normalize, "
-                "MultiVectorMask or LogitScore; this module is not implemented"
+                "MultiVectorMask, SpladePooling or LogitScore; this module is not implemented"
             )
     kinds = [kind for kind, _ in modules]
     if sorted(kinds, key=_ORDER.index) != kinds:

@@ -6,8 +6,8 @@ A prompt is computed whole in one step, and nothing of it is kept: all layers wr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
-from octavo.layers.elementwise import OPERATOR_OF, activation, addition
+from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
+from octavo.layers.linear import GatedLinear, joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.blocks import (
@@ -32,51 +31,9 @@ from octavo.models.blocks import (
     PlainMLP,
     RotaryAttention,
 )
-from octavo.models.config import KINDS, DecoderConfig, even_share
+from octavo.models.config import KINDS, even_share
+from octavo.models.encoder_parts import ClassifierHead, EncoderConfig, LabelHead, MaskedHead
 from octavo.models.ropes import read_rope
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig(DecoderConfig):
-    """num_types: kinds of tokens that have embeddings of their own, 0 for none. The others are of a classifier's head:
-    the function of its dense layer, whether that has a bias, and whether a norm follows."""
-
-    num_types: int = 0
-    head_function: str = "tanh"
-    head_bias: bool = True
-    is_head_normed: bool = False
-
-    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
-        """Return the one cache, of layer 0, which the others write to after it."""
-        return (LayerCache(KeysAndValues(self.heads.share(mesh).kv, self.heads.dim)),) if layer == 0 else ()
-
-
-class LabelHead(nn.Module):
-    """The scores of the labels alone."""
-
-    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
-        super().__init__()
-        self.classifier = ColumnLinear(c.hidden_size, num_labels, mesh, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] → [rows, labels]."""
-        scores: Tensor = self.classifier(x)
-        return scores
-
-
-class ClassifierHead(LabelHead):
-    """Dense layer and activation, perhaps a norm, and the scores of the labels."""
-
-    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
-        super().__init__(c, num_labels, mesh)
-        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=c.head_bias)
-        self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
-        self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] → [rows, labels]."""
-        x = self._act(self.dense(x))
-        return super().forward(x if self.norm is None else self.norm(x))
 
 
 class Encoder(GatedDecoder):
@@ -84,7 +41,7 @@ class Encoder(GatedDecoder):
 
     NAMES: ClassVar[Mapping[str, str]] = {}
     # heads for other tasks, and positions that older files carry along
-    IGNORED = (r"embeddings\.position_ids", r"(cls|lm_head|score|decoder|linear)\..*")
+    IGNORED = (r"embeddings\.position_ids", r"(cls|lm_head|score|decoder|linear|masked_head)\..*")
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         def attention(index: int) -> nn.Module:
@@ -101,6 +58,8 @@ class Encoder(GatedDecoder):
         """Zeros for steps without second texts, each tensor longer than the one before it."""
 
     def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+        if head == "vocabulary":
+            raise UnsupportedModel(f"{type(self).__name__} with weights of tokens (SPLADE) is not implemented")
         made = LabelHead if head == "token" and not self.encoder_config.is_head_normed else ClassifierHead
         self.score = made(self.encoder_config, num_labels, mesh)
 
@@ -147,6 +106,11 @@ class BertModel(Encoder):
         r"\.output\.dense": ".mlp.down_proj",
         r"\.output\.LayerNorm": ".post_attention_layernorm",
         r"^pooler\.dense": "score.dense",
+        r"^cls\.predictions\.transform\.dense|^lm_head\.dense": "masked_head.dense",
+        r"^cls\.predictions\.transform\.LayerNorm|^lm_head\.layer_norm": "masked_head.norm",
+        r"^(cls\.predictions|lm_head)\.bias": "masked_head.decoder.bias",
+        r"^(cls\.predictions|lm_head)\.decoder\.bias": "masked_head.copy.bias",
+        r"^(cls\.predictions|lm_head)\.decoder\.weight": "lm_head.weight",
         r"^classifier\.(weight|bias)": r"score.classifier.\1",
         r"^classifier\.dense": "score.dense",
         r"^classifier\.out_proj": "score.classifier",
@@ -187,10 +151,22 @@ class BertModel(Encoder):
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         self.norm = None
+        self.masked_head: MaskedHead | None = None
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return the output of the last layer, which ends in a norm."""
         return x
+
+    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+        if head != "vocabulary":
+            return super().add_scores(num_labels, mesh, head)
+        self.masked_head = MaskedHead(self.encoder_config, mesh)
+        return None
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        assert self.masked_head is not None, "the model has no head for tokens"
+        logits: Tensor = self.masked_head.decoder(super().compute_logits(self.masked_head(hidden)))
+        return logits
 
 
 class RobertaModel(BertModel):

@@ -102,12 +102,15 @@ class LoadedModel:
                 "implemented for this family"
             )
         if pooling is not None and not pooling.token_ids:
-            config = replace(config, has_head=False)
+            is_sparse = pooling.sparse is not None
+            config = replace(config, has_head=is_sparse, tied=is_sparse)
         shape = config.shape(mesh)
         with torch.device("meta"):
             model = model_class(config, mesh)
             if pooling is not None and pooling.labels and not pooling.token_ids:
                 model.add_scores(len(pooling.labels), mesh, pooling.head)
+            if pooling is not None and pooling.sparse is not None:
+                model.add_scores(config.vocab_size, mesh, "vocabulary")
             model.to(dtype)
             view = _view(checkpoint, model, method, kept_as)
             methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of

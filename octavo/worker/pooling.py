@@ -15,13 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.config.pooling_config import DenseModule, PoolingConfig
-from octavo.core.pooling import CLASSIFY, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
 from octavo.core.step import RowOutput
 from octavo.errors import CheckpointError
 from octavo.layers.layer import WHOLE
 from octavo.models.decoder import DecoderStack
 from octavo.models.weight_files import stored_tensors
+from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.refusals import not_finite
+from octavo.worker.drawing import LOGITS_BYTES
 from octavo.worker.input_batch import BatchRow
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -87,6 +89,8 @@ class Pooler:
         if params.task in (CLASSIFY, TOKEN_CLASSIFY) and own is None:
             scores = self._scores(hidden, params.task)
             return scores if params.use_activation is False else _ACTIVATIONS[config.activation](scores)
+        if config.sparse is not None and params.task == EMBED:
+            return self._sparse(hidden)
         x = self._picked(hidden, params.task)
         for dense in own or self._dense:
             x = dense(x)
@@ -95,6 +99,17 @@ class Pooler:
         x = x[..., : params.dimensions]
         normalizes = config.normalize if params.use_activation is None else params.use_activation
         return F.normalize(x, dim=-1) if normalizes else x
+
+    def _sparse(self, hidden: Tensor) -> Tensor:
+        """Return the float32 weight of each token of the vocabulary, [vocab]. Source: https://arxiv.org/abs/2109.10086."""
+        found: list[Tensor] = []
+        for start, stop in chunks(len(hidden), rows_per_chunk(self._config.size, LOGITS_BYTES)):
+            weights = self._model.compute_logits(hidden[start:stop]).relu()
+            for _ in range(self._config.num_logs):
+                weights = weights.log1p()
+            found.append(weights.amax(0) if self._config.sparse == "max" else weights.sum(0))
+        stacked = torch.stack(found)
+        return stacked.amax(0) if self._config.sparse == "max" else stacked.sum(0)
 
     def _picked(self, hidden: Tensor, task: str | None) -> Tensor:
         """Return float32 [tokens, hidden] of a task with a row for each token, else what is made of them, [size]."""

@@ -1,0 +1,88 @@
+"""What encoders have beside their layers: the config of all of them, and their heads for labels and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from octavo.core.model_shape import KeysAndValues, LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import activation
+from octavo.layers.layer import Layer
+from octavo.layers.linear import ColumnLinear
+from octavo.models.config import DecoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(DecoderConfig):
+    """num_types: kinds of tokens that have embeddings of their own, 0 for none. The others are of a classifier's head:
+    the function of its dense layer, whether that has a bias, and whether a norm follows."""
+
+    num_types: int = 0
+    head_function: str = "tanh"
+    head_bias: bool = True
+    is_head_normed: bool = False
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        """Return the one cache, of layer 0, which the others write to after it."""
+        return (LayerCache(KeysAndValues(self.heads.share(mesh).kv, self.heads.dim)),) if layer == 0 else ()
+
+
+class LabelHead(nn.Module):
+    """The scores of the labels alone."""
+
+    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
+        super().__init__()
+        self.classifier = ColumnLinear(c.hidden_size, num_labels, mesh, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] → [rows, labels]."""
+        scores: Tensor = self.classifier(x)
+        return scores
+
+
+class ClassifierHead(LabelHead):
+    """Dense layer and activation, perhaps a norm, and the scores of the labels."""
+
+    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
+        super().__init__(c, num_labels, mesh)
+        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=c.head_bias)
+        self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
+        self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] → [rows, labels]."""
+        x = self._act(self.dense(x))
+        return super().forward(x if self.norm is None else self.norm(x))
+
+
+class TokenBias(Layer):
+    """Adds a stored number to the score of each token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(vocab_size), requires_grad=False)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """logits float32 [rows, vocab] → [rows, vocab]."""
+        return logits + self.bias.float()
+
+
+class MaskedHead(nn.Module):
+    """What BERT guesses masked tokens with: dense layer, activation and norm before the embedding's table, and a bias
+    behind it."""
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=True)
+        self.act = activation(c.activation)
+        self.norm = c.norm(c.hidden_size, c.norm_eps)
+        self.decoder = TokenBias(c.vocab_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden] → what is multiplied by the table, [rows, hidden]."""
+        out: Tensor = self.norm(self.act(self.dense(hidden)))
+        return out
