@@ -14,15 +14,15 @@ from octavo.config.section import Section
 if TYPE_CHECKING:
     from octavo.config.args import EngineArgs
 
+_GRANITE: Final = ("GraniteSpeech", "GraniteSpeechPlus")
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe"),
+        *("AudioFlamingo3", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe"),
         "Voxtral",
     )
 )
 """Architectures whose sounds are read, with transformers."""
-_GRANITE: Final = "GraniteSpeechForConditionalGeneration"
 _ADAPTER: Final = "adapter_config.json"
 
 
@@ -40,11 +40,15 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
     """
     if checkpoint.architecture not in READ_SOUND:
         return None
-    if checkpoint.architecture == _GRANITE:
+    if _is_granite(checkpoint):
         return _granite(checkpoint.stored)
     section = checkpoint.stored.section("audio_config")
     check_encoder(section)
     return section
+
+
+def _is_granite(checkpoint: Checkpoint) -> bool:
+    return checkpoint.architecture.removesuffix("ForConditionalGeneration") in _GRANITE
 
 
 def _granite(config: Section) -> Section:
@@ -57,8 +61,12 @@ def _granite(config: Section) -> Section:
     if size % rate:
         raise config.error("window_size", f"a multiple of downsample_rate, which is {rate}")
     width, read = section.positive("hidden_dim", 1024), (projector or config).positive("encoder_hidden_size", 1408)
+    joined = section.values.get("cat_hidden_layers") or []
+    if not isinstance(joined, list) or any(type(each) is not int for each in joined):
+        raise section.error("cat_hidden_layers", "a list of layers")
+    width *= 1 + len(joined)
     if projector is not None and read != width:
-        raise projector.error("encoder_hidden_size", f"encoder_config.hidden_dim, which is {width}")
+        raise projector.error("encoder_hidden_size", f"the width of what the encoder returns, which is {width}")
     return Section({**section.values, "window_size": size, "downsample_rate": rate}, section.where, "encoder_config.")
 
 
@@ -67,7 +75,7 @@ def own_adapter(checkpoint: Checkpoint) -> OwnAdapter | None:
 
     Raises CheckpointError where it is stated and not there.
     """
-    if checkpoint.architecture != _GRANITE or not checkpoint.stored.bool("has_lora_adapter", True):
+    if not _is_granite(checkpoint) or not checkpoint.stored.bool("has_lora_adapter", True):
         return None
     file = checkpoint.path / _ADAPTER
     if not file.is_file():

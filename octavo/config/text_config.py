@@ -104,7 +104,7 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """By `model_type`: keys that have another name in the configs of such models."""
-_TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "lfm2_vl", "qwen3_asr")
+_TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_speech_plus", "lfm2_vl", "qwen3_asr")
 """Those whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Those whose whole config alone says whether the two are one: that of the text model has a default that is not so."""

@@ -25,7 +25,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
         *("Glm4vMoe", "GlmOcr", "Idefics3"),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("MiniCPMV4_6", "Mistral3", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
-        *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "Qwen2_5Omni", "Qwen3OmniMoe"),
+        *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
 ) | {"DeepseekOCRForCausalLM"}

@@ -294,10 +294,12 @@ _OWN_ADAPTER: Final = "own-speech-adapter"
 _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
+_GRANITE: Final = _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0)
 _FAMILIES: Final = {
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
     "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
-    "GraniteSpeechForConditionalGeneration": _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0),
+    "GraniteSpeechForConditionalGeneration": _GRANITE,
+    "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
     "Qwen2AudioForConditionalGeneration": _Family(_one_window),
     "Qwen2_5OmniForConditionalGeneration": _Family(_paired_chunks, _paired_chunks_window),
     "Qwen3ASRForConditionalGeneration": _Family(_chunked, _chunked_window),

@@ -141,11 +141,11 @@ _LANGUAGES: Final = {
 """Names by which Qwen3-ASR knows languages."""
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
+_GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
     "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
-    "GraniteSpeechForConditionalGeneration": SpeechStyle(
-        _granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"})
-    ),
+    "GraniteSpeechForConditionalGeneration": _GRANITE,
+    "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
     "Qwen3ASRForConditionalGeneration": SpeechStyle(
         _qwen3_asr, (_ASR_TEXT,), piece_s=1200.0, behind_language=_ASR_TEXT
     ),

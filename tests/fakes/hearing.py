@@ -40,16 +40,21 @@ def _qwen3_asr() -> tuple[Any, Any]:
     return config, tf.Qwen3ASRFeatureExtractor(feature_size=16)
 
 
-def _granite_speech() -> tuple[Any, Any]:
+def _granite_speech(name: str = "GraniteSpeech", **own: Any) -> tuple[Any, Any]:
     import transformers as tf
 
     tower = {"input_dim": 32, "num_layers": 2, "hidden_dim": 32, "feedforward_mult": 2, "num_heads": 2}
-    tower |= {"output_dim": 10, "context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 5}
+    tower |= {"output_dim": 10, "context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 5, **own}
     projector = {"model_type": "blip_2_qformer", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    projector |= {"intermediate_size": 48, "encoder_hidden_size": 32, "cross_attention_frequency": 1, "vocab_size": 8}
+    projector |= {
+        "intermediate_size": 48,
+        "encoder_hidden_size": 64 if own else 32,
+        "cross_attention_frequency": 1,
+        "vocab_size": 8,
+    }
     text = tf.GraniteConfig(**TEXT, embedding_multiplier=3.0, tie_word_embeddings=True).to_dict()
     parts = {"text_config": text, "encoder_config": tower, "projector_config": projector}
-    config = tf.GraniteSpeechConfig(**parts, audio_token_index=AUDIO, has_lora_adapter=False)
+    config = getattr(tf, f"{name}Config")(**parts, audio_token_index=AUDIO, has_lora_adapter=False)
     return config, MelSettings()
 
 
@@ -68,6 +73,10 @@ def _audio_flamingo() -> tuple[Any, Any]:
     tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     text = tf.Qwen2Config(**TEXT).to_dict()
     return tf.AudioFlamingo3Config(text_config=text, audio_config=tower | _SIZES, audio_token_id=AUDIO), extractor()
+
+
+def _granite_speech_plus() -> tuple[Any, Any]:
+    return _granite_speech("GraniteSpeechPlus", cat_hidden_layers=[1])
 
 
 class MelSettings:
@@ -138,6 +147,7 @@ FAMILIES = {
     "audioflamingo3": (_audio_flamingo, "AudioFlamingo3ForConditionalGeneration"),
     "glmasr": (_glm_asr, "GlmAsrForConditionalGeneration"),
     "granite_speech": (_granite_speech, "GraniteSpeechForConditionalGeneration"),
+    "granite_speech_plus": (_granite_speech_plus, "GraniteSpeechPlusForConditionalGeneration"),
     "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
     "voxtral": (_voxtral, "VoxtralForConditionalGeneration"),

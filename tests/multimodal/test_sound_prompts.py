@@ -68,7 +68,7 @@ REFUSED = [
     ("glmasr", {"max_position_embeddings": 90}, "audio_config.max_position_embeddings is 90, expected a multiple of 4"),
     ("granite_speech", {"input_dim": 31}, "encoder_config.input_dim is 31, expected an even number"),
     ("granite_speech", {"num_heads": 0}, "encoder_config.num_heads is 0, expected an integer of at least 1"),
-    ("granite_speech", {"hidden_dim": 64}, "projector_config.encoder_hidden_size is 32, expected .*, which is 64"),
+    ("granite_speech", {"cat_hidden_layers": [1]}, "projector_config.encoder_hidden_size is 32, .*, which is 64"),
     ("voxtral", {"intermediate_size": 96}, r"audio_config.intermediate_size is 96, expected a divisor of .*, 3,200"),
     ("qwen3_asr", {"n_window": 20}, "audio_config.n_window is 20, expected 50"),
     ("qwen3_asr", {"n_window_infer": 150}, "audio_config.n_window_infer is 150, expected a multiple of .*, 100"),
