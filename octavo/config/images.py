@@ -13,7 +13,7 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr"),
+        *("Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2"),
         *("Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "MiniCPMV4_6"),
         *("LlavaOnevision", "Mistral3", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import read_json_object
+from octavo.config.checkpoint import CONFIG, read_json_object
 from octavo.core.request_options import BatchKeywords
 from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from octavo.engine.template_sandbox import TemplateSandbox
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+_PLAIN: Final = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ '' if loop.last else '\n' }}{% endfor %}"
+_OF_PLAIN_PROMPTS: Final = ("DeepseekOCR", "DeepseekOcr2", "PaliGemma")
+"""Beginnings of architectures that were trained with prompts of images and a text."""
 _LONGEST_QUOTE: Final = 500
 
 _log = logging.getLogger(__name__)
@@ -80,7 +83,8 @@ class ChatTemplate:
     @classmethod
     def find(cls, directory: str | Path, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
         """Return `override`, else the directory's chat_template.jinja, else the template of chat_template.json, which
-        older processors of images and sounds have, else that of tokenizer_config.json."""
+        older processors of images and sounds have, else that of tokenizer_config.json, else one that writes the texts
+        alone, for models of images whose releases have none."""
         source = override
         name = "the chat template of the argument chat_template"
         directory = Path(directory)
@@ -97,6 +101,8 @@ class ChatTemplate:
         if source is None:
             name = f"chat_template of {TOKENIZER_CONFIG}"
             source = _configured_template(tokenizer.config.get("chat_template"))
+        if source is None and _reads_plain_prompts(file.with_name(CONFIG)):
+            name, source = "the chat template for a model without one", _PLAIN
         return None if source is None else cls(source, tokenizer.special_tokens, name)
 
     def render(
@@ -193,6 +199,11 @@ def _short(message: object) -> str:
     """Return the beginning of a template's message."""
     text = str(message)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def _reads_plain_prompts(config: Path) -> bool:
+    names = read_json_object(config).get("architectures") if config.is_file() else None
+    return isinstance(names, list) and str([*names, ""][0]).startswith(_OF_PLAIN_PROMPTS)
 
 
 def no_template() -> InvalidRequest:

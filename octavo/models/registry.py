@@ -22,7 +22,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("Cohere2Vision", "DeepseekOcr2", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4", "Glm46V", "Glm4v"),
-        *("Glm4vMoe", "GlmOcr", "Idefics3"),
+        *("Glm4vMoe", "GlmOcr", "GotOcr2", "Idefics3"),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("MiniCPMV4_6", "Mistral3", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),

@@ -142,9 +142,10 @@ _CLASS: Final = "ForConditionalGeneration"
 def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:
     import transformers
 
-    # of text models, which are left out, some classes have the plain attention alone
-    attention = {"": "sdpa", "text_config": "eager"}
-    model = getattr(transformers, architecture)._from_config(config, attn_implementation=attention).model
+    made = getattr(transformers, architecture)
+    # some classes have the plain attention alone, also of text models, which are left out
+    attention = {"": "sdpa" if made._supports_sdpa else "eager", "text_config": "eager"}
+    model = made._from_config(config, attn_implementation=attention).model
     for name in names:
         if hasattr(model, name):
             delattr(model, name)

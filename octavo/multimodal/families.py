@@ -108,6 +108,8 @@ def _paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -
     if tokens[:1] == [begin]:
         del tokens[0]
     behind = len(tokens) - tokens[::-1].index(marker) if marker in tokens else 0
+    if behind and lines and tokens[behind : behind + len(lines)] == lines:  # as conversations are written
+        del tokens[behind : behind + len(lines)]
     if tokens[behind : behind + 1] != [begin]:
         tokens.insert(behind, begin)
     return tokens if tokens[-len(lines) :] == lines else tokens + lines
@@ -228,6 +230,12 @@ def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (1 + sum(len(each) * _OCR_QUERIES[large] for each, large in zip(pieces, is_large, strict=True)))
 
 
+def _got_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Vectors of all tiles; three convolutions, that of the patches among them, make them."""
+    side = math.ceil(arrays["pixel_values"].shape[-1] / (4 * _vision(context).positive("patch_size", 16)))
+    return [token] * (len(arrays["pixel_values"]) * side * side)
+
+
 def _deepseek_ocr1(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows of all tiles together, and of the whole image, each with a vector for its end."""
     sam = _vision(context).section("sam_config") or _vision(context)
@@ -261,6 +269,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm4vForConditionalGeneration": _QWEN,
     "Glm4vMoeForConditionalGeneration": _QWEN,
     "GlmOcrForConditionalGeneration": _QWEN,
+    "GotOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _got_ocr),
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
     "Lfm2VlForConditionalGeneration": Family(

@@ -53,6 +53,16 @@ def test_default_is_taken_of_several_named_templates(tmp_path: Path) -> None:
     assert template.source == "plain"
 
 
+@pytest.mark.parametrize("name", ["DeepseekOCRForCausalLM", "PaliGemmaForConditionalGeneration"])
+def test_models_of_images_without_a_template_get_the_texts_behind_their_images(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    template = ChatTemplate.find(tmp_path, byte_tokenizer(tmp_path, chat_template=None))
+    assert template is not None
+    parts = [{"type": "image"}, {"type": "text", "text": "Free OCR."}]
+    rendered = template.render([{"role": "user", "content": parts}], stand_ins={"image": "<image>"})
+    assert rendered == "<bos><image>\nFree OCR."
+
+
 def test_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
     assert ChatTemplate.find(tmp_path, byte_tokenizer(tmp_path, chat_template=None)) is None
 

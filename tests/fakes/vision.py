@@ -277,6 +277,22 @@ def _minicpm() -> tuple[Any, Any]:
     return config, tf.MiniCPMV4_6ImageProcessorPil(scale_resolution=56, max_slice_nums=4)
 
 
+def _got_ocr2() -> tuple[Any, Any]:
+    import transformers as tf
+
+    sam = {name: TOWER[name] for name in ("hidden_size", "num_attention_heads", "image_size")} | {"mlp_dim": 48}
+    sam |= {
+        "num_hidden_layers": 2,
+        "window_size": 3,
+        "global_attn_indexes": [1],
+        "patch_size": 7,
+        "output_channels": 16,
+    }
+    text = tf.Qwen2Config(**TEXT).to_dict()
+    config = tf.GotOcr2Config(text_config=text, vision_config=sam, image_token_index=IMAGE, tie_word_embeddings=False)
+    return config, tf.GotOcr2ImageProcessorPil(size={"height": 56, "width": 56})
+
+
 def _deepseek_ocr() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -348,6 +364,7 @@ FAMILIES = {
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
     "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),
+    "got_ocr2": (_got_ocr2, "GotOcr2ForConditionalGeneration"),
     "deepseek_ocr": (_deepseek_ocr, "DeepseekOCRForCausalLM"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
     "glm46v": (_glm46v, "Glm46VForConditionalGeneration"),
