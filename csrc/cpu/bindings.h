@@ -41,6 +41,7 @@ void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
 void bind_recurrent(nb::class_<Cpu>& cpu);
 void bind_rotary(nb::class_<Cpu>& cpu);
+void bind_streams(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);
 void bind_sampling(nb::class_<Cpu>& cpu);
 void bind_quantized(nb::class_<Cpu>& cpu);

@@ -54,6 +54,7 @@ void bind_kernels(nb::module_& m) {
   bind_probe(cpu);
   bind_recurrent(cpu);
   bind_rotary(cpu);
+  bind_streams(cpu);
   bind_tile_dot(cpu);
   bind_sampling(cpu);
   bind_quantized(cpu);

@@ -111,7 +111,7 @@ class RotaryAttention(nn.Module):
         """x [tokens, hidden] → [tokens, hidden]."""
         q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
         if self.clip is not None:
-            q, k, v = self.clip(q), self.clip(k), self.clip(v)
+            q, k, v = (self.clip(each.flatten(1)).view(each.shape) for each in (q, k, v))
         rotation = None
         if self.rope is not None:
             if self._is_normed_last:

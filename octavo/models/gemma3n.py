@@ -217,11 +217,11 @@ class Gemma3nForCausalLM(SharingDecoder):
         """Return the streams [tokens, streams · hidden], and the embeddings of all layers."""
         x, inputs = super().begin(batch)
         others = [self._mesh.gather(project(x)) for project in self.altup_projections]
-        return self.spread(x, torch.cat(others, 1)), inputs
+        return self.spread(x, *others), inputs
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return the norm of the streams' mean [tokens, hidden]."""
         first, *others = torch.split(x, self.config.hidden_size, dim=1)
         projections = zip(self.altup_unembed_projections, others, strict=True)
         found = [self._mesh.gather(project(stream)) for project, stream in projections]
-        return super().normalize(self.mean(first, torch.cat(found, 1)), None)
+        return super().normalize(self.mean(first, *found), None)

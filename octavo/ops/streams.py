@@ -24,17 +24,17 @@ PIECE: Final = 8
 """Tokens that are computed at a time on the host, where what they make then stays in the caches."""
 
 
-def _in_pieces(num_rows: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Compute so many leading arguments [tokens, ...] in pieces on the host. The bits are those of one piece."""
+def _in_pieces(num_rows: int | None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Compute so many leading arguments [tokens, ...] (None: all) in pieces on the host, to the bits of one piece."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @wraps(function)
         def compute(*arguments: Any) -> Tensor:
-            x, rows, others = arguments[0], arguments[:num_rows], arguments[num_rows:]
+            x, rows = arguments[0], arguments[:num_rows]
             if x.device.type != "cpu" or len(x) <= PIECE:
                 return function(*arguments)
             pieces = zip(*(each.split(PIECE) for each in rows), strict=True)
-            return torch.cat([function(*piece, *others) for piece in pieces])
+            return torch.cat([function(*piece, *arguments[len(rows) :]) for piece in pieces])
 
         return compute
 
@@ -75,20 +75,20 @@ def add_to_others(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat((first, others + y.repeat(1, others.shape[1] // y.shape[1])), 1)
 
 
-@_in_pieces(2)
-def spread_streams(x: Tensor, others: Tensor) -> Tensor:
-    """Return x [tokens, dim] and `others` [tokens, (n - 1) · dim], each brought to the mean square of x."""
-    return _of_one_size(x, others).flatten(1).to(x.dtype)
+@_in_pieces(None)
+def spread_streams(*streams: Tensor) -> Tensor:
+    """Return streams [tokens, dim] side by side, [tokens, n · dim], each brought to the mean square of the first."""
+    return _of_one_size(streams).flatten(1).to(streams[0].dtype)
 
 
-@_in_pieces(2)
-def mean_stream(x: Tensor, others: Tensor) -> Tensor:
+@_in_pieces(None)
+def mean_stream(*parts: Tensor) -> Tensor:
     """Return the mean [tokens, dim] of the streams that `spread_streams` returns."""
-    streams = _of_one_size(x, others)
+    streams = _of_one_size(parts)
     total = streams[:, 0]
     for each in range(1, streams.shape[1]):
         total = total + streams[:, each]
-    return (total / streams.shape[1]).to(x.dtype)
+    return (total / streams.shape[1]).to(parts[0].dtype)
 
 
 @_in_pieces(1)
@@ -100,11 +100,12 @@ def largest_gates(x: Tensor, deviations: float) -> Tensor:
     return F.relu(wide - (mean + deviation * deviations)).to(x.dtype)
 
 
-def _of_one_size(x: Tensor, others: Tensor) -> Tensor:
+def _of_one_size(parts: tuple[Tensor, ...]) -> Tensor:
     """Return float32 [tokens, n, dim]."""
-    first, streams = x.float()[:, None], others.float().view(len(x), -1, x.shape[1])
-    size, own = (torch.sqrt(_mean_squares(each)) for each in (first, streams))
-    return torch.cat((first, streams * (size / own.clamp(min=LEAST_SQUARE**0.5))), 1)
+    streams = torch.stack(parts, 1).float()
+    sizes = torch.sqrt(_mean_squares(streams))
+    factors = sizes[:, :1] / sizes.clamp(min=LEAST_SQUARE**0.5)
+    return torch.cat((streams[:, :1], streams[:, 1:] * factors[:, 1:]), 1)
 
 
 def _mean_squares(x: Tensor) -> Tensor:
@@ -153,11 +154,11 @@ def other_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, x[:, -x.shape[1] // states.shape[1] :] * 0.5
 
 
-def spread_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+def spread_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, ...]]:
     """Yield streams of other sizes, and some that are nearly nothing."""
     for x, y in other_examples(dtype):
-        yield y, x * 3.0
-        yield y, x * 1e-4
+        yield y, *torch.split(x * 3.0, y.shape[1], dim=1)
+        yield y, *torch.split(x * 1e-4, y.shape[1], dim=1)
 
 
 def gate_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:

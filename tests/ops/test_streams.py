@@ -29,8 +29,8 @@ def added(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([each + y if place else each for place, each in enumerate(streams.unbind(1))], 1).flatten(1)
 
 
-def spread(x: Tensor, others: Tensor) -> Tensor:
-    streams = others.view(len(x), -1, x.shape[1])
+def spread(x: Tensor, *others: Tensor) -> Tensor:
+    streams = torch.stack(others, 1)
     size, own = x.square().mean(1)[:, None, None], streams.square().mean(2, keepdim=True)
     return torch.cat((x[:, None], streams * (size / own.clamp(min=1e-5)).sqrt()), 1).flatten(1)
 
@@ -44,7 +44,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "corrected_streams": corrected,
     "add_to_others": added,
     "spread_streams": spread,
-    "mean_stream": lambda x, others: spread(x, others).view(len(x), -1, x.shape[1]).mean(1),
+    "mean_stream": lambda x, *others: spread(x, *others).view(len(x), -1, x.shape[1]).mean(1),
     "largest_gates": gates,
 }
 NAMED = {each.name: each for each in OPERATORS}

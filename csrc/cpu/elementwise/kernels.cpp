@@ -64,6 +64,11 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
       return map_rows<Element>(a, begin, end, [p = all(a.parameter)](Floats x, Floats) {
         return mul(tangent_hyperbolic(div(x, p)), p);
       });
+    case Function::clamped:
+      return map_rows<Element>(a, begin, end, [most = all(a.parameter)](Floats x, Floats) {
+        const Floats least = sub(zero(), most);  // NaN stays
+        return where_less(most, x, most, where_less(x, least, least, x));
+      });
     case Function::xielu: {
       Elementwise own = a;
       own.y = nullptr;

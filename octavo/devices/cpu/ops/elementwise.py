@@ -13,7 +13,7 @@ from octavo.ops.registry import Implementation
 
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
 _GATED_BY_SIGMOID, _CLAMPED_SWIGLU = 9, 10
-_MULTIPLIED, _XIELU = 11, 12
+_MULTIPLIED, _XIELU, _CLAMPED = 11, 12, 13
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -117,5 +117,6 @@ IMPLEMENTATIONS = (
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
     Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
     Implementation("xielu", "native", make_xielu),
+    Implementation("clamped", "native", partial(make_function, _CLAMPED, elementwise.clamped)),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )
