@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.schema import SpeculativeConfig
+from octavo.config.schema import MODEL_METHODS, SpeculativeConfig
 from octavo.core.cache_key import CacheKey
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import NO_PROPOSALS, Proposals
@@ -210,24 +210,36 @@ class Speculation:
 
     def look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
         """Return what may follow a sequence; None where nothing is known."""
-        config, history = self._config, state.history
+        history = state.history
         num_new = len(sequence.token_ids) - len(history) + len(group.request.prediction_token_ids)
         history.extend(sequence.token_ids[-num_new:] if num_new else ())
-        tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
-        num_known, predicted = len(sequence.token_ids), group.request.prediction_token_ids
+        for source in _SOURCES[self._config.method]:
+            if (guess := source(self, group, sequence, state)) is not None:
+                return guess
+        return None
+
+    def _given(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
+        """Return what came back with results: what a form leaves no choice of, else what a model guesses."""
         for kind in (_FORCED, _PROPOSED) if state.given else ():
             given = state.given.get(kind)
             rest = None if given is None else given.behind(sequence.token_ids)
             if rest is not None:
                 return rest
-        if config.method == "grammar":
+        return None
+
+    def _predicted(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
+        """Return the rest of the predicted output, while the output is its beginning."""
+        predicted = group.request.prediction_token_ids
+        if not predicted or predicted[: sequence.num_output_tokens] != sequence.token_ids[sequence.num_prompt_tokens :]:
             return None
-        if predicted and predicted[: sequence.num_output_tokens] == sequence.token_ids[sequence.num_prompt_tokens :]:
-            begun = predicted[sequence.num_output_tokens :][:most]
-            return Guess(begun, "predicted", num_known) if begun else None
-        if config.has_model:
-            return None
-        assert config.method in ("ngram", "suffix"), "another method has a branch of its own"
+        begun = predicted[sequence.num_output_tokens :][: self._config.num_speculative_tokens]
+        return Guess(begun, "predicted", len(sequence.token_ids)) if begun else None
+
+    def _repeated(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
+        """Return what followed the last tokens before: in the sequence, or where more of them agree in outputs of
+        others, which only `suffix` keeps."""
+        config, history, num_known = self._config, state.history, len(sequence.token_ids)
+        tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
         shared = self._shared.get(group.request.cache_key) if self._shared else None
         own = history.find(tail, config.prompt_lookup_min, is_own=True)
         others = None if shared is None else shared.find(tail, config.prompt_lookup_min)
@@ -249,3 +261,14 @@ class Speculation:
             shared.drop_first(max(0, len(shared) - _MOST_SHARED_TOKENS))
             if len(self._shared) > _MOST_KEYS:
                 self._shared.popitem(last=False)
+
+
+_Source = Callable[[Speculation, SequenceGroup, Sequence, Drafting], Guess | None]
+_LOOKUP: Final[tuple[_Source, ...]] = (Speculation._given, Speculation._predicted, Speculation._repeated)
+_SOURCES: Final[Mapping[str, tuple[_Source, ...]]] = {
+    "grammar": (Speculation._given,),
+    "ngram": _LOOKUP,
+    "suffix": _LOOKUP,
+    **dict.fromkeys(MODEL_METHODS, (Speculation._given, Speculation._predicted)),
+}
+"""By method: where guesses are looked for, in this order."""
