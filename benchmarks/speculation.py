@@ -83,6 +83,7 @@ class Engine:
         self._scheduler, self.is_on = core.scheduler, True
         self._seam = core.scheduler._rows._proposer, core.scheduler._drafts
         self.seconds: dict[tuple[bool, int], list[float]] = defaultdict(list)
+        self._num_prompt_tokens: dict[int, int] = {}
         self._plan, self._update = core.scheduler.schedule, core.scheduler.update
         core.scheduler.schedule, core.scheduler.update = self._schedule, self._done  # type: ignore[method-assign]
 
@@ -91,11 +92,13 @@ class Engine:
         step = self._plan(now)
         if step is not None:
             self._began, self._step = began, step
+            self._num_prompt_tokens.update((each.seq_id, each.num_prompt_tokens) for each in step.new_sequences)
         return step
 
     def _done(self, output: Any, now: float) -> Any:
         done = self._update(output, now)
-        if all(row.num_tokens == len(row.drafts) + 1 for row in self._step.rows):
+        # of a row that decodes, what it computes but for drafts is the last token, and right drafts before it
+        if all(row.start >= self._num_prompt_tokens[row.seq_id] for row in self._step.rows):
             seconds, count = time.perf_counter() - self._began, self._step.num_tokens
             self.seconds[self.is_on, count].append(seconds)
             self.decode_s += seconds

@@ -9,11 +9,11 @@ import msgspec
 from octavo.config.fields import ArgumentGroup, arg
 from octavo.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
+Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "dflash", "mtp"]
 Quantization = Literal["int8", "int4"]
 SampleMethod = Literal["greedy", "same_key"]
 
-MODEL_METHODS: Final = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
+MODEL_METHODS: Final = frozenset({"draft_model", "eagle", "eagle3", "dflash", "mtp"})
 """Methods whose guesses the workers make."""
 
 _MOST_TOKENS: Final = 1 << 20
@@ -35,8 +35,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: ngram looks the last tokens up in the prompt and the output of the request, suffix also in outputs of other
     requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
-    the others guess that too. draft_model runs a second model beside the first, eagle and eagle3 a head that was
-    trained for its hidden states, and mtp the layer that its own checkpoint has for that.
+    the others guess that too. draft_model runs a second model beside the first, eagle, eagle3 and dflash a head that
+    was trained for its hidden states, and mtp the layer that its own checkpoint has for that.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
     model, revision: the checkpoint of the draft model or head: a directory, a name on a hub, or octavo-tiny. mtp reads

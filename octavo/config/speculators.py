@@ -16,7 +16,7 @@ from octavo.errors import ConfigError, UnsupportedModel
 
 _LAYERS: Final = "transformer_layer_config"
 _SPECULATORS: Final = "speculators_config"
-_METHODS: Final = ("eagle3",)
+_METHODS: Final = ("eagle3", "dflash")
 """Values of `speculators_model_type` that are methods of `speculative_config`."""
 
 

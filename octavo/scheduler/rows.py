@@ -163,7 +163,8 @@ class RowPlanner:
         has_room = end == target and plan.proposals.num_rows
         num_proposals = self._num_proposals(group, sequence, plan, len(drafts)) if has_room else 0
         append_slots = self._block_manager.append_slots
-        growth = append_slots(sequence, start, end, len(drafts) + num_proposals)
+        # a block of guesses begins with the last known token, which may stand behind all drafts
+        growth = append_slots(sequence, start, end, len(drafts) + num_proposals + (num_proposals > 0))
         while growth is None:
             if drafts or num_proposals:
                 drafts, num_proposals = (), 0  # guesses are not worth another group's blocks

@@ -15,6 +15,7 @@ from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import Device
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
+from octavo.models.block_heads import BlockHead
 from octavo.models.decoder import DecoderStack
 from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, target_ids, usual_layers
 from octavo.models.loader import LoadedModel
@@ -23,6 +24,7 @@ from octavo.models.registry import ModelClass
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
+from octavo.worker.block_drafter import BlockDrafter
 from octavo.worker.drafter import Drafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
@@ -70,7 +72,7 @@ class DraftModel:
         """Those in the cache of each group: every rank has all of this model."""
         self.num_layers = self.shape.num_layers
         model, self._ids = self._opened.model, None
-        if isinstance(model, Eagle3Head):
+        if isinstance(model, Eagle3Head | BlockHead):
             self._ids = target_ids(checkpoint)
             target.model.note_layers(model.config.noted_layers or usual_layers(self._target.num_layers))
         if config.sample_method != "greedy" and model.config.vocab_size != self._target.vocab_size:
@@ -149,21 +151,20 @@ class DraftModel:
             choose = drawn_with(sampler)
         elif self._ids is not None:
             choose = renamed(choose, self._ids)
-        return Drafter(
-            loaded if is_head else device.recorded(loaded, num_tokens),
-            builder,
-            runner.sequences,
-            choose,
-            max_num_tokens=num_tokens,
-            max_positions=self.shape.max_position_embeddings,
-            vocab_size=self.shape.vocab_size,
-            is_head=is_head,
-        )
+        own = {
+            "max_num_tokens": num_tokens,
+            "max_positions": self.shape.max_position_embeddings,
+            "vocab_size": self.shape.vocab_size,
+        }
+        if isinstance(loaded, BlockHead):
+            return BlockDrafter(loaded, builder, runner.sequences, choose, **own)
+        model = loaded if is_head else device.recorded(loaded, num_tokens)
+        return Drafter(model, builder, runner.sequences, choose, **own, is_head=is_head)
 
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:
     """Return the class of what guesses, None for that of its architecture, and its place."""
     if method == "mtp":
         return prediction_layer(checkpoint)
-    heads: dict[str, Any] = {"eagle": EagleHead, "eagle3": Eagle3Head}
+    heads: dict[str, Any] = {"eagle": EagleHead, "eagle3": Eagle3Head, "dflash": BlockHead}
     return heads.get(method), Mesh.single()

@@ -59,7 +59,7 @@ def test_keys_of_its_layers_are_on_the_first_level() -> None:
             {"speculators_model_type": "peagle"},
             {},
             UnsupportedModel,
-            "speculators_model_type is peagle, expected eagle3",
+            "speculators_model_type is peagle, expected eagle3 or dflash",
         ),
         (
             {},

@@ -16,7 +16,17 @@ from tests.e2e.test_draft_models import stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.draft_heads import HIDDEN, WIDTH, guesses, read_head, write_head, write_normed_head, write_speculator
+from tests.fakes.draft_heads import (
+    HIDDEN,
+    WIDTH,
+    block_guesses,
+    guesses,
+    read_head,
+    write_block_head,
+    write_head,
+    write_normed_head,
+    write_speculator,
+)
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -34,6 +44,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "model": write_byte_tokenizer(model),
         "eagle": write_head(eagle, VOCABULARY, is_third=False),
         "eagle3": write_head(third, VOCABULARY, is_third=True, draft_vocab=100),
+        "dflash": write_block_head(tmp_path_factory.mktemp("dflash"), VOCABULARY),
         "normed": write_normed_head(tmp_path_factory.mktemp("normed"), VOCABULARY),
         "speculator": write_speculator(tmp_path_factory.mktemp("speculator"), model, VOCABULARY),
     }
@@ -46,14 +57,14 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     if method == "speculator":
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
-        kind = "eagle" if method == "eagle" else "eagle3"
+        kind = "eagle3" if method == "normed" else method
         config = {"method": kind, "model": str(paths[method]), "num_speculative_tokens": 4}
         llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))
     return llm
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,6 +103,21 @@ def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path
                 states = torch.cat([found[layer][0] for layer in noted], 1)
                 expected = guesses(head, library.model.embed_tokens.weight, states, known, len(proposed))
             assert list(proposed) == expected
+
+
+def test_a_block_is_guessed_as_its_formula_says(paths: dict[str, Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    for prompt in PROMPTS[1:4]:
+        with load(paths, "dflash", dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
+            seen = proposals(llm)
+            tokens = [*prompt, *llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids]
+        assert len(seen) > 3
+        for num_known, proposed in seen:
+            with torch.inference_mode():
+                assert list(proposed) == block_guesses(paths["dflash"], library, tokens[:num_known], len(proposed))
 
 
 def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:

@@ -54,6 +54,64 @@ def write_speculator(path: Path, verifier: Path, vocab_size: int) -> Path:
     return path
 
 
+MASK, BLOCK_LAYERS, NOTED = 7, 2, (1, 3, 5)
+
+
+def write_block_head(path: Path, vocab_size: int) -> Path:
+    """Write a head that guesses blocks (DFlash) of a model of HIDDEN with 8 layers."""
+    generator = torch.Generator().manual_seed(6)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * (1.5 / columns**0.5)
+
+    def ones(size: int) -> Tensor:
+        return torch.rand(size, generator=generator) + 0.5
+
+    tensors = {"fc.weight": matrix(HIDDEN, 3 * HIDDEN), "hidden_norm.weight": ones(HIDDEN), "norm.weight": ones(HIDDEN)}
+    for i in range(BLOCK_LAYERS):
+        sizes = {"q": HEADS * DIM, "k": KV_HEADS * DIM, "v": KV_HEADS * DIM, "o": HIDDEN}
+        own = {f"self_attn.{name}_proj": matrix(size, HIDDEN) for name, size in sizes.items()}
+        own |= {f"self_attn.{name}_norm": ones(DIM) for name in "qk"}
+        own |= {"mlp.gate_proj": matrix(WIDTH, HIDDEN), "mlp.up_proj": matrix(WIDTH, HIDDEN)}
+        own |= {"mlp.down_proj": matrix(HIDDEN, WIDTH), "input_layernorm": ones(HIDDEN)}
+        own["post_attention_layernorm"] = ones(HIDDEN)
+        tensors |= {f"layers.{i}.{name}.weight": each for name, each in own.items()}
+    config = {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "vocab_size": vocab_size, "hidden_size": HIDDEN,
+        "intermediate_size": WIDTH, "num_hidden_layers": BLOCK_LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": DIM, "rms_norm_eps": EPS, "max_position_embeddings": 512,
+        "rope_theta": 10000.0, "hidden_act": "silu", "block_size": 8,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [each - 1 for each in NOTED]},
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, str(path / "model.safetensors"))
+    return path
+
+
+def block_guesses(path: Path, library: Any, known: Sequence[int], count: int) -> list[int]:
+    """Return what such a head guesses behind `known`. library: the model, of transformers."""
+    weights = load_file(str(path / "model.safetensors"))
+    found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+    states = torch.cat([found[layer][0] for layer in NOTED], 1)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, x.shape[-1:], weights[f"{name}.weight"], EPS)
+
+    context = norm(states @ weights["fc.weight"].T, "hidden_norm")
+    x = library.model.embed_tokens.weight[torch.tensor([known[-1], *[MASK] * count])]
+    for i in range(BLOCK_LAYERS):
+        layer = f"layers.{i}"
+        read = torch.cat((context, norm(x, f"{layer}.input_layernorm")))
+        own = {name: weights[f"{layer}.self_attn.{name}_proj.weight"] for name in "qkvo"}
+        norms = {name: weights[f"{layer}.self_attn.{name}_norm.weight"] for name in "qk"}
+        x = x + attention(read, own, norms, is_causal=False)[len(context) :]
+        y = norm(x, f"{layer}.post_attention_layernorm")
+        gate, up, down = (weights[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        x = x + silu(y @ gate.T) * (y @ up.T) @ down.T
+    chosen: list[int] = library.lm_head(norm(x[1:], "norm")).argmax(-1).tolist()
+    return chosen
+
+
 def write_normed_head(path: Path, vocab_size: int) -> Path:
     """Write an EAGLE-3 head of two layers with a norm wherever heads may have one."""
     write_head(path, vocab_size, is_third=True, draft_vocab=100, num_hidden_layers=2, norm_before_fc=True, fc_norm=True,
@@ -174,8 +232,8 @@ def read_head(path: Path, head_of_model: Tensor, *, is_third: bool) -> Head:
     return Head(weights, forward, logits, ids, joined)
 
 
-def attention(x: Tensor, weights: dict[str, Tensor], norms: dict[str, Tensor]) -> Tensor:
-    """Causal attention of rotated heads, x [tokens, inputs] → [tokens, hidden]."""
+def attention(x: Tensor, weights: dict[str, Tensor], norms: dict[str, Tensor], *, is_causal: bool = True) -> Tensor:
+    """Attention of rotated heads, x [tokens, inputs] → [tokens, hidden]."""
     angles = torch.outer(torch.arange(len(x)).float(), 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM))
     cos, sin = torch.cat([angles.cos()] * 2, 1), torch.cat([angles.sin()] * 2, 1)
 
@@ -186,7 +244,7 @@ def attention(x: Tensor, weights: dict[str, Tensor], norms: dict[str, Tensor]) -
         return y * cos + half * sin if turns else y
 
     k, v = (heads(name, turns=name == "k").repeat_interleave(HEADS // KV_HEADS, 0) for name in "kv")
-    attended = scaled_dot_product_attention(heads("q", turns=True)[None], k[None], v[None], is_causal=True)[0]
+    attended = scaled_dot_product_attention(heads("q", turns=True)[None], k[None], v[None], is_causal=is_causal)[0]
     return attended.transpose(0, 1).flatten(1) @ weights["o"].T
 
 

@@ -1,0 +1,100 @@
+"""Heads that guess a block of tokens in one pass: DFlash. Source: https://arxiv.org/abs/2602.06036.
+
+The keys and values of known tokens are made of the model's streams at their positions. Behind them stands the block:
+the last known token, and masks, which all see each other. The states of the masks give the guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.linear import ColumnLinear
+from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention, head_norms, stream_norm
+from octavo.models.decoder import DecoderStack
+from octavo.models.draft_heads import DraftHead, HeadConfig, tensor_names
+
+_USUAL_BLOCK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig(HeadConfig):
+    """Adds what a block is, and which streams of the model are read."""
+
+    noted_layers: tuple[int, ...]
+    """Layers of the model before which its streams are read."""
+    target_size: int
+    """Width of the model's streams."""
+    mask_token: int
+    block_size: int
+    """Tokens of a block, the last known one included."""
+    is_anchor_first: bool
+    """Whether the last known token's state gives the first guess, and not that of the first mask."""
+
+    @classmethod
+    def read_block(cls, c: Checkpoint) -> Self:
+        """Read the config of a head. Raises CheckpointError or UnsupportedModel."""
+        names, own = tensor_names(c), c.section("dflash_config") or c
+        behind, noted = own.values.get("target_layer_ids"), c.values.get("aux_hidden_state_layer_ids")
+        if isinstance(behind, list) and all(type(each) is int for each in behind):
+            noted = [each + 1 for each in behind]  # they count the streams behind layers
+        if not isinstance(noted, list) or not noted or not all(type(each) is int for each in noted):
+            raise own.error("target_layer_ids", "a list of layers")
+        return cls.read_head(
+            c,
+            names,
+            vocab_size=c.optional_positive("draft_vocab_size") or c.positive("vocab_size"),
+            has_head="lm_head.weight" in names,
+            qk_norms=head_norms if "layers.0.self_attn.q_norm.weight" in names else None,
+            is_bidirectional=not own.bool("causal", False),
+            noted_layers=tuple(noted),
+            target_size=c.optional_positive("target_hidden_size") or c.positive("hidden_size"),
+            mask_token=own.int("mask_token_id"),
+            block_size=c.optional_positive("block_size") or _USUAL_BLOCK,
+            is_anchor_first=own.bool("sample_from_anchor", False),
+        )
+
+
+class BlockHead(DraftHead):
+    """DFlash. Its input has the model's streams as `received` where it only makes keys and values of known tokens;
+    without them it is a block of each row."""
+
+    config: BlockConfig
+    IGNORED = (*DecoderStack.IGNORED, "d2t", "t2d")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> BlockConfig:
+        return BlockConfig.read_block(c)
+
+    def __init__(self, c: BlockConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda index: GatedLayer(c, RotaryAttention(c, mesh, index), GatedMLP(c, mesh)))
+        self.hidden_norm: nn.Module = stream_norm(c)
+        self.fc = ColumnLinear(self.states_size, c.hidden_size, mesh, bias=c.fc_bias)
+
+    @property
+    def states_size(self) -> int:
+        return len(self.config.noted_layers) * self.config.target_size
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        """Return the streams of blocks [tokens, hidden]; of known tokens what their keys and values are made of."""
+        residual: Tensor | None = None
+        if batch.received is not None:
+            known: Tensor = self.hidden_norm(self.fc(batch.received.hidden))
+            for layer in self.layers.values():
+                layer.self_attn(known, batch)  # what it stores counts, and not what it sees
+            return known
+        x = self.embedded(batch)
+        for layer in self.layers.values():
+            x, residual = layer(x, residual, batch)
+        stream: Tensor = self.add(x, residual)
+        return stream
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        assert self.norm is not None
+        hidden = self.norm(hidden)
+        return super().compute_logits(hidden) if self.lm_head is None else DecoderStack.compute_logits(self, hidden)
