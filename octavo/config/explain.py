@@ -31,12 +31,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def render_bytes(count: int) -> str:
     """Return `count` bytes as people read them: 1536 -> "1.50 KiB"."""
-    size = float(count)
-    for unit in _UNITS:
-        if abs(size) < 1024 or unit == _UNITS[-1]:
-            return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit always returns")
+    power = min((abs(count).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**power:.2f} {_UNITS[power]}" if power > 0 else f"{count} B"
 
 
 def render_table(rows: Iterable[Sequence[str]]) -> str:

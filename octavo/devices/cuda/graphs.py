@@ -82,20 +82,18 @@ class _Step:
     """The result of the draw, in the graph's memory, which the next graph may overwrite."""
 
 
-class _Rooms:
-    """The memory of the tensors that steps read. All steps share it, because one runs at a time."""
+Rooms = dict[tuple[int, torch.dtype], Tensor]
+"""The memory of the tensors that steps read, by places and types. All steps share it, because one runs at a time."""
 
-    def __init__(self) -> None:
-        self._rooms: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def copy(self, place: int, tensor: Tensor) -> Tensor:
-        """Return a copy of the tensor at this place of a step's tensors. A tensor larger than all before it gets new
-        memory; captured steps keep the memory that they read."""
-        key, size = (place, tensor.dtype), tensor.numel()
-        room = self._rooms.get(key)
-        if room is None or room.numel() < size:
-            room = self._rooms[key] = tensor.new_empty(power_of_2(size))
-        return room[:size].view(tensor.shape).copy_(tensor)
+def _copied(rooms: Rooms, place: int, tensor: Tensor) -> Tensor:
+    """Return a copy of the tensor at this place of a step's tensors. A larger tensor than all before it gets new memory;
+    captured steps keep the memory that they read."""
+    key, size = (place, tensor.dtype), tensor.numel()
+    room = rooms.get(key)
+    if room is None or room.numel() < size:
+        room = rooms[key] = tensor.new_empty(power_of_2(size))
+    return room[:size].view(tensor.shape).copy_(tensor)
 
 
 class GraphedModel:
@@ -112,7 +110,7 @@ class GraphedModel:
         self._make_graph = make_graph
         self._steps: dict[tuple[Hashable, ...], _Step] = {}
         """By size, the least recently used one first."""
-        self._rooms = _Rooms()
+        self._rooms: Rooms = {}
         self._results: tuple[Tensor, ...] = ()
         """[MAX_ROWS, hidden] each: graphs write the results of the model here."""
         self._is_stage = False
@@ -246,13 +244,13 @@ def _tensors(batch: ModelInput) -> list[Tensor]:
     return found + [getattr(each, name) for each in batch.attention for name in _IN_METADATA]
 
 
-def _placed(batch: ModelInput, rooms: _Rooms) -> ModelInput:
+def _placed(batch: ModelInput, rooms: Rooms) -> ModelInput:
     """Return the batch copied into this memory."""
-    packed = None if batch.packed is None else rooms.copy(0, batch.packed)
-    own: dict[int, Any] = {id(each): rooms.copy(place, each) for place, each in enumerate(_apart(batch), 1)}
+    packed = None if batch.packed is None else _copied(rooms, 0, batch.packed)
+    own: dict[int, Any] = {id(each): _copied(rooms, place, each) for place, each in enumerate(_apart(batch), 1)}
     for each in _tensors(batch):
         if id(each) not in own:
-            own[id(each)] = rooms.copy(1 + len(own), each) if packed is None else _place_in(packed, each)
+            own[id(each)] = _copied(rooms, 1 + len(own), each) if packed is None else _place_in(packed, each)
     attention = [
         replace(each, **{name: own[id(getattr(each, name))] for name in _IN_METADATA}) for each in batch.attention
     ]
