@@ -38,7 +38,7 @@ from octavo.config.sounds import for_own_adapter
 from octavo.config.speculative_args import speculative_config
 from octavo.config.speculators import with_verifier
 from octavo.config.speech import read_speech
-from octavo.config.transfer import transfer_config
+from octavo.config.transfer_args import transfer_config
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, suggestion
 from octavo.platform import Platform

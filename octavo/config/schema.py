@@ -20,7 +20,7 @@ from octavo.config.pooling_config import PoolingConfig as PoolingConfig
 from octavo.config.speculative_args import MODEL_METHODS as MODEL_METHODS
 from octavo.config.speculative_args import DraftConfig as DraftConfig
 from octavo.config.speculative_args import SpeculativeConfig as SpeculativeConfig
-from octavo.config.transfer_args import TransferArgs
+from octavo.config.transfer_args import TransferConfig as TransferConfig
 from octavo.core.speech import SpeechTokens
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -142,30 +142,6 @@ class ReplicaConfig(ReplicaArgs):
     number: int = 0
     cpus: tuple[int, ...] = ()
     name: str = "core"
-
-
-class TransferConfig(TransferArgs):
-    """Prefill and decode apart, and KV blocks outside the cache.
-
-    role: of this core, also where a server has cores of both roles. kv_host: an address, or for a core of such a
-    server a directory, which begins with "/" and in which the core makes its Unix sockets under names of its own.
-    host_folder: where all engines of the server keep the blocks of kv_host_size.
-    secret: hexadecimal digits, which those cores prove to each other; empty where cluster_secret_file has the secret.
-    """
-
-    kv_disk_size: int = 20 << 30
-    secret: str = field(default="", repr=False)
-    host_folder: str = ""
-
-    @property
-    def moves_blocks(self) -> bool:
-        """Return whether the core has a connector: for other engines, or for tiers."""
-        return self.role is not None or self.kv_disk is not None or self.kv_host_size is not None
-
-    @property
-    def is_split(self) -> bool:
-        """Return whether one front has cores of both roles."""
-        return self.prefill > 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,8 +87,8 @@ Rooms = dict[tuple[int, torch.dtype], Tensor]
 
 
 def _copied(rooms: Rooms, place: int, tensor: Tensor) -> Tensor:
-    """Return a copy of the tensor at this place of a step's tensors. A larger tensor than all before it gets new memory;
-    captured steps keep the memory that they read."""
+    """Return a copy of the tensor at this place of a step's tensors. One that is larger than all before it gets new
+    memory; captured steps keep the memory that they read."""
     key, size = (place, tensor.dtype), tensor.numel()
     room = rooms.get(key)
     if room is None or room.numel() < size:

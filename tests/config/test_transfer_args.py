@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.config.args import EngineArgs
-from octavo.config.transfer import transfer_config
+from octavo.config.transfer_args import transfer_config
 from octavo.errors import ConfigError
 
 
