@@ -7,7 +7,7 @@ the last known token, and masks, which all see each other. The states of the mas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -85,6 +85,7 @@ class BlockHead(DraftHead):
         residual: Tensor | None = None
         if batch.received is not None:
             known: Tensor = self.hidden_norm(self.fc(batch.received.hidden))
+            layer: Any
             for layer in self.layers.values():
                 layer.self_attn(known, batch)  # what it stores counts, and not what it sees
             return known
