@@ -1,13 +1,19 @@
-"""Families with attention over latents: DeepSeek, Kimi K2, GLM-4.7-Flash, GLM-5, Mistral Small 4, Sarvam, Youtu-LLM."""
+"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7 and -5, Mistral Small 4, Sarvam, Youtu."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.models.blocks import GatedLayer, SparseMLP, stream_norm
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.ropes import with_query_growth
-from octavo.models.sparse import corrected, dense_first, read_mixture, sparse_by_kind, stated_counts
+from octavo.models.sparse import corrected, dense_first, lacks_tensor, read_mixture, sparse_by_kind, stated_counts
 from octavo.ops.experts import RouterRule
 
 
@@ -50,6 +56,36 @@ class DeepseekV3ForCausalLM(LatentDecoder):
 
 
 KimiK2ForCausalLM = DeepseekV3ForCausalLM
+
+
+class AXK1ForCausalLM(LatentDecoder):
+    """A.X K1: DeepSeek V3's blocks with a norm behind mixtures. Source: https://arxiv.org/abs/2601.09200.
+
+    Its release stores that norm for dense layers, too, and no corrections of its router.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"mlp_output_norm": "post_mlp_layernorm"}
+    IGNORED = (*LatentDecoder.IGNORED, r"layers\.\d+\.post_mlp_layernorm\.weight")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        mixture = corrected(c, groups=(8, 4), factor=2.5)
+        if lacks_tensor(c, ".e_score_correction_bias"):
+            mixture = replace(mixture, correction=None)
+        return LatentConfig.common_latent(c, mixture=mixture, sparse=sparse_by_kind(c, 1), layer=NormedMixtureLayer)
+
+
+class NormedMixtureLayer(GatedLayer):
+    """Attention and MLP, each behind a norm; a mixture is before one, too."""
+
+    def __init__(self, c: LatentConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__(c, attention, mlp)
+        self.mlp_output_norm = stream_norm(c) if isinstance(mlp, SparseMLP) else None
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
+        x, residual = super().forward(x, residual, batch)
+        return x if self.mlp_output_norm is None else self.mlp_output_norm(x), residual
 
 
 class SarvamMLAForCausalLM(LatentDecoder):

@@ -58,8 +58,8 @@ _FILES: Final = {
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": (
-        *("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4", "SarvamMLA"),
-        "Youtu",
+        *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
+        *("SarvamMLA", "Youtu"),
     ),
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),
     "gemma3n": ("Gemma3n",),
@@ -88,6 +88,7 @@ _FILES: Final = {
         *("Deepseek", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
     ),
+    "nanochat": ("NanoChat",),
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),

@@ -78,6 +78,14 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 
     return replace(like, is_stacked=True, is_transposed=is_transposed)
 
 
+def lacks_tensor(c: Checkpoint, end: str) -> bool:
+    """Return whether the headers of `c` are known and no tensor's name ends with `end`."""
+    try:
+        return not any(each.name.endswith(end) for each in c.tensors.values())
+    except CheckpointError:  # there are no weights: whoever needs them says so
+        return False
+
+
 def stated_counts(c: Checkpoint) -> tuple[str, str]:
     """Return the config's names of the numbers of experts and of shared ones, where releases differ in them."""
     if c.values.get("num_experts") is not None:

@@ -92,6 +92,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Glm4MoeForCausalLM",
         {**_CORRECTED, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
     ),
+    "axk1": (
+        "AXK1Config",
+        "AXK1ForCausalLM",
+        {**_LATENT_EXPERTS, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
     "apertus": ("ApertusConfig", "ApertusForCausalLM", {"num_key_value_heads": 2}),
     "cohere2_moe": (
         "Cohere2MoeConfig",
@@ -111,9 +116,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             **_LATENT,
             "num_layers": 2,
-            "n_routed_experts": 5,
+            "n_routed_experts": 6,
             "head_dim": 8,
-            "zero_expert_num": 3,
+            "zero_expert_num": 2,
             "moe_topk": 3,
             "expert_ffn_hidden_size": 24,
             "routed_scaling_factor": 1.7,
@@ -153,6 +158,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MiniCPM3ForCausalLM",
         {**_LATENT, "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 20},
     ),
+    "nanochat": ("NanoChatConfig", "NanoChatForCausalLM", {"num_key_value_heads": 2}),
     "phimoe": (
         "PhimoeConfig",
         "PhimoeForCausalLM",

@@ -261,7 +261,8 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "phimoe"),
+        *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
+        "axk1",
         *("exaone", "falcon", "gpt_bigcode", "gptj", "helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
     )
 }

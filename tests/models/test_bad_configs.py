@@ -54,6 +54,7 @@ BAD: dict[str, list[Any]] = {
 }
 ALSO_NAMED = {"rope_parameters": "rope_type", "num_local_experts": "num_experts", "num_experts": "num_local_experts"}
 NOT_READ = {
+    ("axk1", "head_dim"),
     ("deepseek_v2", "head_dim"),
     ("deepseek_v2", "n_group"),  # experts have no groups there
     ("deepseek_v3", "head_dim"),

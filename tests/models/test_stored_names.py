@@ -168,6 +168,17 @@ def test_mimo_v2_flash_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_ax_k1_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Without corrections, and with a norm of dense layers that is not applied."""
+    path = make_checkpoint("axk1", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    corrections = [name for name in tensors if name.endswith("correction_bias")]
+    edit_tensors(path, **{name: torch.zeros_like(tensors[name]) for name in corrections})
+    expected = logits(path)
+    edit_tensors(path, remove=tuple(corrections), **{"model.layers.0.post_mlp_layernorm.weight": torch.zeros(32)})
+    assert torch.equal(logits(path), expected)
+
+
 def test_minicpm_3_as_the_hub_has_it(tmp_path: Path) -> None:
     path = make_checkpoint("minicpm3", tmp_path, v_head_dim=8)
     expected = logits(path)
