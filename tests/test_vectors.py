@@ -84,6 +84,39 @@ def test_few_blocks_and_other_prompts_leave_no_trace(tmp_path: Path, few: dict[s
             assert all(found[each.embedding[0]] == each for each in alone)
 
 
+def test_a_person_may_say_what_is_pooled(tmp_path: Path) -> None:
+    model = save(tmp_path, "Qwen3Model", **QWEN)
+    for given, expected in (
+        ({"pooling_type": "MEAN"}, lambda hidden: normalized(hidden.mean(0))),
+        ({"seq_pooling_type": "CLS", "use_activation": False}, lambda hidden: hidden[0]),
+    ):
+        with LLM(str(tmp_path), pooler_config=given) as llm:
+            check_vectors(llm, lambda ids, expected=expected: expected(hidden_of(model, ids)))
+    for given in ({"pooling_type": "ALL"}, {"task": "token_embed"}):
+        with LLM(str(tmp_path), pooler_config=given) as llm:
+            (output,) = llm.encode(TEXTS[0])
+            want = normalized(hidden_of(model, ids_of(llm, TEXTS[0]))).numpy()
+            np.testing.assert_allclose(output.outputs.data, want, rtol=1e-5, atol=1e-5)
+    for given, message in (
+        ({"pooling": "MEAN"}, "pooler_config has pooling, expected one of pooling_type"),
+        ({"pooling_type": "MAX"}, 'pooler_config: "MAX" is no type, expected CLS'),
+        ({"use_activation": 1}, "use_activation is 1, expected bool"),
+        ({"task": "classify"}, 'task is "classify", but this model makes embed, token_embed'),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(str(tmp_path), pooler_config=given)
+
+
+def test_scores_of_steps_by_the_token_that_ends_them(tmp_path: Path) -> None:
+    model = save(tmp_path, "BertForSequenceClassification", num_labels=2, pad_token_id=0)
+    with LLM(str(tmp_path), pooler_config={"pooling_type": "STEP", "step_tag_id": 5}) as llm:
+        (output,) = llm.encode("w1 w2 w1")
+        with torch.inference_mode():
+            hidden = hidden_of(model, ids_of(llm, "w1 w2 w1"))
+            scores = model.classifier(torch.tanh(model.bert.pooler.dense(hidden))).softmax(-1)
+        np.testing.assert_allclose(output.outputs.data, scores[[1, 3]].numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_old_files_prompts_and_a_mean_of_a_causal_model(tmp_path: Path) -> None:
     model = save(tmp_path, "Qwen3ForCausalLM", **QWEN)
     write_modules(tmp_path, {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True})

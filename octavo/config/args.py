@@ -6,7 +6,7 @@ the `OCTAVO_*` variable, the line in the reference page and the check that each 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.config.checkpoint_args import ChatArgs, CheckpointArgs
 from octavo.config.device_args import DeviceArgs
@@ -133,6 +133,11 @@ class PoolingArgs(ArgumentGroup, heading="Vectors"):
     )
     convert: Literal["auto", "none", "embed", "classify"] = arg(
         "auto", "What a pooling model makes: embed is vectors, classify is scores; auto takes what the checkpoint says."
+    )
+    pooler_config: dict[str, Any] = arg(
+        {},
+        "What of a prompt makes its vector or scores in the place of what the checkpoint says, in JSON: pooling_type "
+        "(CLS, LAST, MEAN; ALL or STEP for rows of tokens), task, use_activation, step_tag_id.",
     )
 
 

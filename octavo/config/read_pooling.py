@@ -11,6 +11,7 @@ import msgspec
 from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.late_interaction import ARCHITECTURES, colbert_files
+from octavo.config.pooler_config import with_overrides
 from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads, sees_both
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
@@ -35,6 +36,13 @@ _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
 def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None:
     """Return how the checkpoint makes vectors; None where it generates text. Raises CheckpointError, UnsupportedModel
     or ConfigError."""
+    found = _of_files(args, checkpoint)
+    if found is None and args.pooler_config:
+        raise ConfigError("pooler_config is set, but the model generates text; set runner to pooling, or leave it out")
+    return found if found is None else with_overrides(found, args.pooler_config)
+
+
+def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None:
     is_encoder = sees_both(checkpoint)
     if args.runner == "generate":
         if is_encoder:
