@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from decimal import Decimal
 from functools import cache, wraps
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -124,6 +124,12 @@ class ArgumentGroup:
         if heading is not None:
             cls.heading = heading
         dataclass(frozen=True, kw_only=True)(cls)
+
+    @classmethod
+    def of(cls, args: ArgumentGroup, **changes: Any) -> Self:
+        """Return the values of the arguments among its fields, and `changes` over them."""
+        stated = [name for name, each in cls.__dataclass_fields__.items() if "arg" in each.metadata]
+        return cls(**{name: getattr(args, name) for name in stated} | changes)
 
 
 class Arguments(ArgumentGroup):

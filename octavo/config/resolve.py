@@ -10,19 +10,16 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any, cast
 
-from octavo.config.args import CacheArgs, EngineArgs, LoRAArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
+from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object, read_token_ids
-from octavo.config.device_args import DeviceArgs
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
-from octavo.config.fields import values_of
 from octavo.config.media_args import media_limits
 from octavo.config.pooling_config import PoolingConfig
 from octavo.config.read_pooling import pooling_config
 from octavo.config.schema import (
     CacheConfig,
-    CacheDType,
     DeviceConfig,
     DType,
     EngineConfig,
@@ -43,14 +40,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, suggestion
 from octavo.platform import Platform
 
-_GENERATION_KEYS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+_GENERATION_KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+_GENERATION_KEYS["max_new_tokens"] = "max_tokens"
 """Keys of generation_config.json that have a sampling parameter, and which."""
 
 _END_TOKENS = "eos_token_id"
@@ -110,42 +101,38 @@ def resolve(
     dtype = _dtype(args, checkpoint)
     has_gpus = args.device == "cuda" or (platform.has_gpu and _device(args) == "auto")
     return EngineConfig(
-        model=ModelConfig(
-            **values_of(args, ModelArgs)
-            | {
-                "path": str(checkpoint.path),
-                "mmproj": None if checkpoint.mmproj is None else str(checkpoint.mmproj),
-                "tokenizer_path": str(tokenizer_path or checkpoint.path),
-                "served_model_names": args.served_model_name or (args.model,),
-                "packed_directory": _packed_cache(args, checkpoint, cache_directory),
-                "user_set_packed_cache": args.packed_cache != "auto",
-                "dtype": dtype,
-                "max_model_len": max_model_len,
-                "user_set_max_model_len": args.max_model_len is not None,
-                "vocab_size": checkpoint.positive("vocab_size"),
-                "eos_token_ids": _eos_token_ids(args, checkpoint),
-                "bos_token_id": checkpoint.bos_token_id(),
-                "generation_defaults": _generation_defaults(args, checkpoint, max_model_len),
-                "chat_template": _chat_template(args.chat_template),
-                "pooling": pooling,
-                "embedding_size": embedding_size(checkpoint, pooling) if args.enable_prompt_embeds else None,
-                "speech": read_speech(checkpoint),
-            }
+        model=ModelConfig.of(
+            args,
+            path=str(checkpoint.path),
+            mmproj=None if checkpoint.mmproj is None else str(checkpoint.mmproj),
+            tokenizer_path=str(tokenizer_path or checkpoint.path),
+            served_model_names=args.served_model_name or (args.model,),
+            packed_directory=_packed_cache(args, checkpoint, cache_directory),
+            user_set_packed_cache=args.packed_cache != "auto",
+            dtype=dtype,
+            max_model_len=max_model_len,
+            user_set_max_model_len=args.max_model_len is not None,
+            vocab_size=checkpoint.positive("vocab_size"),
+            eos_token_ids=_eos_token_ids(args, checkpoint),
+            bos_token_id=checkpoint.bos_token_id(),
+            generation_defaults=_generation_defaults(args, checkpoint, max_model_len),
+            chat_template=_chat_template(args.chat_template),
+            pooling=pooling,
+            embedding_size=embedding_size(checkpoint, pooling) if args.enable_prompt_embeds else None,
+            speech=read_speech(checkpoint),
         ),
         cache=cache_config(args, dtype),
         scheduler=scheduler_config(_with_room_for_one(args, pooling, max_model_len), max_model_len, has_gpus=has_gpus),
-        device=DeviceConfig(
-            **values_of(args, DeviceArgs)
-            | {
-                "device": _device(args),
-                "threads": args.threads or most_threads,
-                "user_set_threads": args.threads is not None,
-                "needs_exact_rows": speculative is not None,
-                "has_gpus": has_gpus,
-            }
+        device=DeviceConfig.of(
+            args,
+            device=_device(args),
+            threads=args.threads or most_threads,
+            user_set_threads=args.threads is not None,
+            needs_exact_rows=speculative is not None,
+            has_gpus=has_gpus,
         ),
-        observability=ObservabilityConfig(**values_of(args, ObservabilityArgs)),
-        replicas=ReplicaConfig(**values_of(args, ReplicaArgs)),
+        observability=ObservabilityConfig.of(args),
+        replicas=ReplicaConfig.of(args),
         transfer=transfer_config(args),
         lora=_lora_config(args, dtype),
         speculative=speculative,
@@ -166,7 +153,7 @@ def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:
     if args.enable_lora and args.record_trace is not None:
         raise ConfigError("enable_lora is set, and record_trace does not record when adapters are read; leave one out")
     lora_dtype = dtype if args.lora_dtype == "auto" else args.lora_dtype
-    return LoRAConfig(**values_of(args, LoRAArgs) | {"lora_dtype": lora_dtype, "max_cpu_loras": num_host})
+    return LoRAConfig.of(args, lora_dtype=lora_dtype, max_cpu_loras=num_host)
 
 
 def _most_threads(args: EngineArgs, platform: Platform) -> int:
@@ -235,7 +222,7 @@ def _device(args: EngineArgs) -> str:
 def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
     """Return the cache's section for a model in `dtype`."""
     wanted = {"auto": dtype, "fp8_e4m3": "fp8"}.get(args.kv_cache_dtype, args.kv_cache_dtype)
-    return CacheConfig(**values_of(args, CacheArgs), dtype=cast(CacheDType, wanted))
+    return CacheConfig.of(args, dtype=wanted)
 
 
 def scheduler_config(args: EngineArgs, max_model_len: int, *, has_gpus: bool = False) -> SchedulerConfig:
@@ -251,10 +238,10 @@ def scheduler_config(args: EngineArgs, max_model_len: int, *, has_gpus: bool = F
     for message in without_effect(args).values():
         raise ConfigError(message)
     depth = args.max_steps_in_flight or max(args.pipeline_parallel_size, 2 if has_gpus else 1)
-    given = values_of(args, SchedulerArgs) | {"max_steps_in_flight": depth}
+    loras = {}
     if args.enable_lora:
-        given |= {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}
-    return SchedulerConfig(**given, max_model_len=max_model_len)
+        loras = {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}
+    return SchedulerConfig.of(args, max_model_len=max_model_len, max_steps_in_flight=depth, **loras)
 
 
 def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:

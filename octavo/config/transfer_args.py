@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from octavo.config.fields import ArgumentGroup, arg, values_of
+from octavo.config.fields import ArgumentGroup, arg
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,10 +116,8 @@ def transfer_config(args: EngineArgs) -> TransferConfig:
         if is_wrong and wrong is not None:
             raise ConfigError(f"{wrong} is {getattr(args, wrong)}, but {because}")
     host_folder = "" if args.kv_host_size is None else _new_host_folder()
-    given = values_of(args, TransferArgs)
-    if args.kv_disk_size is None:
-        del given["kv_disk_size"]
-    return TransferConfig(host_folder=host_folder, **given)
+    disk_size = {} if args.kv_disk_size is None else {"kv_disk_size": args.kv_disk_size}
+    return TransferConfig.of(args, host_folder=host_folder, **disk_size)
 
 
 def _new_host_folder() -> str:
