@@ -18,10 +18,15 @@ _AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_siz
 
 
 def check_encoder(section: Section | None) -> None:
-    """Raise CheckpointError for a size or a count below 1, and for sizes that do not divide or hold another."""
+    """Raise CheckpointError for a size or a count below 1, and for sizes that do not divide or hold another.
+
+    Encoders within one, in sections of their own, are checked too.
+    """
     if section is None:
         return
     for name, value in section.values.items():
+        if name.endswith("_config"):
+            check_encoder(section.section(name))
         if value is None or not _SIZE.fullmatch(name):
             continue
         if isinstance(value, list):

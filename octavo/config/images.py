@@ -31,6 +31,8 @@ _UNSTATED: Final = {
     "DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor",
 }
 """Image processors by architecture where releases have no settings of one."""
+_FIXED: Final = {"GotOcr2ForConditionalGeneration": 1024, "PaliGemmaForConditionalGeneration": 224}
+"""Architectures whose encoders read images of one size, and that size where their configs leave it out."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 _MOST_PIXELS: Final = 1 << 25
@@ -63,9 +65,16 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
-            return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file))
+            return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file), _fixed_side(checkpoint))
     unstated = _UNSTATED.get(checkpoint.architecture)
     return None if unstated is None else {"image_processor_type": unstated}
+
+
+def _fixed_side(checkpoint: Checkpoint) -> int | None:
+    """Return the side of images where an encoder reads those of one size; None of others. Raises CheckpointError."""
+    side = _FIXED.get(checkpoint.architecture)
+    vision = checkpoint.stored.section("vision_config") or Section({}, checkpoint.stored.where)
+    return None if side is None else vision.positive("image_size", side)
 
 
 def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -80,10 +89,15 @@ def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return {"patch_size": {"height": size, "width": size}}
 
 
-def _checked(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the settings of an image processor. Raises CheckpointError, which names one that no image survives."""
+def _checked(settings: Mapping[str, Any], where: str, side: int | None = None) -> Mapping[str, Any]:
+    """Return the settings of an image processor. Raises CheckpointError, which names one that no image survives.
+
+    side: of images that the encoder reads, where it reads those of one size.
+    """
     sizes = _flat(settings)
     section = Section({**settings, **sizes}, where)
+    if side is not None and any(sizes.get(f"size.{each}", side) != side for each in ("height", "width")):
+        raise section.error("size", f"the image_size of vision_config, {side} x {side}")
     for name, least in (("image_mean", -math.inf), ("image_std", 0.0)):
         value = settings.get(name)
         numbers = value if isinstance(value, list) else [value]

@@ -217,35 +217,32 @@ def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
     return written
 
 
-_OCR_QUERIES: Final = (144, 256)
-"""Vectors of a small piece of an image, and of a large one."""
-
-
-def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Pieces of a large image, the whole of it, and a vector that separates images."""
+def _sam_side(context: Context, pixels: NDArray[Any]) -> int:
+    """Return rows of vectors of [pieces, 3, side, side]: behind the patches two convolutions halve their sides."""
     sam = _vision(context).section("sam_config") or _vision(context)
-    step = 4 * sam.positive("patch_size", 16)  # two convolutions halve the sides
-    pieces = [arrays["pixel_values"], *([arrays["pixel_values_local"]] if "pixel_values_local" in arrays else [])]
-    is_large = [math.ceil(each.shape[-1] / step) ** 2 > _OCR_QUERIES[0] for each in pieces]
-    return [token] * (1 + sum(len(each) * _OCR_QUERIES[large] for each, large in zip(pieces, is_large, strict=True)))
+    return math.ceil(int(pixels.shape[-1]) // sam.positive("patch_size", 16) / 4)
 
 
 def _got_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Vectors of all tiles; three convolutions, that of the patches among them, make them."""
-    side = math.ceil(arrays["pixel_values"].shape[-1] / (4 * _vision(context).positive("patch_size", 16)))
-    return [token] * (len(arrays["pixel_values"]) * side * side)
+    pixels = arrays["pixel_values"]
+    return [token] * (len(pixels) * _sam_side(context, pixels) ** 2)
 
 
-def _deepseek_ocr1(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows of all tiles together, and of the whole image, each with a vector for its end."""
-    sam = _vision(context).section("sam_config") or _vision(context)
-    step = 4 * sam.positive("patch_size", 16)
-    side = math.ceil(arrays["pixel_values"].shape[-1] / step)
+def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows of all tiles together, and of the whole image, each with a vector for its end, and one for the image's."""
+    side = _sam_side(context, arrays["pixel_values"])
     count = 1 + side * (side + 1)
     if "pixel_values_local" in arrays:
-        side, (columns, rows) = math.ceil(arrays["pixel_values_local"].shape[-1] / step), arrays["patches_grid"][0]
+        side, (columns, rows) = _sam_side(context, arrays["pixel_values_local"]), arrays["patches_grid"][0]
         count += side * int(rows) * (side * int(columns) + 1)
     return [token] * count
+
+
+def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Tiles, the whole image, and a vector for its end. Small ones become 144 vectors, others 256."""
+    pieces = [arrays[name] for name in ("pixel_values", "pixel_values_local") if name in arrays]
+    counts = [len(each) * (256 if _sam_side(context, each) ** 2 > 144 else 144) for each in pieces]
+    return [token] * (1 + sum(counts))
 
 
 _IMAGE: Final = ("image_token_index", "image_token_id")
@@ -259,8 +256,8 @@ _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"),
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
-    "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr1, (*_LOCAL, "patches_grid")),
-    "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr, _LOCAL),
+    "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr, (*_LOCAL, "patches_grid")),
+    "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr2, _LOCAL),
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole

@@ -46,5 +46,8 @@ def test_a_size_that_no_encoder_can_have_is_refused_by_name(changes: dict[str, A
     section = Section({"vision_config": GOOD | changes}, "file").section("vision_config")
     with pytest.raises(CheckpointError, match=re.escape(f"file: vision_config.{said}")):
         check_encoder(section)
+    section = Section({"vision_config": {"sam_config": GOOD | changes}}, "file").section("vision_config")
+    with pytest.raises(CheckpointError, match=re.escape(f"file: vision_config.sam_config.{said}")):
+        check_encoder(section)
     if "hidden_size" in changes:
         check_encoder(Section({**GOOD, **changes, "head_dim": 16}, "file"))

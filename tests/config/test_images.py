@@ -61,6 +61,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2_vl", {"max_tiles": 1 << 30}, "max_tiles is 1073741824, expected 1 to 256"),
     ("lfm2_vl", {"tile_size": 1 << 20}, "tile_size is 1048576, expected 1 to 8,192"),
     ("lfm2_vl", {"min_image_tokens": 3}, "min_image_tokens is 3, expected at most max_image_tokens, which is 2"),
+    ("got_ocr2", {"size": {"height": 56, "width": 84}}, r"size is .*, expected the image_size of vision_config, 56 x"),
     ("minicpmv4_6", {"max_slice_nums": 1 << 30}, "max_slice_nums is 1073741824, expected 1 to 256"),
     ("internvl", {"min_patches": 5}, "min_patches is 5, expected at most max_patches, which is 4"),
 ]
