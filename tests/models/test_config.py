@@ -76,6 +76,7 @@ def test_the_number_of_chosen_experts_has_two_names(family: str, key: str) -> No
         ("llama", {"clip_qkv": 8.0, "architectures": ["IQuestCoderForCausalLM"]}),
         ("llama", {"use_sliding_window": True, "architectures": ["IQuestCoderForCausalLM"]}),
         ("jamba", {"expert_layer_offset": 2}),
+        ("jamba", {"mamba_inner_layernorms": False}),
         ("mamba", {"time_step_rank": 0}),
         ("mamba2", {"num_heads": 6}),
         ("mamba2", {"n_groups": 3}),

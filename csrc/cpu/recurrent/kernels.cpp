@@ -276,6 +276,18 @@ void recur(const Recurrence& a, int row, int head, int begin, int end) {
   a.type == Type::float32 ? recur_in<float>(a, row, head, begin, end) : recur_in<bf16>(a, row, head, begin, end);
 }
 
+// 2^x for x <= 0, with the polynomial of `exponential`, whose range needs no product here. Below -126 it is 0; NaN stays.
+inline Floats power_of_two(Floats x) {
+  const Floats n = round_even(x), r = sub(x, n);
+  Floats p = fma(all(1.532107280e-4f), r, all(1.339021848e-3f));
+  p = fma(p, r, all(9.618526681e-3f));
+  p = fma(p, r, all(5.550362400e-2f));
+  p = fma(p, r, all(2.402264783e-1f));
+  p = fma(p, r, all(6.931471806e-1f));
+  p = fma(p, r, all(1.0f));
+  return scale_unless_less(p, n, x, all(-126.0f));
+}
+
 // Inputs of some tokens that all channels share.
 struct ScanInputs {
   alignas(64) float keys[kRunTokens][kMostKeyDim];
@@ -291,18 +303,18 @@ void scan_channels(const SelectiveScan& a, const ScanInputs& in, std::int64_t fi
     const std::int64_t token = first + t;
     const Floats value = load_some(static_cast<const Element*>(a.value) + token * a.value_stride + channel, count);
     const Floats raw = load_some(static_cast<const Element*>(a.step) + token * a.step_stride + channel, count);
-    const Floats step = softplus(add(raw, bias)), input = mul(step, value), fade = sub(zero(), step);
+    const Floats step = softplus(add(raw, bias)), input = mul(step, value);
+    const Floats fade = mul(all(-1.44269504088896341f), step);
     Floats sums[2] = {zero(), zero()};
     for (int i = 0; i < a.state_size; i += 2)
       for (int parity = 0; parity < 2; ++parity) {
         float* at = state + (i + parity) * kLanes;
-        const Floats decay = exponential(mul(fade, load(rates + (i + parity) * kLanes)));
+        const Floats decay = power_of_two(mul(fade, load(rates + (i + parity) * kLanes)));
         const Floats next = fma(all(in.keys[t][i + parity]), input, mul(decay, load(at)));
         store(at, next);
         sums[parity] = fma(next, all(in.queries[t][i + parity]), sums[parity]);
       }
-    const Floats out = fma(skip, value, add(sums[0], sums[1]));
-    store_some(static_cast<Element*>(a.out) + token * a.channels + channel, out, count);
+    store_some(static_cast<Element*>(a.out) + token * a.channels + channel, fma(skip, value, add(sums[0], sums[1])), count);
   }
 }
 
@@ -312,32 +324,31 @@ void scan_of(const SelectiveScan& a, int row_index, int begin, int end) {
   if (row.count == 0) return;
   ScanInputs in;
   alignas(64) float rates[kMostKeyDim * kMostChannels], states[kMostKeyDim * kMostChannels];
-  const float* initial = row.initial();
-  const auto for_channels = [&](const auto& body) {  // with their number, and where their states are
-    for (int i = begin; i < end; i += kLanes)
-      body(i, end - i < kLanes ? end - i : kLanes, (i - begin) * a.state_size);
-  };
-  const auto read = [&](const float* from, float* to, int channel, int count) {
+  // rows of the state are copied one after the other, as memory is read ahead
+  const auto for_rows = [&](const auto& copy) {
     for (int i = 0; i < a.state_size; ++i)
-      store(to + i * kLanes, from ? load_some(from + static_cast<std::int64_t>(i) * a.channels + channel, count) : zero());
+      for (int channel = begin; channel < end; channel += kLanes)
+        copy(static_cast<std::int64_t>(i) * a.channels + channel, (channel - begin) * a.state_size + i * kLanes,
+             end - channel < kLanes ? end - channel : kLanes);
   };
-  for_channels([&](int channel, int count, int place) {
-    read(a.rates, rates + place, channel, count);
-    read(initial, states + place, channel, count);
+  const float* initial = row.initial();
+  for_rows([&](std::int64_t far, int near, int count) {
+    store(rates + near, load_some(a.rates + far, count));
+    store(states + near, initial ? load_some(initial + far, count) : zero());
   });
   for (int done = 0; done < row.count;) {
     const int tokens = row.run_length(done, kRunTokens);
+    const std::int64_t first = row.first_token + done;
     for (int t = 0; t < tokens; ++t) {
-      const std::int64_t token = row.first_token + done + t;
-      widen_row(static_cast<const Element*>(a.key) + token * a.key_stride, a.state_size, 1.0f, in.keys[t]);
-      widen_row(static_cast<const Element*>(a.query) + token * a.query_stride, a.state_size, 1.0f, in.queries[t]);
+      widen_row(static_cast<const Element*>(a.key) + (first + t) * a.key_stride, a.state_size, 1.0f, in.keys[t]);
+      widen_row(static_cast<const Element*>(a.query) + (first + t) * a.query_stride, a.state_size, 1.0f, in.queries[t]);
     }
-    float* target = row.target(done + tokens);
-    for_channels([&](int channel, int count, int place) {
-      scan_channels<Element>(a, in, row.first_token + done, tokens, channel, count, rates + place, states + place);
-      for (int i = 0; target && i < a.state_size; ++i)
-        store_some(target + static_cast<std::int64_t>(i) * a.channels + channel, load(states + place + i * kLanes), count);
-    });
+    for (int channel = begin; channel < end; channel += kLanes) {
+      const int place = (channel - begin) * a.state_size, count = end - channel < kLanes ? end - channel : kLanes;
+      scan_channels<Element>(a, in, first, tokens, channel, count, rates + place, states + place);
+    }
+    if (float* target = row.target(done + tokens))
+      for_rows([&](std::int64_t far, int near, int count) { store_some(target + far, load(states + near), count); });
     done += tokens;
   }
 }

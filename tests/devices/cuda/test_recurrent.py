@@ -25,7 +25,7 @@ from tests.fakes.checkpoints import make_checkpoint
 
 OPS = CudaRuntime().bind()
 LENGTHS, TABLES, BLOCK = (11, 6), ((1, 2, 3), (4, 5)), 4
-RECURRENT = ("qwen3_5", "falcon_h1", "lfm2")
+RECURRENT = ("qwen3_5", "falcon_h1", "jamba", "lfm2")
 Step = tuple[Sequence[Tensor], Tensor, AttentionMetadata]
 
 
@@ -117,6 +117,7 @@ def test_rows_that_fill_a_step_up_advance_no_state(compute: Callable[[Ops, Step]
     [
         ("qwen3_5", {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}),
         ("falcon_h1", {"num_hidden_layers": 1}),
+        pytest.param("jamba", {"num_hidden_layers": 2}, marks=pytest.mark.long),
     ],
 )
 def test_a_prefix_that_is_continued_behind_a_snapshot_changes_no_bit(
