@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.vision import ImageReader
 
+_OF_PRODUCTS: Final = (
+    *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
+)
+"""Classes with products in batches or convolutions of one frame, whose bits depend on torch's threads; the linear
+layers in them have octavo's."""
 _OLD_NAMES: Final = {f"audio_tower.proj{place}": f"multi_modal_projector.linear_{place}" for place in (1, 2)}
 """Of modules, in the layout in which Qwen3-ASR was released, by their names in transformers'."""
 
@@ -34,6 +40,12 @@ class SoundReader(ImageReader):
                 f"{config.hidden_size}"
             )
         return config
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
+        super().__init__(c, mesh, *arguments, **named)
+        for module in self.encoder.modules() if self.is_first else ():
+            if type(module).__name__ in _OF_PRODUCTS:
+                module.forward = _in_one_thread(module.forward)
 
     def own_name(self, name: str) -> str:
         name = super().own_name(name.removeprefix("thinker."))
@@ -63,6 +75,18 @@ class SoundReader(ImageReader):
         states = tower(features[None], attention_mask=mask).last_hidden_state
         found: Tensor = encoder.multi_modal_projector(states)[0, :num_vectors]
         return found
+
+
+def _in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return forward(*arguments, **named)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    return call
 
 
 class OmniReader(SoundReader):

@@ -53,7 +53,7 @@ class SpeechStyle(NamedTuple):
 def style_of(tools: InputProcessor) -> SpeechStyle | None:
     """Return how a model is asked; None for one that writes no speech down in prompts."""
     style = None if tools.media.sounds is None else _STYLES.get(tools.media.sounds.architecture)
-    return None if style is None or None in map(tools.tokenizer.token_id, style.marks) else style
+    return None if style is None or any(tools.tokenizer.token_id(each) is None for each in style.marks) else style
 
 
 def gap(before: str, after: str) -> str:
@@ -78,12 +78,7 @@ def _voxtral(tools: InputProcessor, asked: Asked) -> Prompt:
 
 def _qwen3_asr(tools: InputProcessor, asked: Asked) -> Prompt:
     """The text of the request is the system's message; the answer begins with the language, where one is given."""
-    given = asked.form.language
-    language = None if given is None else _LANGUAGES.get(given.lower())
-    if given is not None and language is None:
-        raise InvalidRequest(
-            f"language is {given!r}, expected one of {', '.join(sorted(_LANGUAGES))}", field="language"
-        )
+    language = _named_language(asked.form.language)
     content: list[Mapping[str, object]] = [{"type": "audio", "audio": asked.sound}]
     messages = [{"role": "user", "content": content}]
     if asked.form.prompt:
@@ -113,6 +108,28 @@ def _glm_asr(tools: InputProcessor, asked: Asked) -> Prompt:
     return tools.render_chat([{"role": "user", "content": [{"type": "audio", "audio": asked.sound}, words]}])
 
 
+def _omni(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The task in words stands behind the sound, with the language of the text."""
+    _refuse_prompt(asked.form)
+    language = _named_language(asked.form.language)
+    if asked.task == "translate":
+        words = f"Translate this audio{f' from {language}' if language else ''} into English."
+    else:
+        words = f"Transcribe this audio{f' into {language}' if language else ''}."
+    content = [{"type": "audio", "audio": asked.sound}, {"type": "text", "text": words}]
+    return tools.render_chat([{"role": "user", "content": content}])
+
+
+def _named_language(given: str | None) -> str | None:
+    """Return the name of a language by its code. Raises InvalidRequest."""
+    language = None if given is None else _LANGUAGES.get(given.lower())
+    if given is not None and language is None:
+        raise InvalidRequest(
+            f"language is {given!r}, expected one of {', '.join(sorted(_LANGUAGES))}", field="language"
+        )
+    return language
+
+
 def _refuse_language(form: TranscriptionRequest) -> None:
     if form.language is not None:
         raise InvalidRequest("language is set, and this model hears it by itself; leave it out", field="language")
@@ -138,14 +155,17 @@ _LANGUAGES: Final = {
     "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish",
     "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
 }  # fmt: skip
-"""Names by which Qwen3-ASR knows languages."""
+"""Names by which models of Qwen know languages."""
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
 _GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
+_OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
     "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
+    "Qwen2_5OmniForConditionalGeneration": _OMNI,
+    "Qwen3OmniMoeForConditionalGeneration": _OMNI,
     "Qwen3ASRForConditionalGeneration": SpeechStyle(
         _qwen3_asr, (_ASR_TEXT,), piece_s=1200.0, behind_language=_ASR_TEXT
     ),

@@ -131,7 +131,7 @@ def test_log_probabilities_are_those_of_transformers(path: Path, expected: list[
         {"max_num_batched_tokens": 5},
         {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 19},
         {"num_gpu_blocks_override": 10, "preemption_mode": "swap"},
-        {"enable_prefix_caching": False, "max_num_seqs": 1},
+        {"enable_prefix_caching": False, "max_num_seqs": 1, "threads": 1},
     ],
     ids=str,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import numpy as np
@@ -16,7 +17,9 @@ from tokenizers import Tokenizer
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.tokenizer import Tokenizer as OctavoTokenizer
-from octavo.server.speech_prompts import gap, style_of
+from octavo.errors import InvalidRequest
+from octavo.server.schema.audio import TranscriptionRequest
+from octavo.server.speech_prompts import Asked, Task, gap, style_of
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.fakes.hearing import FAMILIES
@@ -137,3 +140,25 @@ def test_what_stands_before_a_text(written: str, found: Any, tmp_path: Path) -> 
 
 def test_scripts_without_spaces_get_none_between_pieces() -> None:
     assert [gap(*each) for each in (("a", "b"), ("", "b"), ("你", "好"), ("가", "나"))] == [" ", "", "", " "]
+
+
+@pytest.mark.parametrize(
+    ("task", "language", "words"),
+    [
+        ("transcribe", None, "Transcribe this audio."),
+        ("transcribe", "DE", "Transcribe this audio into German."),
+        ("translate", "fr", "Translate this audio from French into English."),
+        ("translate", None, "Translate this audio into English."),
+    ],
+)
+def test_models_of_all_kinds_are_asked_in_words(task: Task, language: str | None, words: str) -> None:
+    sounds = SimpleNamespace(architecture="Qwen3OmniMoeForConditionalGeneration")
+    tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), render_chat=lambda messages: messages)
+    style = style_of(tools)
+    assert style is not None
+    assert task in style.tasks
+    sound = (tone(0.1), RATE)
+    [message] = cast(Any, style.write(tools, Asked(TranscriptionRequest(language=language), task, sound)))
+    assert message["content"] == [{"type": "audio", "audio": sound}, {"type": "text", "text": words}]
+    with pytest.raises(InvalidRequest, match="prompt is set"):
+        style.write(tools, Asked(TranscriptionRequest(prompt="x"), task, sound))
