@@ -185,10 +185,11 @@ def test_scores_of_labels_for_each_token(tmp_path: Path, family: str) -> None:
             llm.classify("w1")
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "Roberta"])
 @pytest.mark.parametrize(("strategy", "function"), [("max", "relu"), ("sum", "log1p_relu")])
 def test_weights_of_all_tokens_of_the_vocabulary(tmp_path: Path, family: str, strategy: str, function: str) -> None:
-    model = save(tmp_path, f"{family}ForMaskedLM")
+    own = {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96} if family == "DistilBert" else {}
+    model = save(tmp_path, f"{family}ForMaskedLM", **own)
     place = "sentence_transformers.sparse_encoder.models"
     names = ["MLMTransformer", "SpladePooling"]
     (tmp_path / "modules.json").write_text(

@@ -9,7 +9,9 @@ import msgspec
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.pooling import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS
 
-ENCODERS: Final = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new"})
+ENCODERS: Final = frozenset(
+    {"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new", "camembert", "distilbert"}
+)
 """`model_type` of the models whose tokens see those behind them too."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")
 
@@ -17,7 +19,7 @@ MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_le
 def sees_both(c: Checkpoint) -> bool:
     """Return whether a checkpoint's tokens see those behind them too: of encoders, and of decoders that are made so."""
     return (
-        c.str("model_type", "") in ENCODERS
+        c.str("model_type", "") in (*ENCODERS, "eurobert")
         or c.values.get("use_bidirectional_attention") is True
         or c.values.get("is_causal") is False
         or "Bidirectional" in str(c.values.get("architectures"))

@@ -21,11 +21,22 @@ _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
+_DISTILBERT: Final = {
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "activation": "hidden_act",
+}
+
+
 def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return a config as transformers' class has it. `where` is the file for messages.
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
+    if config.get("model_type") == "distilbert":
+        return {**config, **{ours: config[name] for name, ours in _DISTILBERT.items() if name in config}}
     names = config.get("architectures")
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config

@@ -169,6 +169,35 @@ class BertModel(Encoder):
         return logits
 
 
+class DistilBertModel(BertModel):
+    """DistilBERT: BERT without types of tokens. Source: https://arxiv.org/abs/1910.01108."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^distilbert\.": "",
+        r"^embeddings\.word_embeddings": "embed_tokens",
+        r"^embeddings\.position_embeddings": "embed_positions",
+        r"^embeddings\.LayerNorm": "embed_norm",
+        r"^transformer\.layer\.": "layers.",
+        r"\.attention\.(q|k|v)_lin\.": r".self_attn.\1_lin.",
+        r"\.attention\.out_lin": ".self_attn.o_proj",
+        r"\.sa_layer_norm": ".input_layernorm",
+        r"\.ffn\.lin1": ".mlp.up_proj",
+        r"\.ffn\.lin2": ".mlp.down_proj",
+        r"\.output_layer_norm": ".post_attention_layernorm",
+        r"^vocab_transform": "masked_head.dense",
+        r"^vocab_layer_norm": "masked_head.norm",
+        r"^vocab_projector\.bias": "masked_head.decoder.bias",
+        r"^vocab_projector\.weight": "lm_head.weight",
+        r"^pre_classifier": "score.dense",
+        r"^classifier\.": "score.classifier.",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        reads = ("q_lin", "k_lin", "v_lin")
+        return super().read(c, num_types=0, qkv_reads=reads, head_function="relu", **own)
+
+
 class RobertaModel(BertModel):
     """RoBERTa and XLM-RoBERTa: positions are counted from behind the padding token's id. Source:
     https://arxiv.org/abs/1907.11692, https://arxiv.org/abs/1911.02116."""

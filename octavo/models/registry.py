@@ -32,6 +32,8 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
     "deepseek_ocr2": "deepseek",
+    "camembert": "roberta",
+    "eurobert": "llama",
     "exaone4_5": "exaone4",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
@@ -56,7 +58,7 @@ _FILES: Final = {
         *("MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
-    "encoders": ("Bert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+    "encoders": ("Bert", "DistilBert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
         *("SarvamMLA", "Youtu"),

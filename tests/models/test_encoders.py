@@ -20,6 +20,8 @@ BERT = {"type_vocab_size": 2}
 MODERN = {"num_hidden_layers": 4, "local_attention": 16, "pad_token_id": 0}
 ROBERTA = {"type_vocab_size": 1}
 ENCODERS: dict[str, dict[str, Any]] = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "ModernBert": MODERN}
+DISTIL = {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96}
+ENCODERS |= {"DistilBert": DISTIL, "Camembert": ROBERTA}
 
 
 def hidden_of(model: Any, token_ids: list[int], **more: Any) -> Tensor:
@@ -91,7 +93,12 @@ LLAMA_BOTH = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama
 
 @pytest.mark.parametrize(
     ("family", "changes", "mode"),
-    [("Llama", LLAMA_BOTH, "mean"), ("Qwen3", {}, "lasttoken"), ("Mistral", {"sliding_window": None}, "lasttoken")],
+    [
+        ("EuroBert", {"is_causal": None}, "lasttoken"),
+        ("Llama", LLAMA_BOTH, "mean"),
+        ("Qwen3", {}, "lasttoken"),
+        ("Mistral", {"sliding_window": None}, "lasttoken"),
+    ],
 )
 def test_decoders_that_are_made_to_see_both_sides(
     tmp_path: Path, family: str, changes: dict[str, Any], mode: str
