@@ -19,9 +19,8 @@ from octavo.errors import CheckpointError
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.expert_stack import ExpertStack, StackedWeight
 from octavo.layers.layer import Binding, Layer, TensorSlot
-from octavo.layers.linear import ColumnLinear
 from octavo.ops.codes import NotFinite
-from octavo.ops.experts import PreparedStack, RouterRule, Routing, routing_of
+from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Coded, Methods
@@ -32,99 +31,6 @@ _GATED: Final[Mapping[str, str | None]] = {
     "clamped_swiglu": "clamped_swiglu",
 }
 """Operators of gate beside up, by names of activations; that of silu is a part of the product."""
-
-
-class ExactLinear(ColumnLinear):
-    """A small product that is whole on every rank, never quantised, and returned in float32."""
-
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        super().__init__(inputs, outputs, Mesh.single(), bias=bias)
-
-    def use(self, methods: Methods, path: str) -> None:
-        """Stay as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] → float32 [tokens, outputs]."""
-        return self.prepared.in_float32(x)
-
-
-class Router(ExactLinear):
-    """x [tokens, inputs] → the experts of each token.
-
-    `correction` and `factors` name tensors [experts], beside the router in the checkpoint's tree: of what is added to
-    scores for the choice, stored [1, experts] where `is_correction_row`, and of what weights are multiplied with.
-    """
-
-    def __init__(
-        self,
-        inputs: int,
-        experts: int,
-        rule: RouterRule,
-        *,
-        bias: bool = False,
-        correction: str | None = None,
-        is_correction_row: bool = False,
-        factors: str | None = None,
-    ) -> None:
-        super().__init__(inputs, experts, bias=bias)
-        self.rule, self._experts = rule, experts
-        self._shapes = {"correction": (1, experts) if is_correction_row else (experts,), "factors": (experts,)}
-        names = {"correction": correction, "factors": factors}
-        self._names = {own: name for own, name in names.items() if name is not None}
-        self._beside: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
-        """x [tokens, inputs] → routing."""
-        logits, get = self.prepared.in_float32(x), self._beside.get
-        routing: Routing = self.ops.route(logits, self.rule, get("correction"), get("factors"))
-        return routing
-
-    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        yield from super().tensor_slots(path)
-        for own, beside in self._names.items():
-            name = f"{path.rpartition('.')[0]}.{beside}".removeprefix(".")
-            yield TensorSlot(name, self._shapes[own], partial(self._fill_beside, own))
-
-    def _fill_beside(self, own: str, stored: Tensor) -> None:
-        self._beside[own] = stored.float().reshape(-1).clone()
-
-    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        own = {name: TensorSpec((self._experts,), torch.float32) for name in self._names}
-        return {**super().state_specs(ops), **own}
-
-    def state(self) -> dict[str, Tensor]:
-        return {**super().state(), **self._beside}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        own = dict(state)
-        self._beside = {name: own.pop(name) for name in self._names}
-        super().restore(own)
-
-
-class ThresholdRouter(Router):
-    """x [tokens, inputs] → the two best experts of each token, each weighed by a softmax over those near it.
-
-    Beside an expert of score m counts one of score s where `(m - s) / max(|s|, m)` is at most `threshold`; beside the
-    second one the first does not count. Source: https://arxiv.org/abs/2409.12136.
-    """
-
-    def __init__(self, inputs: int, experts: int, threshold: float) -> None:
-        super().__init__(inputs, experts, RouterRule(1))
-        self._threshold = threshold
-
-    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
-        """x [tokens, inputs] → routing."""
-        logits = self.prepared.in_float32(x)
-        left, chosen, weights = logits, [], []
-        for _ in range(2):
-            # equal scores: the first is taken, as by the operator
-            best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
-            most = left.gather(1, best)
-            is_far = (most - logits) / torch.maximum(logits.abs(), most) > self._threshold
-            weights.append(self.ops.route(left.masked_fill(is_far, float("-inf")), self.rule, None, None).weights)
-            chosen.append(best)
-            left = left.scatter(1, best, float("-inf"))
-        return routing_of(torch.cat(chosen, 1), torch.cat(weights, 1), self._experts)
 
 
 class WeightedInputs(Layer):

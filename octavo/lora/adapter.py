@@ -17,10 +17,10 @@ from torch import Tensor
 from octavo.core.adapter import UnfitFile, file_heading, files_of, is_gguf_adapter, open_file
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import LMHead
-from octavo.layers.experts import ExactLinear
 from octavo.layers.heads import Heads
 from octavo.layers.layer import PreparedLayer
 from octavo.layers.linear import SummedLinear
+from octavo.layers.routers import ExactLinear
 from octavo.lora.adapter_config import CONFIG_FILE, AdapterConfig, is_end_of
 from octavo.lora.experts import ExpertTarget, ExpertTensors, without_base
 from octavo.lora.gguf_adapter import read_gguf_adapter

@@ -13,11 +13,12 @@ from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, PromptAttention, SinkAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
-from octavo.layers.experts import ExactLinear, Experts, IdleExperts, Router, ThresholdRouter, WeightedInputs
+from octavo.layers.experts import Experts, IdleExperts, WeightedInputs
 from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, UnscaledRMSNorm, WidthNorm
 from octavo.layers.picked import GatedQKVLinear, GroupedQKVLinear
 from octavo.layers.rotary import Rotary
+from octavo.layers.routers import ExactLinear, Router, ThresholdRouter
 from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
 from octavo.models.sparse import Mixture
@@ -171,6 +172,7 @@ class SparseMLP(nn.Module):
             bias=m.router_bias,
             correction=m.correction,
             is_correction_row=m.is_correction_row,
+            corrects_logits=m.corrects_logits,
         )
         if m.threshold is not None:
             self.gate = ThresholdRouter(c.hidden_size, m.experts, m.threshold)

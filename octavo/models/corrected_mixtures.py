@@ -240,6 +240,47 @@ class HYV3ForCausalLM(GatedDecoder):
         )
 
 
+class Kolibri1ForCausalLM(GatedDecoder):
+    """Kolibri 1: norms before and after attention and mixtures, and on each head; corrections are added to logits.
+
+    Layers that see all tokens do not rotate. Source: Aleph Alpha's releases.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "attention_output_norm": "post_attn_norm",
+        "mlp_output_norm": "post_ffn_norm",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        if c.values.get("layer_types") is None:
+            raise c.error("layer_types", "the kind of each layer")
+        mixture = Mixture(
+            experts=c.positive("num_local_experts" if c.values.get("num_local_experts") else "num_experts"),
+            width=c.positive("moe_intermediate_size"),
+            rule=RouterRule(
+                c.positive("num_experts_per_tok"), "sigmoid", is_normalized=c.bool("norm_topk_prob", False)
+            ),
+            stored=read_stored(c),
+            correction="gate.expert_bias",
+            corrects_logits=True,
+            shared_width=c.positive("shared_expert_intermediate_size"),
+        )
+        config = DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            intermediate_size=mixture.width,
+            qk_norms=head_norms,
+            windows=read_windows(c, is_windowed=False, default=513),
+            layer=SandwichLayer,
+            mixture=mixture,
+        )
+        return turn_within_windows(config)
+
+    def own_name(self, name: str) -> str:
+        return name.replace(".moe.router.expert_bias", ".mlp.gate.expert_bias")
+
+
 class MiniMaxM2ForCausalLM(GatedDecoder):
     """MiniMax-M2: norms over all heads of queries and of keys, half of each head turns, and every layer is a mixture.
 

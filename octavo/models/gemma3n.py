@@ -20,10 +20,10 @@ from octavo.config.section import LARGEST_SIZE
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.elementwise import Elementwise, StoredFactor, activation, addition
-from octavo.layers.experts import ExactLinear
 from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.routers import ExactLinear
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import read_windows
 from octavo.models.gemma_inputs import Attention, LayerInput, SharingConfig, SharingDecoder, read_sharing

@@ -15,10 +15,11 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import StoredFactor, addition
-from octavo.layers.experts import Experts, Router, StoredExperts
+from octavo.layers.experts import Experts, StoredExperts
 from octavo.layers.heads import Heads
 from octavo.layers.layer import TensorSlot
 from octavo.layers.norm import RMSNorm
+from octavo.layers.routers import Router
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import KINDS, read_windows
 from octavo.models.gemma_inputs import Attention, LayerInput, SharingConfig, SharingDecoder, read_sharing

@@ -10,7 +10,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
-from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
 from octavo.models.sparse import (
     Mixture,
     read_mixture,
@@ -160,6 +160,34 @@ class DeepseekForCausalLM(GatedDecoder):
             mixture=read_mixture(c, rule),
             sparse=sparse_by_kind(c, 0),
         )
+
+
+class FlintForCausalLM(GatedDecoder):
+    """Flint: sinks and norms of heads, experts chosen by sigmoids beside one for all tokens; layers that see all tokens
+    do not rotate. Source: RecursiveSI's releases.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        if c.values.get("layer_types") is None:
+            raise c.error("layer_types", "the kind of each layer")
+        mixture = read_shared_mixture(c, is_normalized=True)
+        config = DecoderConfig.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            bias=c.bool("attention_bias", False),
+            qk_norms=head_norms,
+            windows=read_windows(c, is_windowed=False, default=513),
+            has_sinks=True,
+            mixture=replace(mixture, is_shared_gated=False, rule=replace(mixture.rule, score="sigmoid")),
+            sparse=sparse_layers(c),
+        )
+        return turn_within_windows(config)
+
+    def own_name(self, name: str) -> str:
+        return name.replace(".softmax_offset", ".sinks")
 
 
 class FlexOlmoForCausalLM(OlmoeForCausalLM):

@@ -55,7 +55,7 @@ _FAMILY_OF_TYPE: Final = {
 _FILES: Final = {
     "corrected_mixtures": (
         *("Afmoe", "BailingMoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoE", "ExaoneMoe", "Glm4Moe", "HYV3"),
-        *("MiniMaxM2", "SarvamMoE", "SolarOpen"),
+        *("Kolibri1", "MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "encoders": ("Bert", "DistilBert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
@@ -87,7 +87,7 @@ _FILES: Final = {
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mimo": ("MiMoV2Flash",),
     "mixtures": (
-        *("Deepseek", "FlexOlmo", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
+        *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
     ),
     "nanochat": ("NanoChat",),

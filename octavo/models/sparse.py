@@ -24,6 +24,8 @@ class Mixture:
     """The tensor that is added to scores for the choice: its name beside the router's."""
     is_correction_row: bool = False
     """It is stored as [1, experts]."""
+    corrects_logits: bool = False
+    """It is added to logits instead."""
     bias: bool = False
     activation: str = "silu"
     """That of experts; `numbers` are its parameters (`layers.experts.Experts`)."""

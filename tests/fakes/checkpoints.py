@@ -110,6 +110,27 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "intermediate_size": 24,
         },
     ),
+    "flint": (
+        "FlintConfig",
+        "FlintForCausalLM",
+        {
+            **_CORRECTED,
+            **WINDOWS_IN_TWO,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "kolibri1": (
+        "Kolibri1Config",
+        "Kolibri1ForCausalLM",
+        {
+            **_CORRECTED,
+            **WINDOWS_IN_TWO,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
     "longcat_flash": (
         "LongcatFlashConfig",
         "LongcatFlashForCausalLM",
@@ -711,6 +732,7 @@ _OWN_WORDS = {
     "gpt_bigcode": _GPT2_WORDS,
     "gptj": _GPT2_WORDS,
     "longcat_flash": {"intermediate_size": "ffn_hidden_size", "num_hidden_layers": None},
+    "kolibri1": {"intermediate_size": None},
     "opt": {"intermediate_size": None},
     "whisper": {
         "hidden_size": "d_model",

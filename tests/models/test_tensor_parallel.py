@@ -110,6 +110,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmoe",
         "cohere2_moe",
         "axk1",
+        "flint",
+        "kolibri1",
         "longcat_flash",
         "mellum",
         "mimo_v2_flash",
