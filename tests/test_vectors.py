@@ -167,6 +167,10 @@ def test_scores_of_labels_from_the_last_token(tmp_path: Path) -> None:
         assert [llm.classify(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
         raw = llm.classify(TEXTS[0], pooling_params=PoolingParams(use_activation=False))[0]
         assert sum(raw.outputs.probs) != pytest.approx(1.0)
+    text_of = "{{{{ messages | selectattr('role', 'eq', '{}') | map(attribute='content') | first }}}}"
+    (tmp_path / "chat_template.jinja").write_text(" w9 ".join(map(text_of.format, ("query", "document"))))
+    with LLM(str(tmp_path)) as llm:
+        assert llm.engine.input.pair_prompt("w1", "w2").text == "w1 w9 w2"
 
 
 @pytest.mark.parametrize("family", ["Bert", "XLMRoberta", "ModernBert", "Qwen3"])

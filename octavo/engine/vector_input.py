@@ -188,21 +188,27 @@ def pair_of(
 ) -> Prompt:
     """Return the prompt of a pair for a model that scores pairs.
 
-    A model that judges by its next token gets the pair in its chat template, where that has roles for query and
-    document, else in Qwen3-Reranker's. instruct: what is judged, for such a model. Raises InvalidRequest.
+    The pair is written by the chat template where that has roles for query and document, else by Qwen3-Reranker's for a
+    model that judges by its next token, and as two texts for any other. instruct: what is judged, in a template. Raises
+    InvalidRequest.
     """
     for name, text in (("query", query), ("document", document)):
         if not isinstance(text, str):
             raise InvalidRequest(f"{name} is {type(text).__name__}, expected text", field=name)
-    if not vectors.checked(CLASSIFY).token_ids:
-        return Prompt(text=query, second=document)
-    if template is not None and all(f'"{role}"' in template.source for role in ("query", "document")):
+    judges = bool(vectors.checked(CLASSIFY).token_ids)
+    if template is not None and all(_names_role(template, role) for role in ("query", "document")):
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         if instruct is not None:
             messages.insert(0, {"role": "system", "content": instruct})
         return Prompt(text=template.render(messages), add_special_tokens=False)
+    if not judges:
+        return Prompt(text=query, second=document)
     text = _RERANKER.format(instruct=instruct or _INSTRUCT, query=query, document=document)
     return Prompt(text=text, add_special_tokens=False)
+
+
+def _names_role(template: ChatTemplate, role: str) -> bool:
+    return f'"{role}"' in template.source or f"'{role}'" in template.source
 
 
 def matched(queries: Sequence[str], documents: Sequence[str]) -> list[tuple[str, str]]:
