@@ -60,6 +60,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
     "helium": {"rope_theta": 100_000.0},
     "longcat_flash": {"rope_theta": 10_000_000.0},
+    "mellum": {"norm_topk_prob": True},
     "minimax_m2": {"rope_theta": 5_000_000.0},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "orion": {"partial_rotary_factor": 1.0},
@@ -108,7 +109,7 @@ _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_sp
 """Those whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Those whose whole config alone says whether the two are one: that of the text model has a default that is not so."""
-_STRETCHED: Final = frozenset({"cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
+_STRETCHED: Final = frozenset({"apertus", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
 """Those whose rotations are not plain by default, which every published config states."""
 
 
