@@ -17,18 +17,20 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.sound_prompts import SoundPrompts
-from tests.fakes.hearing import AUDIO, FAMILIES, extractor
+from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, extractor
 from tests.fakes.whisper import RATE, tone
 
 
 def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
     """The preprocessing stands where newer transformers write it."""
-    make, architecture = FAMILIES[family]
+    make, architecture = (FAMILIES | ALL_KINDS)[family]
     model, processor = make()
+    settings = extractor() if family in ALL_KINDS else processor
     config = model.to_dict() | {"architectures": [architecture]}
-    config["encoder_config" if family == "granite_speech" else "audio_config"] |= audio
+    part = "encoder_config" if family == "granite_speech" else "audio_config"
+    config.get("thinker_config", config)[part] |= audio
     (path / "config.json").write_text(json.dumps(config, default=str))
-    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": processor.to_dict()}, default=str))
+    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": settings.to_dict()}, default=str))
     checkpoint = Checkpoint.open(path)
     section = sound_section(checkpoint)
     assert section is not None
@@ -64,6 +66,9 @@ def test_a_short_sound_is_filled_up_to_half_a_second(tmp_path: Path) -> None:
 
 
 REFUSED = [
+    ("qwen2_5_omni", {"n_window": 21}, "thinker_config.audio_config.n_window is 21, expected an even number"),
+    ("qwen3_omni_moe", {"n_window": 40}, "thinker_config.audio_config.n_window is 40, expected 50"),
+    ("qwen3_omni_moe", {"max_source_positions": 9}, "max_source_positions is 9, expected at least the 13 of a chunk"),
     ("glmasr", {"intermediate_size": 64}, "audio_config.intermediate_size is 64, expected four times hidden_size"),
     ("glmasr", {"max_position_embeddings": 90}, "audio_config.max_position_embeddings is 90, expected a multiple of 4"),
     ("granite_speech", {"input_dim": 31}, "encoder_config.input_dim is 31, expected an even number"),
