@@ -19,7 +19,7 @@ READ_IMAGES: Final = frozenset(
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe"),
     )
-) | {"DeepseekOCRForCausalLM"}
+) | {"DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 """Those where all tokens of a prompt attend to each other."""

@@ -28,11 +28,12 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
-) | {"DeepseekOCRForCausalLM"}
+) | {"DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
     "deepseek_ocr2": "deepseek",
     "camembert": "roberta",
+    "dots_ocr": "qwen2",
     "eurobert": "llama",
     "exaone4_5": "exaone4",
     "glm4v": "glm4",

@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any, ClassVar, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
@@ -17,6 +17,7 @@ from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.dots_ocr import DotsOcrEncoder, read_encoder
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
 from octavo.models.fallback.swap import stack, swap_encoder
@@ -24,6 +25,7 @@ from octavo.models.vision_names import todays_name
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
+_DOTS_OCR: Final = "DotsOCRForCausalLM"
 _LIBRARY: Final = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
 _WIDTHS: Final = {"PaliGemmaForConditionalGeneration": "projection_dim"}
@@ -51,7 +53,8 @@ class ImageReader(DecoderStack):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        library = library_config(c, f"{cls.library_name().removesuffix(_CLASS)}Config")
+        is_dots = cls.ARCHITECTURE == _DOTS_OCR
+        library = read_encoder(c) if is_dots else library_config(c, f"{cls.library_name().removesuffix(_CLASS)}Config")
         config = dataclasses.replace(super().read(c), library=library)
         name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
         width = reduce(lambda part, key: getattr(part, key, config.hidden_size), name.split("."), library)
@@ -66,9 +69,7 @@ class ImageReader(DecoderStack):
         super().__init__(c, mesh, *arguments, **named)
         self._held: dict[str, Layer] = {}
         if self.is_first:
-            self.encoder = library_module(
-                lambda: _without(self.library_name(), c.library, (*_TEXT_MODELS, *self.UNUSED))
-            )
+            self.encoder = library_module(self._make_encoder)
             swap_encoder(self.encoder)
             if self.ARCHITECTURE == "DeepseekOCRForCausalLM":
                 clip = self.encoder.get_submodule("vision_tower.vision_encoder")
@@ -83,6 +84,13 @@ class ImageReader(DecoderStack):
                     "pipeline_parallel_size: images are added to several layers of this model, which are to be on one "
                     "rank; use tensor_parallel_size"
                 )
+
+    def _make_encoder(self) -> nn.Module:
+        library, others = self.config.library, (*_TEXT_MODELS, *self.UNUSED)
+        if self.ARCHITECTURE == _DOTS_OCR:
+            return DotsOcrEncoder(library)
+        made: nn.Module = _without(self.library_name(), library, others)
+        return made
 
     @property
     def encoding_size(self) -> int:

@@ -33,8 +33,22 @@ _DEEPSEEK_OCR: Final = tuple(
 )
 
 
+_DOTS_OCR: Final = tuple(
+    (re.compile(rf"^vision_tower\.{old}"), rf"vision_tower.{own}")
+    for old, own in (
+        (r"patch_embed\.patchifier\.", "patch_embed."),
+        (r"post_trunk_norm\.", "norm."),
+        (r"blocks\.(\d+)\.mlp\.fc1\.", r"blocks.\1.mlp.gate_proj."),
+        (r"blocks\.(\d+)\.mlp\.fc2\.", r"blocks.\1.mlp.down_proj."),
+        (r"blocks\.(\d+)\.mlp\.fc3\.", r"blocks.\1.mlp.up_proj."),
+    )
+)
+
+
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
-    for old, own in _DEEPSEEK_OCR if architecture.lower().startswith("deepseekocr") else _ALL:
+    family = architecture.lower()
+    table = _DOTS_OCR if family.startswith("dotsocr") else _ALL
+    for old, own in _DEEPSEEK_OCR if family.startswith("deepseekocr") else table:
         name = old.sub(own, name)
     return name

@@ -258,6 +258,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
     "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr, (*_LOCAL, "patches_grid")),
     "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr2, _LOCAL),
+    "DotsOCRForCausalLM": Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw")),
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole

@@ -277,6 +277,18 @@ def _minicpm() -> tuple[Any, Any]:
     return config, tf.MiniCPMV4_6ImageProcessorPil(scale_resolution=56, max_slice_nums=4)
 
 
+def _dots_ocr() -> tuple[Any, Any]:
+    import transformers as tf
+
+    from tests.fakes.dots_ocr import DotsOCRConfig
+
+    tower = {"embed_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
+    own = {name: value for name, value in TEXT.items() if name != "head_dim"}
+    config = DotsOCRConfig(**own, vision_config={**tower, "patch_size": 14}, image_token_id=IMAGE)
+    size = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32}
+    return config, tf.Qwen2VLImageProcessorPil(size=size, temporal_patch_size=1)
+
+
 def _got_ocr2() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -364,6 +376,7 @@ FAMILIES = {
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
     "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),
+    "dots_ocr": (_dots_ocr, "DotsOCRForCausalLM"),
     "got_ocr2": (_got_ocr2, "GotOcr2ForConditionalGeneration"),
     "deepseek_ocr": (_deepseek_ocr, "DeepseekOCRForCausalLM"),
     "lighton_ocr": (_lighton_ocr, "LightOnOcrForConditionalGeneration"),
@@ -390,6 +403,14 @@ _LIBRARY = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
 """transformers' class by architecture, where it has another name."""
 
 
+def _class(architecture: str) -> Any:
+    import transformers
+
+    from tests.fakes import dots_ocr
+
+    return getattr(dots_ocr, architecture, None) or getattr(transformers, _LIBRARY.get(architecture, architecture))
+
+
 def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
     """Write a random model of a family to `path` and return it."""
     make, architecture = FAMILIES[family]
@@ -399,9 +420,8 @@ def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
 def write_random(path: Path, config: Any, processor: Any, architecture: str, seed: int = 0) -> Path:
     """Write a random model, the settings of its processor and a tokenizer to `path` and return it."""
     import torch
-    import transformers
 
-    model = getattr(transformers, _LIBRARY.get(architecture, architecture))(config)
+    model = _class(architecture)(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -433,9 +453,8 @@ def _write_tokenizer(path: Path) -> None:
 def load_vision_oracle(path: Path, architecture: str) -> Any:
     """The checkpoint as transformers reads it, in float32 with its plainest attention."""
     import torch
-    import transformers
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = getattr(transformers, _LIBRARY.get(architecture, architecture))
+        made = _class(architecture)
         return made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
