@@ -41,7 +41,7 @@ MOST_S = {
 
 
 def family_of(path: Path) -> str:
-    return path.name.removesuffix("0")
+    return max((each for each in FAMILIES if path.name.startswith(each)), key=len)
 
 
 def prompts_of(path: Path) -> list[Any]:
