@@ -10,7 +10,18 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.core.pooling import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS
 
 ENCODERS: Final = frozenset(
-    {"bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new", "camembert", "distilbert"}
+    {
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "modernbert",
+        "nomic_bert",
+        "gte",
+        "new",
+        "camembert",
+        "distilbert",
+        "jina_embeddings_v3",
+    }
 )
 """`model_type` of the models whose tokens see those behind them too."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")

@@ -12,7 +12,7 @@ from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import activation
 from octavo.layers.layer import Layer
-from octavo.layers.linear import ColumnLinear
+from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
 from octavo.models.config import DecoderConfig
 
 
@@ -85,4 +85,28 @@ class MaskedHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden] → what is multiplied by the table, [rows, hidden]."""
         out: Tensor = self.norm(self.act(self.dense(hidden)))
+        return out
+
+
+class UpGateLinear(GatedLinear):
+    """x [tokens, inputs] → gelu(gate(x)) * up(x), of a tensor that has `up` before the gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] → [tokens, share of width]."""
+        up, gate = self.prepared(x).chunk(2, dim=-1)
+        product: Tensor = self.ops.multiplied(self.ops.gelu(gate), up)
+        return product
+
+
+class UpGateMLP(nn.Module):
+    """`down(gelu(gate(x)) * up(x))`, of which `down` alone has a bias."""
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.up_gate_proj = UpGateLinear(c.hidden_size, c.intermediate_size, mesh, reads=(), activation="gelu")
+        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.up_gate_proj(x))
         return out

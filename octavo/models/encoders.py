@@ -21,7 +21,6 @@ from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import GatedLinear, joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.blocks import (
@@ -32,7 +31,7 @@ from octavo.models.blocks import (
     RotaryAttention,
 )
 from octavo.models.config import KINDS, even_share
-from octavo.models.encoder_parts import ClassifierHead, EncoderConfig, LabelHead, MaskedHead
+from octavo.models.encoder_parts import ClassifierHead, EncoderConfig, LabelHead, MaskedHead, UpGateMLP
 from octavo.models.ropes import read_rope
 
 
@@ -243,28 +242,33 @@ class NomicBertModel(BertModel):
         raise UnsupportedModel("NomicBERT with a head for labels is not implemented; convert embed makes vectors")
 
 
-class UpGateLinear(GatedLinear):
-    """x [tokens, inputs] → gelu(gate(x)) * up(x), of a tensor that has `up` before the gate."""
+class JinaEmbeddingsV3Model(BertModel):
+    """Jina Embeddings v3, with the config of transformers: XLM-RoBERTa with rotations in the place of positions. Its
+    adapters are no part of it. Source: https://arxiv.org/abs/2409.10173."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] → [tokens, share of width]."""
-        up, gate = self.prepared(x).chunk(2, dim=-1)
-        product: Tensor = self.ops.multiplied(self.ops.gelu(gate), up)
-        return product
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^roberta\.": "",
+        r"^embeddings\.word_embeddings": "embed_tokens",
+        r"^embeddings\.token_type_embeddings": "embed_types",
+        r"^emb_ln": "embed_norm",
+        r"^encoder\.layers\.": "layers.",
+        r"\.mixer\.Wqkv": ".self_attn.qkv_proj",
+        r"\.mixer\.out_proj": ".self_attn.o_proj",
+        r"\.norm1\.": ".input_layernorm.",
+        r"\.norm2\.": ".post_attention_layernorm.",
+        r"\.mlp\.fc1": ".mlp.up_proj",
+        r"\.mlp\.fc2": ".mlp.down_proj",
+        r"^pooler\.dense": "score.dense",
+        r"^classifier\.(weight|bias)": r"score.classifier.\1",
+        r"^classifier\.dense": "score.dense",
+        r"^classifier\.out_proj": "score.classifier",
+    }
 
-
-class UpGateMLP(nn.Module):
-    """`down(gelu(gate(x)) * up(x))`, of which `down` alone has a bias."""
-
-    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.up_gate_proj = UpGateLinear(c.hidden_size, c.intermediate_size, mesh, reads=(), activation="gelu")
-        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.up_gate_proj(x))
-        return out
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        num_types = c.positive("type_vocab_size", 1)
+        config = super().read(c, position_offset=None, num_types=num_types, qkv_reads=(), **own)
+        return replace(config, rope=read_rope(c, config.heads.dim))
 
 
 class GteModel(BertModel):

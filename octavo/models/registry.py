@@ -59,7 +59,7 @@ _FILES: Final = {
         *("Kolibri1", "MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
-    "encoders": ("Bert", "DistilBert", "Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+    "encoders": ("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
         *("SarvamMLA", "Youtu"),

@@ -21,7 +21,7 @@ MODERN = {"num_hidden_layers": 4, "local_attention": 16, "pad_token_id": 0}
 ROBERTA = {"type_vocab_size": 1}
 ENCODERS: dict[str, dict[str, Any]] = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "ModernBert": MODERN}
 DISTIL = {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96}
-ENCODERS |= {"DistilBert": DISTIL, "Camembert": ROBERTA}
+ENCODERS |= {"DistilBert": DISTIL, "Camembert": ROBERTA, "JinaEmbeddingsV3": ROBERTA}
 
 
 def hidden_of(model: Any, token_ids: list[int], **more: Any) -> Tensor:
