@@ -73,7 +73,7 @@ def test_adapter_without_alpha_is_added_as_it_is(tmp_path: Path) -> None:
         (
             {"general.architecture": "qwen3"},
             {},
-            "is 'qwen3', expected llama, as LlamaForCausalLM has; give an adapter of this model",
+            "is 'qwen3', expected llama or exaone or internlm2, as LlamaForCausalLM has; give an adapter of this model",
         ),
         ({}, {f"blk.{'9' * 5000}.attn_q.weight.lora_a": plain(torch.zeros(1, 8))}, "attn_q.weight.lora_a is no A or B"),
         ({"adapter.lora.alpha": "x"}, {}, "adapter.lora.alpha is 'x', expected a number"),
