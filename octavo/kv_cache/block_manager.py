@@ -209,21 +209,21 @@ class BlockManager:
         table, size, groups = self._tables[sequence.seq_id], self.block_size, self.token_groups
         if end + num_guesses <= table.writable_end:
             return UNCHANGED
-        ends = [end + (0 if cache.keeps.is_sparse else num_guesses + cache.num_lookahead) for cache in groups]
-        first = start // size
-        for cache, blocks, last in zip(groups, table.blocks, ends, strict=False):
-            if not cache.has_room_to_write(blocks, first, -(-last // size)):
+        for cache, blocks in zip(groups, table.blocks, strict=False):
+            last = end if cache.keeps.is_sparse else end + num_guesses + cache.num_lookahead
+            if not cache.has_room_to_write(blocks, start // size, -(-last // size)):
                 return None
         changes: list[TableChange] = []
         copies: list[BlockCopy] = []
-        snapshots = table.snapshots if self.enable_prefix_caching else None
-        for cache, blocks, last in zip(groups, table.blocks, ends, strict=False):
+        first, snapshots = start // size, table.snapshots if self.enable_prefix_caching else None
+        for cache, blocks in zip(groups, table.blocks, strict=False):
+            last = end if cache.keeps.is_sparse else end + num_guesses + cache.num_lookahead
             first_changed, copied = cache.make_writable(blocks, first, -(-last // size), snapshots, len(self._tables))
             if first_changed < len(blocks):
                 changes.append(TableChange(cache.index, first_changed, blocks[first_changed:]))
             copies += copied
-        both = zip(groups, table.blocks, strict=False)
-        table.writable_end = min([size * len(blocks) - cache.num_lookahead for cache, blocks in both])
+        ends = zip(groups, table.blocks, strict=False)
+        table.writable_end = min([size * len(each) - cache.num_lookahead for cache, each in ends])
         return SlotGrowth(changes, copies)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

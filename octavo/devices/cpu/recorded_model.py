@@ -66,7 +66,9 @@ class RecordedModel:
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
         is_special = batch.encoded or batch.embeddings is not None or batch.spans is not None
-        is_special = is_special or batch.token_types is not None or any(each.num_guesses for each in batch.attention)
+        is_special = is_special or batch.token_types is not None
+        for group in batch.attention:
+            is_special = is_special or bool(group.num_guesses)
         if not self._is_recordable or is_special or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
