@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,11 @@ from octavo.worker.block_table import BlockTables
 class SequenceState:
     """`num_tokens` grows with what is drawn or sent; everything else is fixed. Changed by the runner only."""
 
+    line: int
+    """Its line in the token store and in the block tables."""
+    num_tokens: int
+    """Tokens of the line that are known."""
+    store: TokenStore
     seq_id: int
     epoch: int
     index: int
@@ -29,22 +35,17 @@ class SequenceState:
     num_prompt_tokens: int
     end_token_ids: tuple[int, ...]
     bad_words_token_ids: tuple[tuple[int, ...], ...]
-    line: int
-    """Its line in the token store and in the block tables."""
-    num_tokens: int
-    """Tokens of the line that are known."""
-    store: TokenStore
-    adapter: int = 0
+    adapter: int
     """Index of its adapter; 0 for none."""
-    media: tuple[MediaInput, ...] = ()
+    media: tuple[MediaInput, ...]
     """Images and sounds that its next rows read."""
-    grids: tuple[tuple[int, ...], ...] = ()
+    grids: tuple[tuple[int, ...], ...]
     """(offset, rows, columns) of images by which its tokens turn, and times of the frames of a video."""
-    whole_spans: tuple[tuple[int, int], ...] = ()
+    whole_spans: tuple[tuple[int, int], ...]
     """(offset, length) of tokens that attend to each other."""
-    pooled: PooledPrompt | None = None
+    pooled: PooledPrompt | None
     """How the prompt becomes a vector; None for sequences that draw tokens."""
-    is_drafted: bool = False
+    is_drafted: bool
     """Whether the draft model computes its prompt too."""
     num_drafted: int | None = None
     """Leading tokens that the draft model has computed; None for those before the first row."""
@@ -60,6 +61,10 @@ class SequenceState:
     def stored_tokens(self) -> Tensor:
         """Return the lines of all sequences, int32 [lines, width], on the device."""
         return self.store.on_device()
+
+
+_stated = attrgetter(*(each.name for each in fields(SequenceState) if each.name in NewSequence.__struct_fields__))
+"""Returns what a new sequence states about its state, in the order of its fields."""
 
 
 class Sequences:
@@ -111,29 +116,14 @@ class Sequences:
         for table, block_ids in zip(self.tables, new.block_tables, strict=True):
             table.write(line, 0, block_ids)
         self.drop(new.seq_id)
-        self._states[new.seq_id] = SequenceState(
-            seq_id=new.seq_id,
-            epoch=new.epoch,
-            index=new.index,
-            params=new.params,
-            num_prompt_tokens=new.num_prompt_tokens,
-            end_token_ids=new.end_token_ids,
-            bad_words_token_ids=new.bad_words_token_ids,
-            line=line,
-            num_tokens=num_shared + len(new.token_ids),
-            store=self.tokens,
-            adapter=new.adapter,
-            media=new.media,
-            grids=new.grids,
-            whole_spans=new.whole_spans,
-            pooled=new.pooled,
-            is_drafted=new.is_drafted,
-        )
+        num_tokens = num_shared + len(new.token_ids)
+        self._states[new.seq_id] = SequenceState(line, num_tokens, self.tokens, *_stated(new))
         self.num_adapted += new.adapter != 0
         self.num_with_grids += bool(new.grids)
         self.num_with_spans += bool(new.whole_spans)
-        self.num_pairs += second_start(new) != 0
-        self.num_with_unseen += num_unseen(new) != 0
+        if new.pooled is not None:
+            self.num_pairs += new.pooled.second_start != 0
+            self.num_with_unseen += new.pooled.num_unseen != 0
 
     def drop(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
@@ -142,8 +132,9 @@ class Sequences:
             self.num_adapted -= state.adapter != 0
             self.num_with_grids -= bool(state.grids)
             self.num_with_spans -= bool(state.whole_spans)
-            self.num_pairs -= second_start(state) != 0
-            self.num_with_unseen -= num_unseen(state) != 0
+            if state.pooled is not None:
+                self.num_pairs -= state.pooled.second_start != 0
+                self.num_with_unseen -= state.pooled.num_unseen != 0
             for table in self.tables:
                 table.write(state.line, 0, ())
             self._free_lines.append(state.line)
@@ -155,11 +146,6 @@ class Sequences:
         return self._num_lines - 1
 
 
-def second_start(sequence: NewSequence | SequenceState) -> int:
+def second_start(sequence: SequenceState) -> int:
     """Return where the second text of a pair begins, whose tokens have another type; 0 for no such pair."""
     return 0 if sequence.pooled is None else sequence.pooled.second_start
-
-
-def num_unseen(sequence: NewSequence | SequenceState) -> int:
-    """Return how many tokens at the end of a prompt no token sees."""
-    return 0 if sequence.pooled is None else sequence.pooled.num_unseen

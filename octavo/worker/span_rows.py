@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from octavo.attention.metadata import AttentionMetadata, SpanRows
 from octavo.worker.packed_arrays import sent
-from octavo.worker.sequence_state import num_unseen
 
 if TYPE_CHECKING:
     from octavo.worker.input_batch import BatchRow
@@ -65,7 +64,7 @@ def rows_without_unseen(rows: Sequence[BatchRow], attention: Sequence[AttentionM
     """
     counts, ends, places = [], [], []
     for index, row in enumerate(rows):
-        hidden = num_unseen(row.state)
+        hidden = 0 if row.state.pooled is None else row.state.pooled.num_unseen
         assert not hidden or not row.scheduled.start, "prompts with tokens that no token sees are computed whole"
         num_seen = row.end - hidden
         counts += [num_seen, *[1] * hidden]
