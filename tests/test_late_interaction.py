@@ -54,6 +54,11 @@ def test_scores_are_those_of_vectors_behind_masks_without_punctuation(
         np.testing.assert_allclose(rows.outputs.data, query.numpy(), rtol=1e-5, atol=1e-5)
         (cut,) = llm.score("w1 w2", "w3", truncate_prompt_tokens=8)
         assert cut.prompt_token_ids == [*query_ids[:8], 1, DOCUMENT, 7, 2]
+        (rows,) = llm.encode([1, 5], prompt_name="query")
+        assert rows.prompt_token_ids == [1, 5]
+        (refused,) = llm.encode("w1", prompt_name="passage")
+        assert refused.error is not None
+        assert "must be a prompt of the checkpoint (query, document)" in refused.error.message
         with pytest.raises(InvalidRequest, match="task is embed, but the model is made for token_embed"):
             llm.embed("w1")
 

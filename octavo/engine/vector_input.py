@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Writer = Callable[[str], Prompt]
 
+_SIDES: Final = ("query", "document")
 FOR_VECTORS: Final = SamplingParams(max_tokens=1, seed=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)
 """The sampling parameters of requests that draw nothing."""
 
@@ -98,10 +99,12 @@ class VectorInput:
     def prompted(self, prompt: Prompt, name: str | None = None) -> Prompt:
         """Return a text behind the checkpoint's prompt of this name, or its default one. Raises InvalidRequest."""
         config = self.checked(None)
-        if self.late is not None and prompt.text is not None and name in ("query", "document"):
+        if self.late is not None and name in _SIDES:
+            if prompt.text is None:
+                return prompt
             return self.late.query(prompt.text) if name == "query" else self.late.document(prompt.text)
         if name is not None and name not in config.prompts:
-            known = ", ".join(config.prompts) or "none"
+            known = ", ".join([*config.prompts, *(_SIDES if self.late is not None else ())]) or "none"
             raise InvalidRequest(
                 f"prompt_name is {name!r}, must be a prompt of the checkpoint ({known})", field="prompt_name"
             )
