@@ -16,8 +16,8 @@ from octavo.errors import ConfigError, UnsupportedModel
 
 _LAYERS: Final = "transformer_layer_config"
 _SPECULATORS: Final = "speculators_config"
-_METHODS: Final = ("eagle3", "dflash")
-"""Values of `speculators_model_type` that are methods of `speculative_config`."""
+_METHODS: Final = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash"}
+"""By `speculators_model_type`: the method of `speculative_config`."""
 
 
 def of_layers(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def of_layers(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return dict(config)
     own = {name: value for name, value in config.items() if value is not None and name != _LAYERS}
     # a default of the library, which other heads do not share
-    return {"norm_before_residual": True, **layers.values, **own, "model_type": layers.values.get("model_type")}
+    is_normed = config.get("speculators_model_type") == "eagle3"
+    return {"norm_before_residual": is_normed, **layers.values, **own, "model_type": layers.values.get("model_type")}
 
 
 def with_verifier(args: EngineArgs, c: Section, path: Path) -> EngineArgs:
@@ -59,7 +60,7 @@ def with_verifier(args: EngineArgs, c: Section, path: Path) -> EngineArgs:
     own: dict[str, Any] = {}
     if isinstance(methods, list) and methods and isinstance(methods[0], dict):
         own["num_speculative_tokens"] = Section(methods[0], config.where).positive("speculative_tokens", 16)
-    speculative = own | dict(args.speculative_config) | {"method": method, "model": str(path)}
+    speculative = own | dict(args.speculative_config) | {"method": _METHODS[method], "model": str(path)}
     return dataclasses.replace(
         args,
         model=verifier.str("name_or_path"),

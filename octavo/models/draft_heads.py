@@ -26,6 +26,8 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.weight_files import checkpoint_tensors
 
+MASK_STATE: Final = "mask_hidden"
+"""The tensor with what a P-EAGLE head reads in the place of the model's streams where tokens are masks."""
 _NOTED: Final = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -69,6 +71,8 @@ class Eagle3Config(HeadConfig):
     """Whether each of them is."""
     is_stream_normed: bool = False
     """Whether the stream begins behind the norm of the state."""
+    mask_token: int | None = None
+    """The token in the place of later ones, of a head that guesses all at once (P-EAGLE); else None."""
     is_output_normed: bool = False
     """Whether a later guess reads the stream behind the last norm."""
 
@@ -97,6 +101,7 @@ class Eagle3Config(HeadConfig):
             has_chunk_norms=c.bool("fc_norm", False),
             is_stream_normed=c.bool("norm_before_residual", False),
             is_output_normed=c.bool("norm_output", False),
+            mask_token=c.int("mask_token_id") if MASK_STATE in names else None,
             qk_norms=head_norms if "layers.0.self_attn.q_norm.weight" in names else None,
         )
 
@@ -229,7 +234,7 @@ class Eagle3Head(DraftHead):
     """EAGLE-3: the streams of some layers become one vector; the head has logits of its own, of some of the tokens."""
 
     config: Eagle3Config
-    IGNORED = (*DecoderStack.IGNORED, "d2t", "t2d")
+    IGNORED = (*DecoderStack.IGNORED, "d2t", "t2d", MASK_STATE)
     RENAMED: ClassVar[Mapping[str, str]] = {"parts": ""}
 
     @classmethod
@@ -305,3 +310,9 @@ def target_ids(c: Checkpoint) -> Tensor | None:
             offsets = tensor.values(((),)).to(torch.int64)
             return offsets + torch.arange(len(offsets))
     return None
+
+
+def mask_state(c: Checkpoint, dtype: torch.dtype) -> Tensor:
+    """Return what a P-EAGLE head reads at masks, [1, width]. Raises CheckpointError."""
+    tensor = next(each for each in checkpoint_tensors(c) if each.name == MASK_STATE)
+    return tensor.values(((),)).to(dtype).reshape(1, -1)

@@ -1,4 +1,4 @@
-"""Guesses a block of tokens behind each sequence in one pass, with a head that fills masks."""
+"""Guesses several tokens behind each sequence in one pass, with a head that fills masks."""
 
 from __future__ import annotations
 
@@ -9,57 +9,118 @@ import torch
 from torch import Tensor
 
 from octavo.models.block_heads import BlockHead
+from octavo.models.draft_heads import Eagle3Head
 from octavo.sampling.metadata import SamplingRow
 from octavo.worker.drafter import Drafter, Span
 
 
-class BlockDrafter(Drafter):
-    """A drafter whose head makes keys and values of known tokens, and then all guesses of a sequence at once."""
+class _MaskDrafter(Drafter):
+    """A drafter that makes all guesses of a sequence at once.
+
+    mask_token: stands in the place of tokens that are guessed. most: guesses of one pass for a sequence.
+    """
+
+    def __init__(self, head: Any, mask_token: int, most: int, arguments: Sequence[Any], **named: Any) -> None:
+        super().__init__(head, *arguments, is_head=True, **named)
+        self._mask_token, self._most = mask_token, most
+
+    def _num_masks(self, span: Span) -> int:
+        return min(span.num_guesses, self._most, self._max_num_tokens - 1, self._max_positions - span.num_known)
+
+    def _mask(self, spans: Sequence[Span], counts: Sequence[int]) -> None:
+        """Let so many masks follow the known tokens of each span."""
+        for span, count in zip(spans, counts, strict=True):
+            positions = [*range(span.num_known, span.num_known + count)]
+            if positions:
+                self._tokens.append([span.state.line] * count, positions, [self._mask_token] * count)
+        # a guess costs as much as a pass of its share
+        self.num_passes += max(counts, default=0)
+
+    def _fill(self, states: Tensor, spans: Sequence[Span], counts: Sequence[int]) -> dict[int, list[int]]:
+        """Return guesses by place. states: [guesses, hidden], those of each span one after the other."""
+        wanted = [
+            SamplingRow(span.state, span.num_known + i, 1, i)
+            for span, count in zip(spans, counts, strict=True)
+            for i in range(count)
+        ]
+        chosen = iter(self._choices(states, wanted))
+        return {
+            span.place: _before_none([next(chosen) for _ in range(count)])
+            for span, count in zip(spans, counts, strict=True)
+        }
+
+    def _parts(self, active: Sequence[Span]) -> Iterator[tuple[list[Span], list[int]]]:
+        """Yield the spans whose masks one pass computes together, and how many each has."""
+        part: list[Span] = []
+        counts: list[int] = []
+        room = self._max_num_tokens
+        for span in active:
+            if (count := self._num_masks(span)) <= 0:
+                continue
+            if part and room < 1 + count:
+                yield part, counts
+                part, counts, room = [], [], self._max_num_tokens
+            part.append(span)
+            counts.append(count)
+            room -= 1 + count
+        if part:
+            yield part, counts
+
+
+class BlockDrafter(_MaskDrafter):
+    """A drafter with a DFlash head, which makes keys and values of known tokens, and fills masks behind the last."""
 
     def __init__(self, head: BlockHead, *arguments: Any, **named: Any) -> None:
-        super().__init__(head, *arguments, is_head=True, **named)
-        self._block = head.config
+        super().__init__(head, head.config.mask_token, head.config.block_size - 1, arguments, **named)
+        self._shift = int(not head.config.is_anchor_first)
 
     def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
         """Return the guesses by place; `hidden` is what keys and values of known tokens were made of."""
         guesses: dict[int, list[int]] = {}
-        for spans in self._parts([span for span in active if self._num_masks(span) > 0]):
-            counts = [self._num_masks(span) for span in spans]
-            for span, count in zip(spans, counts, strict=True):
-                positions = [*range(span.num_known, span.num_known + count)]
-                self._tokens.append([span.state.line] * count, positions, [self._block.mask_token] * count)
-            # a guess costs as much as a pass of its share
-            self.num_passes += max(counts)
-            rows = [
-                span.row(span.num_known - 1, span.num_known + count) for span, count in zip(spans, counts, strict=True)
-            ]
-            states = self._model(self._builder.build(rows))
-            shift, indices, wanted, start = int(not self._block.is_anchor_first), [], [], 0
-            for span, count in zip(spans, counts, strict=True):
-                indices += [start + shift + i for i in range(count)]
-                wanted += [SamplingRow(span.state, span.num_known + i, 1, i) for i in range(count)]
+        for spans, counts in self._parts(active):
+            self._mask(spans, counts)
+            both = [*zip(spans, counts, strict=True)]
+            rows = [span.row(span.num_known - 1, span.num_known + count) for span, count in both]
+            states, start = self._model(self._builder.build(rows)), self._shift
+            indices: list[int] = []
+            for count in counts:
+                indices += range(start, start + count)
                 start += 1 + count
-            chosen = iter(self._choices(states[torch.tensor(indices, device=states.device)], wanted))
-            for span, count in zip(spans, counts, strict=True):
-                guesses[span.place] = _before_none([next(chosen) for _ in range(count)])
+            guesses |= self._fill(states[torch.tensor(indices, device=states.device)], spans, counts)
         return guesses
 
-    def _num_masks(self, span: Span) -> int:
-        room = min(self._block.block_size, self._max_num_tokens) - 1
-        return min(span.num_guesses, room, self._max_positions - span.num_known)
 
-    def _parts(self, active: Sequence[Span]) -> Iterator[list[Span]]:
-        """Yield the spans whose blocks one pass computes together."""
-        part: list[Span] = []
-        room = self._max_num_tokens
-        for span in active:
-            if part and room < 1 + self._num_masks(span):
-                yield part
-                part, room = [], self._max_num_tokens
-            part.append(span)
-            room -= 1 + self._num_masks(span)
-        if part:
-            yield part
+class ParallelDrafter(_MaskDrafter):
+    """A drafter with a P-EAGLE head: the first guess is that of EAGLE-3, and masks with one learned state the others.
+
+    Source: https://arxiv.org/abs/2602.01469.
+    """
+
+    def __init__(self, head: Eagle3Head, state: Tensor, *arguments: Any, **named: Any) -> None:
+        """state: of masks, [1, width]."""
+        assert head.config.mask_token is not None
+        super().__init__(head, head.config.mask_token, named["max_num_tokens"], arguments, **named)
+        self._state = state
+
+    def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
+        """Return the guesses by place, of which the first follow from `hidden`, [spans, hidden]."""
+        guesses: dict[int, list[int]] = {span.place: [] for span in active}
+        first = {span.place: index for index, span in enumerate(active)}
+        for spans, counts in self._parts(active):
+            others = [count - 1 for count in counts]
+            self._mask(spans, others)
+            rows = [
+                span.row(span.num_known - 1, span.num_known - 1 + count)
+                for span, count in zip(spans, others, strict=True)
+                if count
+            ]
+            parts = [hidden[first[span.place]][None] for span in spans]
+            if rows:
+                behind = self._pass(rows, self._state.expand(sum(others), -1))
+                both = zip(parts, torch.split(behind, others), strict=True)
+                parts = [torch.cat(each) for each in both]
+            guesses |= self._fill(torch.cat(parts), spans, counts)
+        return guesses
 
 
 def _before_none(chosen: Sequence[int | None]) -> list[int]:

@@ -17,14 +17,14 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models.block_heads import BlockHead
 from octavo.models.decoder import DecoderStack
-from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, target_ids, usual_layers
+from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, mask_state, target_ids, usual_layers
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
 from octavo.models.registry import ModelClass
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
-from octavo.worker.block_drafter import BlockDrafter
+from octavo.worker.block_drafter import BlockDrafter, ParallelDrafter
 from octavo.worker.drafter import Drafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
@@ -73,7 +73,9 @@ class DraftModel:
         self.num_layers = self.shape.num_layers
         model, self._ids = self._opened.model, None
         if isinstance(model, Eagle3Head | BlockHead):
-            self._ids = target_ids(checkpoint)
+            self._ids, self._mask_state = target_ids(checkpoint), None
+            if isinstance(model, Eagle3Head) and model.config.mask_token is not None:
+                self._mask_state = mask_state(checkpoint, target.dtype)
             target.model.note_layers(model.config.noted_layers or usual_layers(self._target.num_layers))
         if config.sample_method != "greedy" and model.config.vocab_size != self._target.vocab_size:
             raise ConfigError(
@@ -158,6 +160,9 @@ class DraftModel:
         }
         if isinstance(loaded, BlockHead):
             return BlockDrafter(loaded, builder, runner.sequences, choose, **own)
+        if isinstance(loaded, Eagle3Head) and self._mask_state is not None:
+            state = self._mask_state.to(device.torch_device)
+            return ParallelDrafter(loaded, state, builder, runner.sequences, choose, **own)
         model = loaded if is_head else device.recorded(loaded, num_tokens)
         return Drafter(model, builder, runner.sequences, choose, **own, is_head=is_head)
 

@@ -56,10 +56,10 @@ def test_keys_of_its_layers_are_on_the_first_level() -> None:
     ("own", "options", "error", "message"),
     [
         (
-            {"speculators_model_type": "peagle"},
+            {"speculators_model_type": "mlp"},
             {},
             UnsupportedModel,
-            "speculators_model_type is peagle, expected eagle3 or dflash",
+            "speculators_model_type is mlp, expected eagle3 or peagle or dflash",
         ),
         (
             {},

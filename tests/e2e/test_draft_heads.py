@@ -21,6 +21,7 @@ from tests.fakes.draft_heads import (
     WIDTH,
     block_guesses,
     guesses,
+    parallel_guesses,
     read_head,
     write_block_head,
     write_head,
@@ -47,6 +48,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "dflash": write_block_head(tmp_path_factory.mktemp("dflash"), VOCABULARY),
         "normed": write_normed_head(tmp_path_factory.mktemp("normed"), VOCABULARY),
         "speculator": write_speculator(tmp_path_factory.mktemp("speculator"), model, VOCABULARY),
+        "parallel": write_speculator(tmp_path_factory.mktemp("parallel"), model, VOCABULARY, is_parallel=True),
     }
 
 
@@ -54,7 +56,7 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
     if method is None:
         return LLM(str(paths["model"]), **own)
-    if method == "speculator":
+    if method in ("speculator", "parallel"):
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
         kind = "eagle3" if method == "normed" else method
@@ -64,7 +66,7 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "dflash"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,7 +85,7 @@ def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[s
         assert stats(llm).num_draft_tokens > 50
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "normed", "speculator"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "normed", "speculator", "parallel"])
 def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -101,7 +103,8 @@ def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path
                 found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
                 noted = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if method != "eagle" else (-1,)
                 states = torch.cat([found[layer][0] for layer in noted], 1)
-                expected = guesses(head, library.model.embed_tokens.weight, states, known, len(proposed))
+                made = parallel_guesses if method == "parallel" else guesses
+                expected = made(head, library.model.embed_tokens.weight, states, known, len(proposed))
             assert list(proposed) == expected
 
 

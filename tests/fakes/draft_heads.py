@@ -27,14 +27,17 @@ class Head(NamedTuple):
     """Makes one vector of the states that the head reads."""
 
 
-def write_speculator(path: Path, verifier: Path, vocab_size: int) -> Path:
-    """Write an EAGLE-3 head for a model as the library speculators does, with norms of heads as Qwen3 has."""
+def write_speculator(path: Path, verifier: Path, vocab_size: int, *, is_parallel: bool = False) -> Path:
+    """Write an EAGLE-3 head for a model as the library speculators does, with norms of heads as Qwen3 has; or one that
+    guesses all tokens at once (P-EAGLE)."""
     write_head(path, vocab_size, is_third=True, draft_vocab=100)
     tensors = {
         name.replace("midlayer.", "layers.0."): each for name, each in load_file(path / "model.safetensors").items()
     }
     for name in "qk":
         tensors[f"layers.0.self_attn.{name}_norm.weight"] = torch.linspace(0.5, 1.5, DIM)
+    if is_parallel:
+        tensors["mask_hidden"] = torch.linspace(-1, 1, 3 * HIDDEN).view(1, 1, -1)
     save_file(tensors, str(path / "model.safetensors"))
     layers = json.loads((path / "config.json").read_text())
     config = {
@@ -50,6 +53,8 @@ def write_speculator(path: Path, verifier: Path, vocab_size: int) -> Path:
         "target_hidden_size": None,
         "transformer_layer_config": layers | {"model_type": "qwen3"},
     }
+    if is_parallel:
+        config |= {"speculators_model_type": "peagle", "mask_token_id": MASK}
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -260,6 +265,15 @@ def guesses(head: Head, embed: Tensor, states: Tensor, known: Sequence[int], cou
         found.append(token if head.ids is None else head.ids[token])
         tokens.append(found[-1])
     return found
+
+
+def parallel_guesses(head: Head, embed: Tensor, states: Tensor, known: Sequence[int], count: int) -> list[int]:
+    """Return what a head of P-EAGLE guesses, as `guesses` does of others."""
+    assert head.ids is not None
+    tokens = [*known[1:], *[MASK] * (count - 1)]
+    masks = head.weights["mask_hidden"].view(1, -1).expand(count - 1, -1)
+    streams = head.forward(embed[torch.tensor(tokens)], head.joined(torch.cat((states, masks))))
+    return [head.ids[int(head.logits(stream).argmax())] for stream in streams[-count:]]
 
 
 def _streams(head: Head, embedded: Tensor, states: Tensor, own: list[Tensor]) -> Tensor:
