@@ -21,7 +21,7 @@ from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCo
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike
-from octavo.core.request_limits import check_logprob_entries, checked_ttl_s
+from octavo.core.request_limits import check_logprob_entries, check_pooled_values, checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
@@ -184,6 +184,9 @@ class AsyncLLM:
             requests += await self._process_turn(process, start, read)
         num_listed = requests[0].params.prompt_logprobs if requests else None
         check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
+        if (pooling := self.input.vectors.config) is not None:
+            vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
+            check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
         reader = Reader(direct)
         in_use = ExitStack()
         await self._open(requests, read, reader)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
 from octavo.core.pooling import PoolingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from octavo.llm import LLM
@@ -211,6 +215,30 @@ def test_weights_of_all_tokens_of_the_vocabulary(tmp_path: Path, family: str, st
 
     with LLM(str(tmp_path)) as llm:
         check_vectors(llm, expected)
+
+
+def test_a_server_refuses_requests_for_more_values_than_it_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "BertModel")
+    monkeypatch.setattr("octavo.core.request_limits.MAX_POOLED_VALUES", 300)
+    asked = [
+        (["w1"] * 5, PoolingParams(), "320 values together, must have at most 300"),
+        (["w1"] * 4, PoolingParams(), None),
+        (["w1 w2 w3"], PoolingParams(task="token_embed"), "320 values together"),
+        (["w1 w2 w3"], PoolingParams(task="token_embed", dimensions=60), None),
+    ]
+
+    async def check() -> None:
+        llm = await AsyncLLM.start(EngineArgs(model=str(tmp_path)))
+        try:
+            for texts, params, message in asked:
+                with nullcontext() if message is None else pytest.raises(InvalidRequest, match=message):
+                    assert len([each async for each in llm.generate_together(texts, params)]) == len(texts)
+        finally:
+            await llm.shutdown()
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize(("kind", "num_labels"), [("Reward", 1), ("ProcessReward", 2)])

@@ -16,7 +16,14 @@ from octavo.config.args import EngineArgs
 from octavo.config.fields import Argument, arguments, describe_default, shown
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_options
-from octavo.core.request_limits import MAX_DEPTH, MAX_LOGPROB_ENTRIES, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
+from octavo.core.request_limits import (
+    MAX_DEPTH,
+    MAX_LOGPROB_ENTRIES,
+    MAX_POOLED_VALUES,
+    MAX_REQUEST_TOKENS,
+    MAX_SEQUENCES,
+    REQUEST_LIMITS,
+)
 from tools import devices, families
 
 _INTRODUCTION = """\
@@ -53,7 +60,8 @@ The most that lists and texts of one request may hold; `octavo serve` refuses mo
 field, `LLM` with `InvalidRequest`. Besides, a body has at most `--max-body-size` bytes, a completion request at most
 {tokens:,} token ids in its prompts and {sequences:,} sequences (prompts times `n` or `best_of`), free-form JSON nests
 at most {depth} deep, the log-probabilities of prompts have at most {logprobs:,} entries together (prompt tokens times
-`prompt_logprobs` plus one; only in a server), and a prompt fits the model's context.
+`prompt_logprobs` plus one; only in a server), vectors and scores at most {pooled:,} values together (only in a server;
+one of each text, or of each token of it), and a prompt fits the model's context.
 """
 
 _FLAG = re.compile(r"(?<![`\w-])--[a-z][a-z-]*")
@@ -155,7 +163,11 @@ def _sampling_page() -> str:
 
 def _limits_page() -> str:
     text = _LIMITS_TEXT.format(
-        tokens=MAX_REQUEST_TOKENS, sequences=MAX_SEQUENCES, depth=MAX_DEPTH, logprobs=MAX_LOGPROB_ENTRIES
+        tokens=MAX_REQUEST_TOKENS,
+        sequences=MAX_SEQUENCES,
+        depth=MAX_DEPTH,
+        logprobs=MAX_LOGPROB_ENTRIES,
+        pooled=MAX_POOLED_VALUES,
     ).strip()
     lines = [
         _INTRODUCTION.format(title="Limits of a request", text=text, source="core/request_limits.py"),

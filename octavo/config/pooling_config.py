@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.pooling import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS
+from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
 
 ENCODERS: Final = frozenset(
     {
@@ -120,6 +120,14 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     def needs_whole_prompts(self) -> bool:
         """Whether all tokens of a prompt are computed in one step."""
         return not self.is_causal or self.modes != ("lasttoken",) or self.task in TOKEN_TASKS
+
+    def num_values(self, params: PoolingParams, num_tokens: int) -> int:
+        """Return the numbers that are made of a prompt. params: with a task."""
+        rows = num_tokens if params.task in TOKEN_TASKS else 1
+        if params.task in (CLASSIFY, TOKEN_CLASSIFY):
+            return rows * max(1, len(self.labels))
+        size = self.size if self.token_heads is None or rows == 1 else self.token_heads.vectors.outputs
+        return rows * min(size, params.dimensions or size)
 
     @property
     def tasks(self) -> tuple[str, ...]:

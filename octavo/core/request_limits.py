@@ -36,6 +36,7 @@ MAX_REQUEST_CHARS: Final = 4 << 20
 MAX_REQUEST_TOKENS: Final = 1 << 20
 MAX_SEQUENCES: Final = 4096
 MAX_LOGPROB_ENTRIES: Final = 1 << 20
+MAX_POOLED_VALUES: Final = 1 << 25
 MAX_TTL_S: Final = 365 * 86400
 """Longest life of a pin."""
 MAX_DEPTH: Final = 16
@@ -235,6 +236,17 @@ def check_logprob_entries(num_prompt_tokens: int, prompt_logprobs: int | None) -
             f"the log-probabilities of {num_prompt_tokens:,} prompt tokens with {prompt_logprobs + 1} entries each are "
             f"{count:,}, must be at most {MAX_LOGPROB_ENTRIES:,}; ask for fewer, or send shorter prompts",
             field="prompt_logprobs",
+        )
+
+
+def check_pooled_values(count: int) -> None:
+    """Raise InvalidRequest when the vectors or scores of all prompts of a request would take too much memory."""
+    if count > MAX_POOLED_VALUES:
+        raise InvalidRequest(
+            f"the vectors or scores of the request have {count:,} values together, must have at most "
+            f"{MAX_POOLED_VALUES:,}; send fewer texts at once, or shorter ones where each token has a vector",
+            field="prompt",
+            code="request_too_large",
         )
 
 

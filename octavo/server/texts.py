@@ -123,7 +123,7 @@ class Preparer:
             with asked.named():
                 return self.prompts(chat, limits)
         if isinstance(asked, InputRequest) and asked.messages is not None:
-            self.tools.vectors.checked(asked.task)
+            self.tools.vectors.checked(asked.params().task)
             prompt = self._rendered(asked, limits, opens_turn=False)
             return [msgspec.structs.replace(prompt, add_special_tokens=bool(asked.add_special_tokens))]
         if isinstance(asked, VectorRequest | InfillRequest):

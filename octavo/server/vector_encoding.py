@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
+from msgspec import Raw, Struct, json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 BINARY: Final = ("bytes", "bytes_only")
 """Formats whose response is bytes, with a header that describes them and without it."""
+MOST_DESCRIBED: Final = 512
+"""Arrays that a header describes: clients refuse lines of more than 64 KiB."""
+_SLICE: Final = 4096
+"""Numbers that are encoded in one call, which nothing else of the process runs beside."""
 
 
 class Encoding(Struct, frozen=True, kw_only=True):
@@ -24,9 +28,9 @@ class Encoding(Struct, frozen=True, kw_only=True):
     type: str = "float32"
     order: str = "native"
 
-    def value(self, array: NDArray[np.float32]) -> list[Any] | str:
+    def value(self, array: NDArray[np.float32]) -> Raw | str:
         """Return an array as JSON has it."""
-        return b64encode(self.binary(array)).decode() if self.format == "base64" else array.tolist()
+        return b64encode(self.binary(array)).decode() if self.format == "base64" else Raw(_numbers(array))
 
     def binary(self, array: NDArray[np.float32]) -> bytes:
         """Return the bytes of an array."""
@@ -50,3 +54,12 @@ class Encoding(Struct, frozen=True, kw_only=True):
             described.append(place | {"embed_dtype": self.type, "endianness": self.order})
             start += len(part)
         return b"".join(parts), described
+
+
+def _numbers(array: NDArray[np.float32]) -> bytes:
+    """Return the JSON of an array, [size] or [rows, size], of which no more than a slice becomes objects at once."""
+    if array.ndim > 1:
+        parts = [_numbers(row) for row in array]
+    else:
+        parts = [json.encode(array[n : n + _SLICE].tolist())[1:-1] for n in range(0, len(array), _SLICE)]
+    return b"[" + b",".join(parts) + b"]"

@@ -66,12 +66,14 @@ NOT_READ = {
     ("gpt_neox", "head_dim"),
     ("granitemoehybrid", "rope_parameters"),
     ("kimi_linear", "head_dim"),
+    ("mamba2", "time_step_rank"),
     *((each, "num_attention_heads") for each in ("falcon_mamba", "mamba", "mamba2")),
     ("longcat_flash", "head_dim"),
     ("minicpm3", "head_dim"),
     ("mistral4", "head_dim"),
     ("nemotron_h", "head_dim"),  # nothing turns: heads may have any size
     ("nemotron_h", "time_step_limit"),
+    ("sarvam_mla", "head_dim"),
     ("youtu", "head_dim"),
 }
 DENSE = {("qwen3_5_moe", "num_experts"), ("qwen3_next", "num_experts")}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType, json
+from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.config.pooling_config import PoolingConfig
 from octavo.core.outputs import RequestOutput
-from octavo.core.pooling import CLASSIFY, TOKEN_TASKS, values_of
+from octavo.core.pooling import CLASSIFY, values_of
 from octavo.engine.vector_input import VectorInput
 from octavo.engine.vector_output import array_of
 from octavo.server.context import ServerContext
@@ -51,7 +52,7 @@ class Embedding(Struct, frozen=True):
     """The vector of an input: numbers, or the base64 text of little-endian float32."""
 
     index: int
-    embedding: list[float] | str
+    embedding: Raw | str
     object: str = "embedding"
 
 
@@ -59,7 +60,7 @@ class Pooled(Struct, frozen=True):
     """What the model made of an input: numbers, rows of them for its tokens, or base64 text."""
 
     index: int
-    data: list[float | list[float]] | str
+    data: Raw | str
     object: str = "pooling"
 
 
@@ -142,7 +143,7 @@ class CohereEmbeddings(Struct, kw_only=True):
     """The response of `POST /v2/embed`: the vectors by the types that were asked for."""
 
     id: str
-    embeddings: dict[str, list[list[float] | str]]
+    embeddings: dict[str, list[Raw | str]]
     texts: list[str]
     meta: dict[str, Any]
 
@@ -181,18 +182,17 @@ class _Done:
         """Return the values of each prompt, of the task or the model's own."""
         return [array_of(self.config, output, task or self.config.task) for output in self.outputs]
 
-    def vectors(self, encoding: Encoding, task: str | None = None) -> list[Any]:
+    def vectors(self, encoding: Encoding, task: str | None = None) -> list[Raw | str]:
         """Return the values of each prompt as JSON has them."""
-        if encoding.format == "float" and (task or self.config.task) not in TOKEN_TASKS:
-            return [values_of(output.pooled) for output in self.outputs]
         return [encoding.value(each) for each in self.arrays(task)]
 
     def binary(self, asked: VectorRequest) -> Response:
         """Return the response whose body is the values of all prompts."""
         encoding = asked.encoding()
         content, data = encoding.joined(self.arrays(asked.params().task))
-        metadata = {**self.frame, "data": data}
-        headers = {"metadata": json.encode(metadata).decode()} if encoding.format == "bytes" else None
+        metadata = to_builtins({**self.frame, "data": data})
+        # with escapes: a header has no letters beyond Latin-1, and the name of a model may
+        headers = {"metadata": json.dumps(metadata)} if encoding.format == "bytes" else None
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     def scores(self, num_queries: int) -> list[float]:
@@ -216,7 +216,7 @@ def _endpoint(
         async def respond(context: ServerContext, request: Request) -> Response:
             asked, prompts = await context.texts.read(request, kind)
             requests = EngineRequests(context, request, asked, asked.id_prefix)
-            names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field}
+            names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field, **asked.names}
             last: dict[int, RequestOutput] = {}
             async with context.open_requests.track(request.receive):
                 outputs = requests.outputs(prompts, asked.params(), await requests.adapter(), names)
@@ -229,7 +229,7 @@ def _endpoint(
                 model, vectors = context.models.name(asked.model), context.llm.input.vectors
                 done = _Done(requests.id, request.url.path, model, vectors, found)
                 if asked.encoding().format in BINARY:
-                    return done.binary(asked)
+                    return await context.large_responses.build(functools.partial(done.binary, asked))
                 body = await context.large_responses.build(lambda: encode(make(asked, done)))
             return Response(body, media_type="application/json")
 

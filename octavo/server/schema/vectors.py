@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta, Struct, structs
@@ -15,10 +15,11 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, Int, RequestBody, TokenId
 from octavo.server.schema.chat import Message
 from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
-from octavo.server.vector_encoding import Encoding
+from octavo.server.vector_encoding import MOST_DESCRIBED, Encoding
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
+_MOST: Final = 2**63 - 1
 
 
 class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +29,8 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     id_prefix: ClassVar[str] = "embd-"
     task: ClassVar[str | None] = EMBED
     texts_field: ClassVar[str] = "input"
+    names: ClassVar[Mapping[str, str]] = {}
+    """What the client calls fields that the engine knows by other names."""
 
     truncate_prompt_tokens: Int | None = None
     use_activation: bool | None = None
@@ -64,9 +67,16 @@ class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
             raise InvalidRequest("give either input or messages", field="input")
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        tools.vectors.checked(self.task)
+        tools.vectors.checked(self.params().task)
         assert self.input is not None, "messages are rendered elsewhere"
-        return [prompt_of(each, self.add_special_tokens) for each in listed_prompts("input", self.input)]
+        listed = listed_prompts("input", self.input)
+        if self.encoding().format == "bytes" and len(listed) > MOST_DESCRIBED:
+            raise InvalidRequest(
+                f"input has {len(listed):,} texts, must have at most {MOST_DESCRIBED} where encoding_format is bytes, "
+                "whose header describes each; take bytes_only or base64, or send several requests",
+                field="input",
+            )
+        return [prompt_of(each, self.add_special_tokens) for each in listed]
 
 
 class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
@@ -118,12 +128,13 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
     """`POST /v2/embed`, with Cohere's names."""
 
     texts_field = "texts"
+    names: ClassVar[Mapping[str, str]] = {"dimensions": "output_dimension"}
 
     texts: Annotated[list[str], Meta(min_length=1)]
     input_type: str | None = None
     embedding_types: list[Literal["float", "base64"]] | None = None
-    output_dimension: Int | None = None
-    max_tokens: Int | None = None
+    output_dimension: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
     truncate: Literal["NONE", "END"] = "END"
 
     def params(self) -> PoolingParams:
@@ -155,7 +166,7 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     documents: Annotated[list[str | Document], Meta(min_length=1)]
     top_n: Int | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: Int | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
     instruction: str | None = None
 
     def params(self) -> PoolingParams:

@@ -86,6 +86,18 @@ def test_binary_responses_have_the_type_and_order_that_are_asked_for(
     assert (bare.body, "metadata" in bare.headers) == (answer.body, False)
 
 
+def test_the_header_of_a_binary_response_is_short_and_escapes_the_name_of_the_model(
+    embedding: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = post(embedding, "/v1/embeddings", encoding_format="bytes", embed_dtype="bfloat16", input=["a"] * 512)
+    assert len(most.headers["metadata"]) < 1 << 16
+    refused = post(embedding, "/v1/embeddings", encoding_format="bytes", input=["a"] * 513)
+    assert (refused.status, refused.json["error"]["param"]) == (400, "input")
+    monkeypatch.setattr("octavo.server.routes.vectors._Done.frame", {"model": "模型"})
+    answer = post(embedding, "/v1/embeddings", encoding_format="bytes", input="a")
+    assert (answer.status, json.loads(answer.headers["metadata"])["model"]) == (200, "模型")
+
+
 def test_a_conversation_is_written_by_the_chat_template(embedding: Served) -> None:
     messages = [{"role": "user", "content": "a"}]
     answer = post(embedding, "/v1/embeddings", messages=messages).json
@@ -122,10 +134,15 @@ def test_long_inputs_are_refused_or_cut_at_their_end(embedding: Served) -> None:
         ({"input": ["a"] * 2049}, "input"),
         ({"input": "a", "prompt_name": "passage"}, "prompt_name"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"texts": ["a"], "output_dimension": 0}, "output_dimension"),
+        ({"texts": ["a"], "output_dimension": 257}, "output_dimension"),
+        ({"texts": ["a"], "max_tokens": -5}, "max_tokens"),
+        ({"query": "a", "documents": ["a"], "max_tokens_per_doc": -5}, "max_tokens_per_doc"),
     ],
 )
 def test_wrong_requests_are_refused_by_field(embedding: Served, fields: dict[str, Any], param: str) -> None:
-    answer = post(embedding, "/v1/embeddings", **fields)
+    path = "/v2/embed" if "texts" in fields else "/rerank" if "query" in fields else "/v1/embeddings"
+    answer = post(embedding, path, **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
 
@@ -179,7 +196,8 @@ def test_classify_names_the_likeliest_label(server: Served) -> None:
 
 
 def test_pooling_returns_what_the_model_makes(embedding: Served, scoring: Served) -> None:
-    assert post(scoring, "/pooling", input="a").json["data"][0]["data"] == pytest.approx([0.1])
+    for task in (None, "classify", "score"):
+        assert post(scoring, "/pooling", input="a", task=task).json["data"][0]["data"] == pytest.approx([0.1])
     scoring.llm.pooling = EMBED
     assert post(embedding, "/pooling", input="a").json["data"][0]["data"] == [0, 97]
 
