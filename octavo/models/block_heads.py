@@ -17,7 +17,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention, head_norms, stream_norm
 from octavo.models.decoder import DecoderStack
-from octavo.models.draft_heads import DraftHead, HeadConfig, tensor_names
+from octavo.models.draft_heads import DraftHead, HeadConfig, mask_token, tensor_names
 
 _USUAL_BLOCK = 16
 
@@ -54,7 +54,7 @@ class BlockConfig(HeadConfig):
             is_bidirectional=not own.bool("causal", False),
             noted_layers=tuple(noted),
             target_size=c.optional_positive("target_hidden_size") or c.positive("hidden_size"),
-            mask_token=own.int("mask_token_id"),
+            mask_token=mask_token(own, c.positive("vocab_size")),
             block_size=c.optional_positive("block_size") or _USUAL_BLOCK,
             is_anchor_first=own.bool("sample_from_anchor", False),
         )

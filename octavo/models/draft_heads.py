@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
 from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import ColumnLinear
@@ -101,7 +103,7 @@ class Eagle3Config(HeadConfig):
             has_chunk_norms=c.bool("fc_norm", False),
             is_stream_normed=c.bool("norm_before_residual", False),
             is_output_normed=c.bool("norm_output", False),
-            mask_token=c.int("mask_token_id") if MASK_STATE in names else None,
+            mask_token=mask_token(c, c.positive("vocab_size")) if MASK_STATE in names else None,
             qk_norms=head_norms if "layers.0.self_attn.q_norm.weight" in names else None,
         )
 
@@ -303,16 +305,34 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def target_ids(c: Checkpoint) -> Tensor | None:
-    """Return for each token of a head's logits its id in the model, int64 [tokens]; None where the ids are the same."""
+def mask_token(c: Section, vocab_size: int) -> int:
+    """Return the token that stands for those that are guessed. Raises CheckpointError for none of the model's."""
+    token = c.int("mask_token_id")
+    if not 0 <= token < vocab_size:
+        raise c.error("mask_token_id", f"a token from 0 to {vocab_size - 1:,}")
+    return token
+
+
+def target_ids(c: Checkpoint, num_tokens: int, vocab_size: int) -> Tensor | None:
+    """Return for each token of a head's logits its id in the model, int64 [num_tokens]; None where the ids are the
+    same. Raises CheckpointError for ids that are not below `vocab_size`."""
     for tensor in checkpoint_tensors(c):
         if tensor.name == "d2t":
             offsets = tensor.values(((),)).to(torch.int64)
-            return offsets + torch.arange(len(offsets))
+            ids = offsets + torch.arange(len(offsets)) if offsets.shape == (num_tokens,) else None
+            if ids is None or bool(((ids < 0) | (ids >= vocab_size)).any()):
+                raise CheckpointError(
+                    f"{c.path}: the tensor d2t has the shape {list(offsets.shape)}, expected [{num_tokens}], each with "
+                    f"its place a token from 0 to {vocab_size - 1:,} of the model"
+                )
+            return ids
     return None
 
 
-def mask_state(c: Checkpoint, dtype: torch.dtype) -> Tensor:
+def mask_state(c: Checkpoint, dtype: torch.dtype, width: int) -> Tensor:
     """Return what a P-EAGLE head reads at masks, [1, width]. Raises CheckpointError."""
     tensor = next(each for each in checkpoint_tensors(c) if each.name == MASK_STATE)
-    return tensor.values(((),)).to(dtype).reshape(1, -1)
+    state = tensor.values(((),)).to(dtype)
+    if state.numel() != width:
+        raise CheckpointError(f"{c.path}: {MASK_STATE} has {state.numel():,} values, expected {width:,}")
+    return state.reshape(1, -1)

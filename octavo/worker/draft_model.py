@@ -73,9 +73,10 @@ class DraftModel:
         self.num_layers = self.shape.num_layers
         model, self._ids = self._opened.model, None
         if isinstance(model, Eagle3Head | BlockHead):
-            self._ids, self._mask_state = target_ids(checkpoint), None
+            self._ids = target_ids(checkpoint, model.config.vocab_size, self._target.vocab_size)
+            self._mask_state = None
             if isinstance(model, Eagle3Head) and model.config.mask_token is not None:
-                self._mask_state = mask_state(checkpoint, target.dtype)
+                self._mask_state = mask_state(checkpoint, target.dtype, model.states_size)
             target.model.note_layers(model.config.noted_layers or usual_layers(self._target.num_layers))
         if config.sample_method != "greedy" and model.config.vocab_size != self._target.vocab_size:
             raise ConfigError(

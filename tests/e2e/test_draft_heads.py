@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.engine.engine_core import EngineCore
-from octavo.errors import ConfigError, UnsupportedModel
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_draft_models import stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint
 from tests.fakes.draft_heads import (
     HIDDEN,
     WIDTH,
@@ -136,6 +137,32 @@ def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
 
     proposer.note_proposed = note  # type: ignore[method-assign]
     return seen
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        ("dflash", {"mask_token_id": -1}, "dflash_config.mask_token_id is -1, expected a token from 0 to 299"),
+        ("parallel", {"mask_token_id": 300}, "mask_token_id is 300, expected a token from 0 to 299"),
+        ("parallel", {"mask_hidden": torch.zeros(1, 1, 5)}, "mask_hidden has 5 values, expected 192"),
+        ("speculator", {"d2t": torch.full((100,), 201)}, "d2t .* each with its place a token from 0 to 299"),
+        ("speculator", {"d2t": torch.zeros(99)}, r"d2t has the shape \[99\], expected \[100\]"),
+    ],
+)
+def test_a_head_that_names_what_is_not_there_is_refused(
+    method: str, values: dict[str, Any], message: str, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(paths[method], head)
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            edit_tensors(head, **{name: value})
+        elif method == "dflash":
+            edit_config(head, dflash_config={name: value, "target_layer_ids": [0, 2, 4]})
+        else:
+            edit_config(head, **{name: value})
+    with pytest.raises(CheckpointError, match=message):
+        load({**paths, method: head}, method)
 
 
 def test_a_head_of_another_model_is_refused(paths: dict[str, Path], tmp_path: Path) -> None:
