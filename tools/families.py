@@ -46,6 +46,7 @@ _ALSO = {
 _LIKE = {
     "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
+    "jina_bert": ("bert", "JinaBertModel"),
 }
 """Families that no class of transformers computes: a family whose config has their keys, and their architecture."""
 _KINDS = ("full", "window", "latent", "state", "cross")

@@ -20,7 +20,9 @@ ENCODERS: Final = frozenset(
         "new",
         "camembert",
         "distilbert",
+        "jina_bert",
         "jina_embeddings_v3",
+        "mpnet",
     }
 )
 """`model_type` of the models whose tokens see those behind them too."""

@@ -67,9 +67,9 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
         found = msgspec.structs.replace(found, modes=(modes[checkpoint.expect("pooling", *modes, default="avg")],))
     if modules is not None:
         found = read_modules(checkpoint.path, modules, found)
-    if checkpoint.values.get("model_type") in ("roberta", "xlm-roberta", "camembert"):
+    if (kind := checkpoint.values.get("model_type")) in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         # the first rows of the table of positions stand for padding
-        longest = checkpoint.max_model_len() - checkpoint.int("pad_token_id", 1) - 1
+        longest = checkpoint.max_model_len() - (1 if kind == "mpnet" else checkpoint.int("pad_token_id", 1)) - 1
         found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
     if found.late is None and _architecture(checkpoint) in ARCHITECTURES:
         late, dense = colbert_files(checkpoint)

@@ -37,6 +37,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     """
     if config.get("model_type") == "distilbert":
         return {**config, **{ours: config[name] for name, ours in _DISTILBERT.items() if name in config}}
+    if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
+        return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     names = config.get("architectures")
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config

@@ -147,6 +147,14 @@ class WidthNorm(RMSNorm):
         return normed[:, start : start + length].view(tokens, -1, self._dim)
 
 
+class WidthLayerNorm(LayerNorm):
+    """Centres and scales the heads of a token, all of them together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, heads, dim] → the same shape."""
+        return super().forward(x.flatten(1)).view(x.shape)
+
+
 class HeadLayerNorm(LayerNorm):
     """A `LayerNorm` without bias for every head of [tokens, heads, dim], each with a weight of its own.
 

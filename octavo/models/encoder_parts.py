@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
+from octavo.layers.distance import DistanceBiases
 from octavo.layers.elementwise import activation
 from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
@@ -18,10 +19,12 @@ from octavo.models.config import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
-    """num_types: kinds of tokens that have embeddings of their own, 0 for none. The others are of a classifier's head:
-    the function of its dense layer, whether that has a bias, and whether a norm follows."""
+    """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes what is added to scores
+    by distance. The others are of a classifier's head: the function of its dense layer, whether that has a bias, and
+    whether a norm follows."""
 
     num_types: int = 0
+    biases: Callable[[], DistanceBiases] | None = None
     head_function: str = "tanh"
     head_bias: bool = True
     is_head_normed: bool = False
@@ -96,6 +99,20 @@ class UpGateLinear(GatedLinear):
         up, gate = self.prepared(x).chunk(2, dim=-1)
         product: Tensor = self.ops.multiplied(self.ops.gelu(gate), up)
         return product
+
+
+class GateUpMLP(nn.Module):
+    """`down(gelu(gate(x)) * up(x))` of a tensor of both, of which `down` alone has a bias."""
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.gate_up_proj = GatedLinear(c.hidden_size, c.intermediate_size, mesh, reads=(), activation="gelu")
+        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.gate_up_proj(x))
+        return out
 
 
 class UpGateMLP(nn.Module):

@@ -59,6 +59,7 @@ _FILES: Final = {
         *("Kolibri1", "MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
+    "distance_encoders": ("JinaBert", "MPNet"),
     "encoders": ("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
@@ -99,7 +100,7 @@ _FILES: Final = {
 }
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {
-    **{family: f"{family}Model" for family in _FILES["encoders"]},
+    **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
     "GPT2": "GPT2LMHeadModel",
     "Whisper": "WhisperForConditionalGeneration",
 }

@@ -677,7 +677,9 @@ _OTHER_ARCHITECTURES = {
 
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     family.lower(): (f"{family}Config", f"{family}Model", {})
-    for family in ("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert", "Roberta", "XLMRoberta")
+    for family in (
+        *("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "MPNet", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+    )
 }
 """Families that make vectors, whose tokens see those behind them."""
 WITH_ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {

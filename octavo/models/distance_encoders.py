@@ -1,0 +1,68 @@
+"""Encoders that know the places of tokens by their distance: MPNet and JinaBERT v2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.distance import BucketBiases, SlopeBiases
+from octavo.layers.norm import WidthLayerNorm
+from octavo.models.bert_encoder import BertEncoder
+from octavo.models.config import DecoderConfig, NormPair
+from octavo.models.encoder_parts import EncoderConfig, GateUpMLP, UpGateMLP
+
+_BUCKETS = 32
+
+
+class MPNetModel(BertEncoder):
+    """MPNet: BERT with biases by distance, and positions that start behind those for padding. Source:
+    https://arxiv.org/abs/2004.09297."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^mpnet\.": "",
+        r"^encoder\.relative_attention_bias": "distance_biases",
+        r"\.attention\.attn\.(q|k|v)\.": r".self_attn.\1.",
+        r"\.attention\.attn\.o\.": ".self_attn.o_proj.",
+        r"\.attention\.LayerNorm": ".input_layernorm",
+        **BertEncoder.NAMES,
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        c.expect("relative_attention_num_buckets", _BUCKETS)
+        own |= {"position_offset": 2, "max_positions": c.max_model_len() - 2, "num_types": 0}
+        biases = partial(BucketBiases, _BUCKETS, c.positive("num_attention_heads"))
+        return super().read(c, qkv_reads=("q", "k", "v"), biases=biases, **own)
+
+
+class JinaBertModel(BertEncoder):
+    """JinaBERT v2: BERT with ALiBi to both sides in the place of positions, and gated MLPs. The release for code has
+    norms of queries and keys, and gates behind what they gate. Source: https://arxiv.org/abs/2310.19923."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"\.mlp\.gated_layers": ".mlp.gate_up_proj",
+        r"\.mlp\.wo": ".mlp.down_proj",
+        r"\.mlp\.layernorm|\.layer_norm_2": ".post_attention_layernorm",
+        r"\.layer_norm_1": ".input_layernorm",
+        r"\.mlp\.up_gated_layer": ".mlp.up_gate_proj",
+        r"\.mlp\.down_layer": ".mlp.down_proj",
+        r"\.attention\.self\.layer_norm_(q|k)\.": r".self_attn.\1_norm.",
+        **BertEncoder.NAMES,
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        c.expect("feed_forward_type", "geglu")
+        biases = partial(SlopeBiases, c.positive("num_attention_heads"), c.max_model_len())
+        own |= {"mlp": GateUpMLP, "activation": "gelu"}
+        if "qk-post-norm" in str(c.values.get("auto_map")):
+            own |= {"mlp": UpGateMLP, "qk_norms": _width_norms}
+        return super().read(c, position_offset=None, biases=biases, **own)
+
+
+def _width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
+    """Make norms over all heads of a token together."""
+    return WidthLayerNorm(c.hidden_size, c.norm_eps), WidthLayerNorm(c.hidden_size, c.norm_eps)
