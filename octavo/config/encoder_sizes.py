@@ -12,6 +12,7 @@ from octavo.config.section import Section
 _SIZE: Final = re.compile(
     r"(?!.*ngram)\w+_(size|dim|heads|layers|channels|positions)|num_\w+|depth|d_model|mlp_ratio|tokens_per_second"
 )
+_EQUAL: Final = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
 _WIDTHS: Final = ("embed_dim", "d_model", "hidden_size")
 _HEADS: Final = ("num_attention_heads", "num_heads", "encoder_attention_heads")
 _AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_size", "spatial_merge_size")))
@@ -45,6 +46,25 @@ def check_encoder(section: Section | None) -> None:
             least := math.prod(map(section.int, parts))
         ):
             raise section.error(name, f"at least {' times '.join(parts)}, which is {least}")
+    equal = [each for each in _EQUAL if section.values.get(each) is not None]
+    for name in equal[1:]:
+        if section.int(name) != section.int(equal[0]):
+            raise section.error(name, f"the same as {equal[0]}, which is {section.int(equal[0])}")
+    if equal and section.values.get("pixel_shuffle_ratio") is not None:
+        _check_shuffle(section)
+
+
+def _check_shuffle(section: Section) -> None:
+    """Raise CheckpointError where the vectors of an image cannot be joined as Llama 4 joins them."""
+    ratio = section.positive_float("pixel_shuffle_ratio")
+    joined = round(1 / ratio)
+    if ratio * joined != 1.0:
+        raise section.error("pixel_shuffle_ratio", "one over an integer")
+    width = section.positive("hidden_size", 768) * joined**2
+    if section.positive("intermediate_size", 5632) != width:
+        raise section.error("intermediate_size", f"hidden_size times {joined**2}, which is {width}")
+    if section.positive("image_size", 448) // section.positive("patch_size", 14) % joined:
+        raise section.error("image_size", f"a multiple of {joined} patches")
 
 
 def _first(section: Section, names: Collection[str]) -> str | None:

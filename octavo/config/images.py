@@ -13,9 +13,9 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2"),
-        *("Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "MiniCPMV4_6"),
-        *("LlavaOnevision", "Mistral3", "PaddleOCRVL", "PaliGemma"),
+        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr"),
+        *("GotOcr2", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "MiniCPMV4_6"),
+        *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe"),
     )
@@ -31,7 +31,13 @@ _UNSTATED: Final = {
     "DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor",
 }
 """Image processors by architecture where releases have no settings of one."""
-_FIXED: Final = {"GotOcr2ForConditionalGeneration": 1024, "PaliGemmaForConditionalGeneration": 224}
+_FIXED: Final = {
+    "AyaVisionForConditionalGeneration": 384,
+    "GotOcr2ForConditionalGeneration": 1024,
+    "Llama4ForConditionalGeneration": 448,
+    "Ovis2ForConditionalGeneration": 224,
+    "PaliGemmaForConditionalGeneration": 224,
+}
 """Architectures whose encoders read images of one size, and that size where their configs leave it out."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)

@@ -116,7 +116,7 @@ class InputProcessor:
         messages, media = without_media(messages, self.media.urls, self.media.check)
         values = {**self._model.default_chat_template_kwargs, **(options.chat_template_kwargs or {})}
         given = (messages, values, options.tools)
-        spellings = self.tokenizer.special_spellings
+        spellings = self.tokenizer.spellings_with(self.media.words if media else ())
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
         markers = self.media.markers if media else {}
@@ -240,7 +240,10 @@ class InputProcessor:
             text = prompt.text or ""
             if num_kept is None:
                 self.check_text_length(text, field)
-            token_ids = self.tokenizer.encode(text, prompt.add_special_tokens, prompt.cuts)
+            cuts = prompt.cuts
+            if prompt.multi_modal_data:
+                text, cuts = self.media.spelled(text, cuts, self.tokenizer.token_text)
+            token_ids = self.tokenizer.encode(text, prompt.add_special_tokens, cuts)
             outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:
                 raise InvalidRequest(

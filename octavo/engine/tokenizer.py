@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -73,8 +73,13 @@ class Tokenizer:
         self.eos_token_id = self.token_id(self.eos_token)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_spellings = SpecialSpellings(token.content for token in added.values() if token.special)
+        self._special_texts = [token.content for token in added.values() if token.special]
+        self.special_spellings = SpecialSpellings(self._special_texts)
         self.added_tokens = {token_id: token.content for token_id, token in added.items()}
+
+    def spellings_with(self, words: Collection[str]) -> SpecialSpellings:
+        """Return the texts of special tokens, and those of words that are to stay text as well."""
+        return SpecialSpellings([*self._special_texts, *words]) if words else self.special_spellings
 
     @classmethod
     def open(cls, path: str | Path) -> Tokenizer:

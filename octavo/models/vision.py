@@ -28,7 +28,10 @@ _TEXT_MODELS: Final = ("language_model", "text_model")
 _DOTS_OCR: Final = "DotsOCRForCausalLM"
 _LIBRARY: Final = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
-_WIDTHS: Final = {"PaliGemmaForConditionalGeneration": "projection_dim"}
+_WIDTHS: Final = {
+    "Ovis2ForConditionalGeneration": "hidden_size",
+    "PaliGemmaForConditionalGeneration": "projection_dim",
+}
 """The key for the width of an encoder's vectors, where it has another name."""
 
 
@@ -76,6 +79,13 @@ class ImageReader(DecoderStack):
                 stack(clip, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
             self._held.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
+            # which a change of type makes real
+            self._complex = [
+                (part, name, buffer)
+                for part in self.encoder.modules()
+                for name, buffer in part._buffers.items()
+                if buffer is not None and buffer.is_complex()
+            ]
             if (
                 "deepstack_visual_indexes" in vars(getattr(c.library, "vision_config", None) or Any)
                 and not self.is_last
@@ -101,6 +111,8 @@ class ImageReader(DecoderStack):
     def fill(self, device: torch.device) -> None:
         """Compute the buffers of the encoder that no checkpoint has, the first time."""
         if self._lacks_buffers:
+            for part, name, buffer in self._complex:
+                part._buffers[name] = buffer
             fill_buffers(self.encoder, device)
             self._lacks_buffers = False
 
@@ -115,9 +127,15 @@ class ImageReader(DecoderStack):
             name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()
         }
         given |= {name: given[name].tolist() for name in ("num_local_patches", "patches_grid") if name in given}
+        grid = given.pop("grids", None)
         read: Any = self.encoder.get_video_features if kind == "video" else self.encoder.get_image_features
         found = read(**given, return_dict=True)
-        levels = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        made = found.pooler_output
+        if made is None:  # Llama 4's encoder does not project
+            made = self.encoder.get_submodule("multi_modal_projector")(found.last_hidden_state)
+        if grid is not None:
+            made = _indicated(made, found.visual_indicator_features, *grid[0].tolist())
+        levels = [made, *(getattr(found, "deepstack_features", None) or ())]
         return torch.cat([_joined(each) for each in levels], 1)
 
     def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors | NotedStates:
@@ -144,6 +162,16 @@ def _joined(features: Any) -> Tensor:
     return made.reshape(-1, made.shape[-1])
 
 
+def _indicated(tiles: Tensor, indicators: Tensor, rows: int, columns: int) -> Tensor:
+    """Return [vectors, hidden] of Ovis' whole image and tiles [tiles, vectors, hidden] with what is around them."""
+    begin, grid, between, line_end, end = torch.split(indicators, 1)
+    made = [begin, tiles[0], grid]
+    for place, tile in enumerate(tiles[1:], 1):
+        behind = () if place == rows * columns else (between if place % columns else line_end,)
+        made += [tile, *behind]
+    return torch.cat([*made, end])
+
+
 _CLASS: Final = "ForConditionalGeneration"
 
 
@@ -153,7 +181,8 @@ def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:
     made = getattr(transformers, architecture)
     # some classes have the plain attention alone, also of text models, which are left out
     attention = {"": "sdpa" if made._supports_sdpa else "eager", "text_config": "eager"}
-    model = made._from_config(config, attn_implementation=attention).model
+    whole = made._from_config(config, attn_implementation=attention)
+    model = getattr(whole, "model", whole)
     for name in names:
         if hasattr(model, name):
             delattr(model, name)

@@ -30,7 +30,9 @@ class Family(NamedTuple):
     for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: returns whether
     tokens of an image attend to each other. grid: returns its rows and columns where positions follow from them.
     joins_lines: line breaks around images become one token with those of the prompt, where there is one. arranged:
-    returns a prompt as those of the training were, from (context, marker, tokens)."""
+    returns a prompt as those of the training were, from (context, marker, tokens). word: the text of the marker, where
+    config.json does not have its id; texts have it replaced by that of `token` where it is several tokens. others:
+    returns further tokens that stand for vectors."""
 
     marker: tuple[str, ...]
     token: tuple[str, ...]
@@ -41,6 +43,8 @@ class Family(NamedTuple):
     grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
     joins_lines: bool = False
     arranged: Callable[[Context, int, Sequence[int]], list[int]] | None = None
+    word: str | None = None
+    others: Callable[[Section], list[int]] = lambda config: []
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:
@@ -204,6 +208,45 @@ def _cohere2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<|START_OF_IMG|>"), *lines, *context.encode("<|END_OF_IMG|>")]
 
 
+def _aya(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Tiles, each behind its number, and the whole image behind them."""
+    side = _vision(context).positive("image_size", 384) // _vision(context).positive("patch_size", 14)
+    tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
+    numbers = [f"_{number}" for number in range(1, len(arrays["pixel_values"]))]
+    tiles = [each for name in (*numbers, "_GLOBAL") for each in (*context.encode(f"TILE{name}"), *tile)]
+    return [*context.encode("<|START_OF_IMG|>"), *tiles, *context.encode("<|END_OF_IMG|>")]
+
+
+def _llama4(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Tiles by rows and columns, and the whole image behind several of them."""
+    vision, (rows, columns) = _vision(context), (int(each) for each in arrays["aspect_ratios"][0])
+    side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
+    tile = [token] * int(side * side * vision.positive_float("pixel_shuffle_ratio", 0.5) ** 2)
+    between, behind = context.encode("<|tile_x_separator|>"), context.encode("<|tile_y_separator|>")
+    row = [*[*tile, *between] * (columns - 1), *tile, *behind]
+    whole = [*context.encode("<|image|>"), *tile]
+    tiles = row * rows if rows * columns > 1 else []
+    return [*context.encode("<|image_start|>"), *tiles, *whole, *context.encode("<|image_end|>")]
+
+
+def indicators(config: Section) -> list[int]:
+    """Return Ovis' tokens that stand for vectors around those of tiles. Raises CheckpointError."""
+    found = config.values.get("visual_indicator_token_ids") or [*range(151666, 151671)]
+    if not isinstance(found, list) or len(found) != 5 or not all(type(each) is int and each >= 0 for each in found):
+        raise config.error("visual_indicator_token_ids", "the ids of 5 tokens")
+    return found
+
+
+def _ovis(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """The whole image, and behind it several tiles by rows and columns. What is around them are vectors, too."""
+    vision, (rows, columns) = _vision(context), (int(each) for each in arrays["grids"][0])
+    side = vision.positive("image_size", 224) // vision.positive("patch_size", 14)
+    tile = [token] * math.ceil(side / vision.positive("hidden_stride", 1)) ** 2
+    begin, grid, between, line_end, end = indicators(context.config)
+    row = [*[*tile, between] * (columns - 1), *tile, line_end]
+    return [begin, *tile, grid, *(row * rows)[: -1 if rows * columns > 1 else 0], end]
+
+
 def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
     """The number of an image, the whole of it, and behind that the rows of its slices."""
     merged = 4 if context.settings.get("downsample_mode") == "4x" else 16
@@ -255,6 +298,7 @@ _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
 
 FAMILIES: Final[Mapping[str, Family]] = {
+    "AyaVisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _aya, word="<image>"),
     "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
     "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr, (*_LOCAL, "patches_grid")),
     "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr2, _LOCAL),
@@ -274,11 +318,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _IMAGE, _IMAGE, _lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")
     ),
     "LightOnOcrForConditionalGeneration": Family(_IMAGE, _IMAGE, _lighton, _SIZED),
+    "Llama4ForConditionalGeneration": Family(_IMAGE, _IMAGE, _llama4, word="<|image|>"),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
     "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "MiniCPMV4_6ForConditionalGeneration": Family(_IMAGE, _IMAGE, _minicpm, ("pixel_values", "target_sizes")),
     "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),
+    "Ovis2ForConditionalGeneration": Family(
+        _IMAGE, _IMAGE, _ovis, ("pixel_values", "grids"), word="<image>", others=indicators
+    ),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     "PaliGemmaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, arranged=_paligemma_prompt),
     "Qwen2VLForConditionalGeneration": _QWEN,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,21 +17,35 @@ _FILTERS: Final = range(6)
 
 
 class _Pixels(NamedTuple):
-    """How images are scaled, and pixels become numbers. mean, std: [3, 1, 1], of bytes."""
+    """How images are scaled, and pixels become numbers. of_bytes: [3, 256], what each byte of a color becomes."""
 
     resample: int
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
+    of_bytes: NDArray[np.float32]
 
     @classmethod
-    def read(cls, settings: Section, resample: int, mean: Sequence[float], std: Sequence[float]) -> _Pixels:
-        """Read the settings of a checkpoint, with defaults. Raises CheckpointError or UnsupportedModel."""
+    def read(
+        cls,
+        settings: Section,
+        resample: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
+    ) -> _Pixels:
+        """Read the settings of a checkpoint, with defaults. rounded: rounds what each step of normalising makes.
+
+        Raises CheckpointError or UnsupportedModel.
+        """
         for name in ("do_resize", "do_rescale", "do_normalize", "do_pad"):
             settings.expect(name, True)
         scale = settings.positive_float("rescale_factor", 1 / 255)
         given = [settings.values.get(name) or default for name, default in (("image_mean", mean), ("image_std", std))]
-        colors = [np.broadcast_to(np.array(each, np.float32) / np.float32(scale), 3).reshape(3, 1, 1) for each in given]
-        return cls(settings.expect("resample", *_FILTERS, default=resample), *colors)
+        colors = [np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1) for each in given]
+        of_bytes, unit = np.arange(256, dtype=np.float32)[None], np.float32(scale)
+        if rounded is None:
+            of_bytes = (of_bytes - colors[0] / unit) / (colors[1] / unit)
+        else:
+            of_bytes = rounded(rounded(rounded(of_bytes * unit) - rounded(colors[0])) / rounded(colors[1]))
+        return cls(settings.expect("resample", *_FILTERS, default=resample), of_bytes)
 
     def tiles(self, image: Any, columns: int, rows: int, width: int, height: int) -> list[Any]:
         """Return an image of Pillow scaled and cut into so many tiles of a size, row by row."""
@@ -41,8 +55,14 @@ class _Pixels(NamedTuple):
 
     def array(self, image: Any) -> NDArray[np.float32]:
         """Return float32 [3, height, width]."""
-        pixels = np.asarray(image, np.float32).transpose(2, 0, 1)
-        return (pixels - self.mean) / self.std
+        pixels = np.asarray(image, np.uint8).transpose(2, 0, 1)
+        return np.stack([table[color] for table, color in zip(self.of_bytes, pixels, strict=True)])
+
+
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the numbers that bfloat16 has, of two at the same distance the even one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 class Cohere2Images:
@@ -83,6 +103,60 @@ class Cohere2Images:
 
         enlarging = [grid for grid in grids if scale(grid) >= 1]
         return min(enlarging, key=scale) if enlarging else max(grids, key=scale)
+
+
+class Llama4Images:
+    """Scales an image into a grid of tiles, filled up with black, and adds the whole image behind several of them."""
+
+    KNOWN: Final = frozenset({"max_patches", "resize_to_max_canvas"})
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        self._pixels = _Pixels.read(settings, 2, [0.5], [0.5], _to_bfloat16)
+        size = settings.section("size") or Section({}, settings.where)
+        self._side, self._most = size.positive("height", 336), settings.positive("max_patches", 16)
+        self._is_enlarged = settings.bool("resize_to_max_canvas", False)
+        side = (config.section("vision_config") or Section({}, config.where)).positive("image_size", 448)
+        if (self._side, size.positive("width", 336)) != (side, side):
+            raise settings.error("size", f"the image_size of vision_config, {side} x {side}")
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [tiles of all images, 3, side, side] and aspect_ratios [images, (rows, columns)]."""
+        tiles: list[Any] = []
+        grids = [self._grid(*image.size) for image in images]
+        for image, (columns, rows) in zip(images, grids, strict=True):
+            filled = self._filled(image, columns * self._side, rows * self._side)
+            tiles += self._pixels.tiles(filled, columns, rows, self._side, self._side)
+            if columns * rows > 1:
+                tiles += self._pixels.tiles(image, 1, 1, self._side, self._side)
+        ratios = np.array([(rows, columns) for columns, rows in grids], np.int64)
+        return {"pixel_values": np.stack([self._pixels.array(tile) for tile in tiles]), "aspect_ratios": ratios}
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the columns and rows that scale an image up least, or else down least; of several the fewest tiles."""
+        most = self._most
+        scales: dict[tuple[int, int], Any] = {}
+        for columns in range(1, most + 1):
+            for rows in range(1, most // columns + 1):
+                sides = np.float32(columns * self._side), np.float32(rows * self._side)
+                scales[columns, rows] = min(sides[0] / np.float32(width), sides[1] / np.float32(height))
+        enlarging = [scale for scale in scales.values() if scale >= 1]
+        best = (max if self._is_enlarged else min)(enlarging) if enlarging else max(scales.values())
+        return min((grid for grid, scale in scales.items() if scale == best), key=math.prod)
+
+    def _filled(self, image: Any, width: int, height: int) -> Any:
+        """Return an image of this size, on whose upper left the given one is, scaled with its ratio of sides."""
+        given, most = (image.width, image.height), [width, height]
+        kinds: list[type[np.floating[Any]]] = [np.float32, np.float32]
+        for side, own in enumerate(given):
+            if not self._is_enlarged and (wanted := max(own, self._side)) <= most[side]:
+                # in transformers sides of tiles are float32, and others exact
+                most[side], kinds[side] = wanted, np.float64
+        scales = [kind(end) / kind(own) for kind, end, own in zip(kinds, most, given, strict=True)]
+        common = np.float64 if kinds == [np.float64] * 2 else np.float32
+        first = 0 if common(scales[0]) < common(scales[1]) else 1
+        scaled = min(math.floor(kinds[first](given[1 - first]) * scales[first]), most[1 - first])
+        size = (most[0], max(scaled, 1)) if first == 0 else (max(scaled, 1), most[1])
+        return image.resize(size, self._pixels.resample).crop((0, 0, width, height))
 
 
 class Lfm2VlImages:
@@ -222,9 +296,10 @@ def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> t
     return best
 
 
-OWN_PROCESSORS: Final[Mapping[str, type[Cohere2Images | DeepseekOcrImages | Lfm2VlImages]]] = {
+OWN_PROCESSORS: Final[Mapping[str, type[Cohere2Images | DeepseekOcrImages | Lfm2VlImages | Llama4Images]]] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
     "DeepseekOcrImageProcessor": DeepseekOcrImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
+    "Llama4ImageProcessor": Llama4Images,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -54,6 +54,11 @@ class ImagePrompts:
         config = checkpoint.stored
         self._context = Context(config, settings, encode)
         marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
+        self._vectors = frozenset({self._token, *self.family.others(config)})
+        self.word = self.family.word
+        """The text that stands for an image in texts, where it is no token."""
+        if self.word is not None and len(ids := encode(self.word)) == 1:
+            marker, self.word = ids[0], None
         self.marker = marker
         """The token that stands for an image before it is written out."""
         self._markers = {marker: "image"}
@@ -132,7 +137,7 @@ class ImagePrompts:
         tokens = self._with_lines(written, self.family.tokens(context, self._token, made))
         offset = len(written)
         arrays = {name: _typed(made[name]) for name in self.family.reads if name in made}
-        spans = tuple(spans_of(tokens, self._token, offset))
+        spans = tuple(spans_of(tokens, self._vectors, offset))
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of(arrays)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
@@ -148,7 +153,7 @@ class ImagePrompts:
             del written[-1:]
             left_out = made.replaces[1]
         arrays = {name: _typed(each) for name, each in made.arrays.items()}
-        spans = tuple(spans_of(made.tokens, self._video_token, len(written)))
+        spans = tuple(spans_of(made.tokens, {self._video_token}, len(written)))
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of({**arrays, "times": _typed(np.array(made.times, dtype=np.int64))})
         video = MediaInput("video", digest, spans, num_embeddings, arrays, grid=made.grid, times=made.times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -26,9 +26,9 @@ def matched(kind: str, marker: int, token_ids: Sequence[int], brought: Sequence[
     return iter(brought)
 
 
-def spans_of(tokens: Sequence[int], token: int, offset: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of the runs of `token`."""
-    for is_token, run in groupby(tokens, lambda each: each == token):
+def spans_of(tokens: Sequence[int], those: Container[int], offset: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of the runs of `those` tokens."""
+    for is_token, run in groupby(tokens, lambda each: each in those):
         length = sum(1 for _ in run)
         if is_token:
             yield offset, length

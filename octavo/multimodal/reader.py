@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -98,6 +99,19 @@ class MediaReader:
         if self.reads_images and self._written is not None:
             found["image"] = self._written.marker
         return found
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The texts that stand for images in texts and are no tokens."""
+        word = getattr(self._written, "word", None)
+        return () if word is None else (word,)
+
+    def spelled(self, text: str, cuts: Sequence[int], token_text: Callable[[int], str]) -> tuple[str, tuple[int, ...]]:
+        """Return a text and its cuts with the token's text for each word that stands for an image and has no cut."""
+        pieces = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+        for word in self.words:
+            pieces = [piece.replace(word, token_text(self.markers["image"])) for piece in pieces]
+        return "".join(pieces), tuple(accumulate(map(len, pieces[:-1])))
 
     def own_adapter(self, media: Sequence[MediaInput]) -> LoRARequest | None:
         """Return the checkpoint's adapter that a prompt is computed with where it names none itself."""

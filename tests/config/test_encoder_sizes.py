@@ -26,6 +26,8 @@ GOOD: dict[str, Any] = {
     "head_dim": None,
 }
 
+SHUFFLED = {"projector_input_dim": 8, "pixel_shuffle_ratio": 0.5, "intermediate_size": 128, "image_size": 56}
+
 
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -37,6 +39,10 @@ GOOD: dict[str, Any] = {
         ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0, expected a number above 0"),
         ({"hidden_size": 33}, "hidden_size is 33, expected a multiple of num_heads, which is 2"),
         ({"embed_dim": 31}, "embed_dim is 31, expected a multiple of num_heads, which is 2"),
+        ({"projector_input_dim": 8, "projector_output_dim": 9}, "projector_output_dim is 9, expected the same as pro"),
+        ({**SHUFFLED, "pixel_shuffle_ratio": 0.3}, "pixel_shuffle_ratio is 0.3, expected one over an integer"),
+        ({**SHUFFLED, "intermediate_size": 64}, "intermediate_size is 64, expected hidden_size times 4, which is 128"),
+        ({**SHUFFLED, "image_size": 42}, "image_size is 42, expected a multiple of 2 patches"),
         ({"image_size": 13}, "image_size is 13, expected at least patch_size, which is 14"),
         ({"window_size": 27}, "window_size is 27, expected at least patch_size times spatial_merge_size, which is 28"),
     ],

@@ -66,7 +66,8 @@ def generate(path: Path, prompts: list[Any], params: SamplingParams = PARAMS, **
 
 def marked(path: Path, prompts: list[Any]) -> list[Any]:
     """Return prompts with the word that stands for an image in a model where <image> is what begins one."""
-    word = "<start>" if path.name.startswith("minicpm") else "<image>"
+    words = {"minicpm": "<start>", "llama4": "<|image|>"}
+    word = next((word for name, word in words.items() if path.name.startswith(name)), "<image>")
     return [
         {**each, "prompt": each["prompt"].replace("<image>", word)} if isinstance(each, dict) else each
         for each in prompts
@@ -100,7 +101,8 @@ def test_log_probabilities_are_those_of_transformers(
         (completion,) = output.outputs
         drawn = list(completion.token_ids)
         token = TOKENS.get(family, IMAGE)
-        drawn = drawn[: drawn.index(token)] if token in drawn else drawn  # which would stand for an image there
+        standing = {token, *processor.family.others(checkpoint_of_it.stored)}  # for vectors of an image there
+        drawn = drawn[: next((place for place, each in enumerate(drawn) if each in standing), None)]
         ids = [*output.prompt_token_ids, *drawn]
         if "image_grid_thw" in inputs or "image_position_ids" in inputs:
             inputs["mm_token_type_ids"] = (torch.tensor([ids]) == token).int()

@@ -347,6 +347,38 @@ def _lfm2_vl() -> tuple[Any, Any]:
     return config, Settings("Lfm2VlImageProcessorFast", encoder_patch_size=14, downsample_factor=2, **tiles)
 
 
+def _aya_vision() -> tuple[Any, Any]:
+    import transformers as tf
+
+    config = _cohere2_vision()[0].to_dict()
+    tower = tf.SiglipVisionConfig(**TOWER, vision_use_head=False)
+    own = tf.AyaVisionConfig(text_config=config["text_config"], vision_config=tower, image_token_index=IMAGE)
+    size = {"height": 56, "width": 56}
+    return own, tf.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, min_patches=1, max_patches=4)
+
+
+def _llama4() -> tuple[Any, Any]:
+    import transformers as tf
+
+    experts = {"num_local_experts": 4, "intermediate_size_mlp": 48, "moe_layers": [1], "no_rope_layers": [1, 0]}
+    text = tf.Llama4TextConfig(**{**TEXT, **experts, "layer_types": ["chunked_attention", "full_attention"]})
+    tower = {**TOWER, "intermediate_size": 128, "projector_input_dim": 24, "projector_output_dim": 24}
+    tower |= {"vision_output_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    config = tf.Llama4Config(text_config=text.to_dict(), vision_config=tower, image_token_index=IMAGE)
+    return config, Settings("Llama4ImageProcessorFast", size={"height": 56, "width": 56}, max_patches=4)
+
+
+def _ovis2() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {**TOWER, "vocab_size": 16, "hidden_stride": 2, "num_hidden_layers": 1}
+    ids = {"image_token_id": IMAGE, "visual_indicator_token_ids": [VIDEO, START, END, 8, 9]}
+    text = tf.Qwen2Config(**TEXT).to_dict()
+    config = tf.Ovis2Config(text_config=text, vision_config=tower, hidden_size=32, vocab_size=128, **ids)
+    size = {"height": 56, "width": 56}
+    return config, tf.Ovis2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
+
+
 def _cohere2_vision() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -370,6 +402,9 @@ class Settings:
 
 
 FAMILIES = {
+    "aya_vision": (_aya_vision, "AyaVisionForConditionalGeneration"),
+    "llama4": (_llama4, "Llama4ForConditionalGeneration"),
+    "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),
     "lfm2_vl": (_lfm2_vl, "Lfm2VlForConditionalGeneration"),
     "glm_ocr": (_glm_ocr, "GlmOcrForConditionalGeneration"),
@@ -441,10 +476,10 @@ def _write_tokenizer(path: Path) -> None:
     """Words, one token each: the special tokens, and w0 to w99."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = [*SPECIALS, *(f"w{number}" for number in range(100))]
+    words = [*SPECIALS, *(f"w{number}" for number in range(100)), "<|image|>"]
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.add_special_tokens([*SPECIALS, "<|image|>"])
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -457,4 +492,8 @@ def load_vision_oracle(path: Path, architecture: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = _class(architecture)
-        return made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+        oracle = made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    if architecture.startswith("Llama4"):
+        # transformers 5.24 reads this of what its text model returns, which lacks it
+        oracle.language_model.register_forward_hook(lambda *call: setattr(call[2], "image_outputs", None))
+    return oracle

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
-from octavo.multimodal.image_processors import OWN_PROCESSORS, Cohere2Images, DeepseekOcrImages, Lfm2VlImages
+from octavo.multimodal.image_processors import (
+    OWN_PROCESSORS,
+    Cohere2Images,
+    DeepseekOcrImages,
+    Lfm2VlImages,
+    Llama4Images,
+)
 from tests.fakes.vision import image
 
 # by width and height: Cohere 2's tiles; LFM2-VL's columns and rows of tiles, and patches of the whole image
@@ -82,11 +90,43 @@ def test_images_of_deepseek_ocr_are_cut_and_padded_as_those_of_the_second_are(si
     assert found["patches_grid"].prod() == max(1, found["num_local_patches"][0])
 
 
+@pytest.mark.parametrize(
+    ("size", "grid", "scaled_to"),
+    [
+        ((40, 40), [1, 1], (336, 336)),
+        ((513, 512), [2, 2], (513, 512)),
+        ((1400, 600), [2, 5], (1400, 600)),
+        ((700, 1900), [6, 2], (672, 1824)),
+        ((2319, 2319), [4, 4], (1344, 1344)),
+    ],
+)
+def test_images_of_llama_4_are_cut_and_filled_up_as_transformers_does(
+    size: tuple[int, int], grid: list[int], scaled_to: tuple[int, int]
+) -> None:
+    white = Image.new("RGB", size, (255, 255, 255))
+    found = Llama4Images(section(), section(vision_config={"image_size": 336}))([white], "np")
+    assert found["aspect_ratios"].tolist() == [grid]
+    tiles = found["pixel_values"][: math.prod(grid), 0].reshape(*grid, 336, 336)
+    assert len(found["pixel_values"]) == (1 if grid == [1, 1] else math.prod(grid) + 1)
+    filled = (tiles == 1.0).transpose(0, 2, 1, 3).reshape(336 * grid[0], 336 * grid[1])
+    assert (filled.any(0).sum(), filled.any(1).sum()) == scaled_to
+
+
+def test_pixels_of_llama_4_are_normalised_in_bfloat16() -> None:
+    given = Image.fromarray(np.arange(336 * 336 * 3, dtype=np.uint8).reshape(336, 336, 3))
+    config = section(vision_config={"image_size": 336})
+    [found] = Llama4Images(section(image_std=[0.3] * 3), config)([given], "np")["pixel_values"]
+    pixels = torch.from_numpy(np.asarray(given).copy()).permute(2, 0, 1).to(torch.bfloat16) * (1 / 255)
+    expected = (pixels - torch.tensor(0.5, dtype=torch.bfloat16)) / torch.tensor(0.3, dtype=torch.bfloat16)
+    assert np.array_equal(found, expected.float().numpy())
+
+
 REFUSED: list[tuple[str, dict[str, Any], type[OctavoError], str]] = [
     ("Lfm2Vl", {"encoder_patch_size": 14}, UnsupportedModel, "encoder_patch_size is 14, expected 16"),
     ("Lfm2Vl", {"downsample_factor": 4}, UnsupportedModel, "downsample_factor is 4, expected 2"),
     ("Lfm2Vl", {"tile_size": 500}, CheckpointError, "tile_size is 500, expected a multiple of .* 32"),
     ("Lfm2Vl", {"do_pad": False}, UnsupportedModel, "do_pad is false, expected true"),
+    ("Llama4", {"size": {"height": 336, "width": 336}}, CheckpointError, "size is .*, expected .*512 x 512"),
     ("Cohere2Vision", {"resample": 9}, UnsupportedModel, "resample is 9, expected 0 or 1"),
     ("Cohere2Vision", {"size": {"height": 256, "width": 256}}, CheckpointError, "size is .*, expected .*512 x 512"),
     ("Cohere2Vision", {"rescale_factor": 0.0}, CheckpointError, "rescale_factor is 0.0, expected a number above 0"),

@@ -71,6 +71,12 @@ def test_a_prompt_of_paligemma_begins_behind_its_images_and_ends_with_a_line_bre
 
 
 WRITTEN = {
+    "aya_vision": ["<|START_OF_IMG|>", "TILE_1", "4", "TILE_2", "4", "TILE_GLOBAL", "4", "<|END_OF_IMG|>"],
+    "llama4": [
+        *("<|image_start|>", "4", "<|tile_x_separator|>", "4", "<|tile_y_separator|>", "<|image|>", "4"),
+        "<|image_end|>",
+    ],
+    "ovis2": ["1", "4", "1", "4", "1", "4", "1"],
     "minicpmv4_6": [
         *("<image_id>0</image_id><image>", "1", "</image>", "<slice>", "1", "</slice>", "<slice>", "1", "</slice>"),
     ],
@@ -94,9 +100,10 @@ def test_tiles_are_written_as_transformers_processors_write_them(family: str, tm
         return [1000 + len(words)] if text else []
 
     prompts = ImagePrompts(checkpoint, settings, encode_word, {"image": 1})
-    tokens, _ = prompts.expand([prompts.marker], {"image": image(0)})
+    tokens, (media,) = prompts.expand([prompts.marker], {"image": image(0)})
     runs = [(token, len([*run])) for token, run in groupby(tokens)]
-    assert [str(count) if token == prompts.marker else words[token - 1001] for token, count in runs] == WRITTEN[family]
+    assert [words[token - 1001] if token > 1000 else str(count) for token, count in runs] == WRITTEN[family]
+    assert sum(length for _, length in media.spans) == sum(count for token, count in runs if token < 1000)
 
 
 @pytest.mark.parametrize("family", ["glm4v", "qwen2_vl"])
