@@ -26,7 +26,8 @@ class SpeculativeArgs(ArgumentGroup, heading="Speculative decoding"):
     speculative_config: dict[str, Any] = arg(
         {},
         'JSON such as {"method": "ngram", "num_speculative_tokens": 8}: guesses of the next tokens, of which one '
-        "step computes several where that pays. Results stay the same, bit by bit.",
+        "step computes several where that pays. Results stay the same, bit by bit. The method is one of "
+        f"{', '.join(get_args(Method))}.",
     )
 
 

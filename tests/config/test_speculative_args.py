@@ -31,7 +31,7 @@ def test_a_text_of_json_is_a_mapping() -> None:
     [
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"method": "oracle"}, "'oracle' - at `[$].method`; its fields are method"),
-        ({"method": "oracle"}, "method is one of ngram, suffix, .*draft_model, eagle, eagle3, dflash, mtp; quant"),
+        ({"method": "oracle"}, "method is one of ngram, suffix, .*draft_model, .*; quant"),
         ({}, None),
         ({"num_speculative_tokens": 3}, "missing required field `method`"),
         ({"method": "ngram", "k": 3}, "unknown field `k`"),

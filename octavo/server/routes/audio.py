@@ -126,9 +126,11 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
     """Respond by a model that reads sounds in prompts. Raises ApiError for one that does not, or not for the task."""
     style = style_of(context.llm.input)
     if style is None or task not in style.tasks:
-        others = "Whisper or Granite Speech" if task == "translate" else "one that does, such as Whisper or Qwen3-ASR"
+        others = "Whisper or Granite Speech" if task == "translate" else "Whisper or Qwen3-ASR"
         raise ApiError(
-            400, f"this model does not {task} sounds; start the server with {others}", code="unsupported_task"
+            400,
+            f"this model does not {task} sounds; start the server with one that does, such as {others}",
+            code="unsupported_task",
         )
     heard = await read_sound(context, request, task, SpokenSound)
     asked, talk = heard.asked, await _Talk.open(context, request, heard.asked)
