@@ -21,13 +21,36 @@ _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
-_DISTILBERT: Final = {
-    "dim": "hidden_size",
-    "hidden_dim": "intermediate_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "activation": "hidden_act",
+_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "bloom": {
+        "n_embed": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "seq_length": "max_position_embeddings",
+    },
+    "distilbert": {
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "activation": "hidden_act",
+    },
+    "falcon": {
+        "n_embed": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_head_kv": "num_kv_heads",
+    },
+    "mpt": {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+    },
 }
+"""Names of keys by `model_type`, with those that octavo reads."""
+_TRAINED: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048}
+"""What releases of BLOOM, Falcon and MPT leave out."""
 
 
 def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -35,8 +58,9 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
-    if config.get("model_type") == "distilbert":
-        return {**config, **{ours: config[name] for name, ours in _DISTILBERT.items() if name in config}}
+    if (kind := str(config.get("model_type"))) in _NAMES:
+        first = {} if kind == "distilbert" else _TRAINED
+        return {**first, **config, **{ours: config[name] for name, ours in _NAMES[kind].items() if name in config}}
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     names = config.get("architectures")

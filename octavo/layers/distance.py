@@ -1,14 +1,15 @@
-"""Attention of whole prompts whose scores depend on the distance of key and query, and what is added to scores."""
+"""Attention whose scores depend on the distance of key and query, and what is added to scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
+from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, Layer
@@ -56,7 +57,21 @@ class SlopeBiases(DistanceBiases):
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
         distances = torch.arange(-self._reach, self._reach + 1).abs().float()
-        self.table = (-alibi_slopes(self._heads)[:, None] * distances).to(binding.device)
+        self.table = (-torch.tensor(alibi_slopes(self._heads))[:, None] * distances).to(binding.device)
+
+
+class SlopeAttention(PagedAttention):
+    """Attends where the score of each head loses its slope for each token of distance (ALiBi)."""
+
+    def __init__(self, heads: Heads, mesh: Mesh, slopes: Sequence[float], scale: float | None = None) -> None:
+        """heads, slopes: of all ranks, which share them."""
+        super().__init__(heads.share(mesh), scale=scale)
+        start, length = (each // heads.dim for each in heads.query_share(mesh))
+        self._slopes = slopes[start : start + length]
+
+    def bind(self, binding: Binding) -> None:
+        super().bind(binding)
+        self.scores = self.scores._replace(alibi=torch.tensor(self._slopes, device=binding.device))
 
 
 class DistanceAttention(PagedAttention):
@@ -72,12 +87,12 @@ class DistanceAttention(PagedAttention):
         return out.flatten(1)
 
 
-def alibi_slopes(heads: int, largest: float = 8.0) -> Tensor:
-    """Return the slope of each head, float32 [heads]: powers of two that end with 2^-largest.
+def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """Return the slope of each head: powers of two that end with 2^-largest.
 
     Heads beyond a power of two have every second slope of the next power. Source: https://arxiv.org/abs/2108.12409.
     """
     known = 1 << (heads.bit_length() - 1)
     slopes = [2 ** (-largest * (head + 1) / known) for head in range(known)]
     slopes += [2 ** (-largest * (head + 1) / (2 * known)) for head in range(0, 2 * (heads - known), 2)]
-    return torch.tensor(slopes)
+    return tuple(slopes)

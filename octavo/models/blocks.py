@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, PromptAttention, SinkAttention, SpanAttention
+from octavo.layers.distance import SlopeAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
 from octavo.layers.experts import Experts, IdleExperts, WeightedInputs
 from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
@@ -99,6 +100,8 @@ class RotaryAttention(nn.Module):
         self.attend: PagedAttention = (
             SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
             if c.has_sinks
+            else SlopeAttention(c.heads, mesh, c.slopes, c.attention_scale)
+            if c.slopes
             else (PromptAttention if c.has_whole_prompts else SpanAttention if c.has_whole_spans else PagedAttention)(
                 *(heads, c.ahead_of(layer)),
                 scale=c.attention_scale,

@@ -67,6 +67,8 @@ class DecoderConfig:
     """Whether tokens of an image see all of it."""
     has_whole_prompts: bool = False
     """Whether tokens of a prompt see all of it, so that caches keep what a window hides from those behind it."""
+    slopes: tuple[float, ...] = ()
+    """What the score of each head loses for each token of distance (ALiBi); () where it loses nothing."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
     position_offset: int | None = None

@@ -8,6 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.layers.distance import alibi_slopes
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm, UnscaledLayerNorm
@@ -19,7 +20,7 @@ from octavo.models.ropes import read_rope
 class FalconForCausalLM(GatedDecoder):
     """Falcon 7B to 180B: attention and a plain MLP beside each other, behind one norm or behind one each.
 
-    Falcon-RW has them one after the other, and its releases add slopes to scores (ALiBi), which is not implemented.
+    Falcon-RW has them one after the other, and slopes of scores (ALiBi) in the place of rotations.
     Source: https://arxiv.org/abs/2311.16867.
     """
 
@@ -36,7 +37,6 @@ class FalconForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.refuse("alibi", because="scores with slopes are not implemented")
         hidden, num_heads, bias = c.positive("hidden_size"), c.positive("num_attention_heads"), c.bool("bias", False)
         is_new, is_parallel = c.bool("new_decoder_architecture", False), c.bool("parallel_attn", True)
         kv = c.positive("num_kv_heads", num_heads) if is_new or not c.bool("multi_query", True) else 1
@@ -44,10 +44,11 @@ class FalconForCausalLM(GatedDecoder):
         if num_heads % kv:
             raise c.error("num_kv_heads", f"a divisor of num_attention_heads, which is {num_heads}")
         names = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"} if has_two else {}
-        return DecoderConfig.common(
+        dim = even_share(c, "hidden_size", hidden, num_heads)
+        config = DecoderConfig.common(
             c,
             intermediate_size=c.optional_positive("ffn_hidden_size") or 4 * hidden,
-            heads=Heads(num_heads, kv, even_share(c, "hidden_size", hidden, num_heads)),
+            heads=Heads(num_heads, kv, dim),
             norm=LayerNorm,
             norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
@@ -60,6 +61,10 @@ class FalconForCausalLM(GatedDecoder):
             layer=partial(ParallelLayer, has_two_norms=has_two) if is_parallel else None,
             renamed={**cls.RENAMED, **names},
         )
+        if not c.bool("alibi", False):
+            return config
+        # slopes of scores that are not scaled yet
+        return replace(config, rope=None, slopes=tuple(slope * dim**-0.5 for slope in alibi_slopes(num_heads)))
 
 
 class GPT2LMHeadModel(GatedDecoder):

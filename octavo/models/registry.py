@@ -96,6 +96,7 @@ _FILES: Final = {
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+    "slopes": ("Bloom", "Mpt"),
     "whisper": ("Whisper",),
 }
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""

@@ -193,6 +193,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "exaone": ("ExaoneConfig", "LlamaForCausalLM", {"num_key_value_heads": 2}),
+    "bloom": ("BloomConfig", "BloomForCausalLM", {}),
+    "mpt": ("MptConfig", "MptForCausalLM", {"max_seq_len": 256}),
     "falcon": ("FalconConfig", "FalconForCausalLM", {"ffn_hidden_size": 56}),
     "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", {}),
     "gptj": ("GPTJConfig", "GPTJForCausalLM", {"rotary_dim": 4}),
@@ -730,6 +732,8 @@ _GPT2_WORDS = {
     "max_position_embeddings": "n_positions",
 }
 _OWN_WORDS = {
+    "bloom": {"intermediate_size": None},
+    "mpt": {"intermediate_size": None, "max_position_embeddings": None},
     "gpt2": _GPT2_WORDS,
     "gpt_bigcode": _GPT2_WORDS,
     "gptj": _GPT2_WORDS,
@@ -814,11 +818,13 @@ def load_oracle(path: Path) -> Any:
     import transformers
 
     # this class is not among those that AutoModelForCausalLM chooses from
-    is_mistral4 = json.loads((path / "config.json").read_text())["architectures"] == ["Mistral4ForCausalLM"]
+    config = json.loads((path / "config.json").read_text())
+    is_mistral4 = config["architectures"] == ["Mistral4ForCausalLM"]
+    attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)
     module = sys.modules[type(model).__module__]
     if hasattr(module, "torch_recurrent_gated_delta_rule"):  # in pieces of 64 tokens it is further from the formula
         module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule  # type: ignore[attr-defined]

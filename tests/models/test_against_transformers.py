@@ -263,6 +263,7 @@ VARIANTS |= {
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
         *("axk1", "flint", "kolibri1"),
+        *("bloom", "mpt"),
         *("exaone", "falcon", "gpt_bigcode", "gptj", "helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
     )
 }
@@ -299,6 +300,8 @@ VARIANTS |= {
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "falcon one after the other": ("falcon", {"parallel_attn": False, "multi_query": False}),
+    "falcon with slopes": ("falcon", {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True}),
+    "mpt with six heads": ("mpt", {"hidden_size": 48, "num_attention_heads": 6, "attn_config": {"clip_qkv": 1.5}}),
     "gpt_bigcode with many heads of keys": ("gpt_bigcode", {"multi_query": False}),
     "hyperclovax without norms behind": ("hyperclovax", {"use_post_norm": False, "attention_multiplier": None}),
     "afmoe without factor": ("afmoe", {"mup_enabled": False, "num_dense_layers": 2, "attention_bias": False}),

@@ -129,4 +129,4 @@ def test_jina_bert_is_that_of_its_releases(tmp_path: Path, is_for_code: bool) ->
 @pytest.mark.parametrize("heads", [4, 6, 12])
 def test_slopes_are_those_of_bloom(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="transformers has the slopes")
-    torch.testing.assert_close(alibi_slopes(heads), bloom._get_alibi_slopes(heads, torch.device("cpu")))
+    torch.testing.assert_close(torch.tensor(alibi_slopes(heads)), bloom._get_alibi_slopes(heads, torch.device("cpu")))

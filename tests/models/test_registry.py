@@ -90,7 +90,7 @@ def test_only_architectures_are_listed_as_such() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "family"),
-    [("BloomForCausalLM", "Bloom"), ("Qwen9VLForConditionalGeneration", "Qwen9VL"), ("lama", "lama")],
+    [("XGLMForCausalLM", "XGLM"), ("Qwen9VLForConditionalGeneration", "Qwen9VL"), ("lama", "lama")],
 )
 def test_a_family_that_is_not_there_is_named_with_what_lists_those_that_are(
     architecture: str, family: str, tmp_path: Path

@@ -101,6 +101,7 @@ FAMILIES |= {
     "hyperclovax": ("hyperclovax", {}),
     "jais2": ("jais2", {}),
     "olmo": ("olmo", {}),
+    "bloom": ("bloom", {}),
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     family: (family, {})

@@ -1,0 +1,104 @@
+"""Decoders that know places by slopes of scores (ALiBi): BLOOM and MPT. Source: https://arxiv.org/abs/2108.12409."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.distance import alibi_slopes
+from octavo.layers.norm import LayerNorm
+from octavo.models.blocks import GatedDecoder, PlainMLP
+from octavo.models.config import DecoderConfig
+
+
+class BloomForCausalLM(GatedDecoder):
+    """BLOOM: a norm of the embeddings, pre-norm blocks. Source: https://arxiv.org/abs/2211.05100."""
+
+    PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "word_embeddings",
+        "embed_norm": "word_embeddings_layernorm",
+        "layers": "h",
+        "norm": "ln_f",
+        "self_attn": "self_attention",
+        "o_proj": "dense",
+        "up_proj": "dense_h_to_4h",
+        "down_proj": "dense_4h_to_h",
+    }
+    FIRST_STAGE = ("embed_tokens", "embed_norm")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("apply_residual_connection_post_layernorm", False)
+        return DecoderConfig.common(
+            c,
+            intermediate_size=4 * c.positive("hidden_size"),
+            rope=None,
+            slopes=alibi_slopes(c.positive("num_attention_heads")),
+            norm=LayerNorm,
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            bias=True,
+            mlp_bias=True,
+            qkv_reads=("query_key_value",),
+            is_qkv_grouped=True,
+            activation="gelu_pytorch_tanh",
+            mlp=PlainMLP,
+        )
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        self.embed_norm = c.norm(c.hidden_size, c.norm_eps) if self.is_first else None
+
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Normalise the embeddings."""
+        normed = super().embed(x, batch)
+        return normed if self.embed_norm is None else self.embed_norm(normed)
+
+
+class MptForCausalLM(GatedDecoder):
+    """MPT: no biases, four times as wide MLPs. Source: https://www.databricks.com/blog/mpt-7b."""
+
+    PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "wte",
+        "layers": "blocks",
+        "norm": "norm_f",
+        "input_layernorm": "norm_1",
+        "self_attn": "attn",
+        "o_proj": "out_proj",
+        "post_attention_layernorm": "norm_2",
+        "mlp": "ffn",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.expect("no_bias", True)
+        c.refuse("logit_scale", because="factors of logits are not implemented")
+        own = c.section("attn_config") or c
+        own.expect("attn_type", "multihead_attention")
+        own.expect("alibi", True)
+        limit, scale = (
+            None if own.values.get(name) is None else own.positive_float(name) for name in ("clip_qkv", "softmax_scale")
+        )
+        own.refuse("prefix_lm", "qk_ln", because="this variant of MPT is not implemented")
+        return DecoderConfig.common(
+            c,
+            intermediate_size=4 * c.positive("hidden_size"),
+            rope=None,
+            slopes=alibi_slopes(c.positive("num_attention_heads"), own.positive_float("alibi_bias_max", 8.0)),
+            attention_scale=scale,
+            qkv_limit=limit,
+            norm=partial(LayerNorm, bias=False),
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            qkv_reads=("Wqkv",),
+            activation="gelu",
+            mlp=PlainMLP,
+        )
