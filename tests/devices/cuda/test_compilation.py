@@ -24,6 +24,8 @@ FEW = (
     *("linear, 16 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
 )
 """What is compiled in any run: two seconds each."""
+SPILLED_BYTES = {"attend a prompt in chunks": 48, "filters, settle": 24}
+"""What Triton 3.7 spills; 3.9 spills nothing."""
 MOST_INSTRUCTIONS = {"attend a prompt": 600, "coded int4, 1 rows": 290, "coded int8, 1 rows": 130}
 """Of a warp in its innermost loop: for 128 rows and 128 keys, and for 16 outputs and 256 inputs."""
 
@@ -38,7 +40,7 @@ def compiled(*names: str) -> dict[str, dict[str, Any]]:
     found = {each["kernel"]: each for each in map(json.loads, done.stdout.splitlines())}
     assert set(names) <= set(found)
     spilled = {name: each["stack"] for name, each in found.items() if each["stack"]}
-    assert all(stack <= (72 if "in chunks" in name else 8) for name, stack in spilled.items()), spilled
+    assert all(stack <= SPILLED_BYTES.get(name, 0) for name, stack in spilled.items()), spilled
     assert not any(each["spilled_in_loops"] for each in found.values())
     assert all(found[name]["loops"][0] <= most for name, most in MOST_INSTRUCTIONS.items() if name in found)
     assert max(each["shared"] for each in found.values()) <= SHARED_BYTES
