@@ -5,7 +5,7 @@ The runner builds these once per step; models, layers and attention backends onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -79,8 +79,8 @@ class EmbeddingOverride:
     """int64 [overridden]: flat indices of the tokens, each once."""
     values: Tensor
     """[overridden, embedding size], in the model's type."""
-    levels: tuple[Tensor, ...] = ()
-    """What is added to these tokens behind each of the first layers (DeepStack), [overridden, hidden] each."""
+    levels: Mapping[int, Tensor] = field(default_factory=dict)
+    """What is added to these tokens behind layers (DeepStack), [overridden, hidden] each; -1 is the first's input."""
 
     def put_into(self, x: Tensor) -> Tensor:
         """Return x [tokens, embedding size] with the vectors in their places."""

@@ -14,7 +14,18 @@ READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr"),
-        *("GotOcr2", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "MiniCPMV4_6"),
+        *(
+            "GotOcr2",
+            "Granite4Vision",
+            "Idefics3",
+            "InternVL",
+            "Lfm2Vl",
+            "LightOnOcr",
+            "Llama4",
+            "Llava",
+            "LlavaNext",
+            "MiniCPMV4_6",
+        ),
         *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe"),

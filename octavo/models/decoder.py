@@ -153,14 +153,16 @@ class DecoderStack(nn.Module):
         """Return the normalised last hidden state of every token, [tokens, hidden]; or what the next stage receives."""
         x, residual = self.begin(batch) if batch.received is None else batch.received
         override = batch.embeddings
+        if override is not None and (level := override.levels.get(-1)) is not None:
+            x = x.index_add(0, override.token_indices, level)
         streams: dict[int, Tensor] = {}
         for index, layer in self.layers.items():
             if self._noted_layers and int(index) in self._noted_layers:
                 is_whole = residual is None or not self.carries_residual
                 streams[int(index)] = x if is_whole else self.add_streams(x, residual)
             x, residual = layer(x, residual, batch)
-            if override is not None and int(index) < len(override.levels):
-                x = x.index_add(0, override.token_indices, override.levels[int(index)])
+            if override is not None and (level := override.levels.get(int(index))) is not None:
+                x = x.index_add(0, override.token_indices, level)
         if self.is_last:
             hidden = self.normalize(x, residual)
             if not self._noted_layers:

@@ -22,7 +22,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4", "Glm46V", "Glm4v"),
-        *("Glm4vMoe", "GlmOcr", "GotOcr2", "Idefics3"),
+        *("Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3"),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
@@ -37,6 +37,7 @@ _FAMILY_OF_TYPE: Final = {
     "eurobert": "llama",
     "exaone4_5": "exaone4",
     "glm4v": "glm4",
+    "granite4_vision": "granite",
     "glm4v_moe": "glm4_moe",
     "glm_ocr": "glm4",
     "hunyuan_v1_dense": "hunyuandensev1",

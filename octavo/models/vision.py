@@ -21,6 +21,7 @@ from octavo.models.dots_ocr import DotsOcrEncoder, read_encoder
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
 from octavo.models.fallback.swap import stack, swap_encoder
+from octavo.models.vision_levels import check_levels, levels_of
 from octavo.models.vision_names import todays_name
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
@@ -66,6 +67,7 @@ class ImageReader(DecoderStack):
                 f"{c.stored.where}: {name} is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
+        check_levels(c.stored, library, config.num_layers)
         return config
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
@@ -86,10 +88,7 @@ class ImageReader(DecoderStack):
                 for name, buffer in part._buffers.items()
                 if buffer is not None and buffer.is_complex()
             ]
-            if (
-                "deepstack_visual_indexes" in vars(getattr(c.library, "vision_config", None) or Any)
-                and not self.is_last
-            ):
+            if levels_of(c.library) and not self.is_last:
                 raise ConfigError(
                     "pipeline_parallel_size: images are added to several layers of this model, which are to be on one "
                     "rank; use tensor_parallel_size"
@@ -105,8 +104,7 @@ class ImageReader(DecoderStack):
     @property
     def encoding_size(self) -> int:
         """Width of the vectors that `encode` makes: of all levels, with DeepStack."""
-        vision = getattr(self.config.library, "vision_config", None)
-        return self.config.hidden_size * (1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()))
+        return self.config.hidden_size * (1 + len(levels_of(self.config.library)))
 
     def fill(self, device: torch.device) -> None:
         """Compute the buffers of the encoder that no checkpoint has, the first time."""
@@ -130,22 +128,25 @@ class ImageReader(DecoderStack):
         grid = given.pop("grids", None)
         read: Any = self.encoder.get_video_features if kind == "video" else self.encoder.get_image_features
         found = read(**given, return_dict=True)
-        made = found.pooler_output
+        made, levels = found.pooler_output, getattr(found, "deepstack_features", None) or ()
+        if made is None and levels:  # Granite's, which takes nothing's place
+            levels = [_joined(each) for each in dict(levels).values()]
+            made = torch.zeros_like(levels[0])
         if made is None:  # Llama 4's encoder does not project
             made = self.encoder.get_submodule("multi_modal_projector")(found.last_hidden_state)
         if grid is not None:
             made = _indicated(made, found.visual_indicator_features, *grid[0].tolist())
-        levels = [made, *(getattr(found, "deepstack_features", None) or ())]
-        return torch.cat([_joined(each) for each in levels], 1)
+        return torch.cat([_joined(each) for each in (made, *levels)], 1)
 
     def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors | NotedStates:
         found, width = batch.embeddings, self.config.hidden_size
         if found is None or found.values.shape[1] == width:
             return super().forward(batch)
-        # DeepStack: what the encoder makes at several depths is added behind the first layers
+        # DeepStack: what the encoder makes at several depths is added behind several layers
         assert self.is_last, "the layers that images are added to are on one rank"
         first, *levels = torch.split(found.values, width, 1)
-        override = EmbeddingOverride(found.token_indices, first, tuple(levels))
+        places = levels_of(self.config.library)
+        override = EmbeddingOverride(found.token_indices, first, dict(zip(places, levels, strict=True)))
         return super().forward(dataclasses.replace(batch, embeddings=override))
 
     def own_name(self, name: str) -> str:

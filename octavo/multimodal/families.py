@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
@@ -134,6 +135,8 @@ def _tiles(context: Context, token: int, arrays: Arrays) -> list[int]:
     """The whole image, and behind it rows of a larger one without what fills it up, each with a vector for its end."""
     side = _vision(context).positive("image_size") // _vision(context).positive("patch_size")
     with_class = context.config.values.get("vision_feature_select_strategy") == "full" and not _is_onevision(context)
+    if (rate := context.config.values.get("downsample_rate")) is not None:  # Granite, whose windows leave the class out
+        side, with_class = int(side * Fraction(str(rate))), False
     height, width = (int(each) for each in arrays["image_sizes"][0])
     pinned = [(int(rows), int(columns)) for rows, columns in context.settings["image_grid_pinpoints"]]
     tile_height, tile_width = arrays["pixel_values"].shape[-2:]
@@ -312,6 +315,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm4vMoeForConditionalGeneration": _QWEN,
     "GlmOcrForConditionalGeneration": _QWEN,
     "GotOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _got_ocr),
+    "Granite4VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
     "Lfm2VlForConditionalGeneration": Family(

@@ -357,6 +357,29 @@ def _aya_vision() -> tuple[Any, Any]:
     return own, tf.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, min_patches=1, max_patches=4)
 
 
+def _granite4_vision() -> tuple[Any, Any]:
+    import transformers as tf
+
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.4}
+    text = tf.Granite4VisionTextConfig(**{**TEXT, "num_hidden_layers": 4}, **factors, logits_scaling=2.0)
+    tower = tf.SiglipVisionConfig(**{**TOWER, "hidden_size": 64}, vision_use_head=False)
+    pinned, levels = [[56, 112], [112, 56], [112, 112]], {"deepstack_layer_map": [[-1, 0], [1, 2]]}
+    levels |= {"spatial_vision_layer": -2, "spatial_target_layers": [1, 2, 3]}
+    former = {"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 48}
+    config = tf.Granite4VisionConfig(
+        text_config=text.to_dict(),
+        vision_config=tower.to_dict(),
+        qformer_config={**former, "cross_attention_frequency": 1, "use_qformer_text_input": False},
+        image_token_index=IMAGE,
+        image_grid_pinpoints=pinned,
+        downsample_rate="1/2",
+        vision_feature_select_strategy="full",
+        **levels,
+    )
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    return config, tf.LlavaNextImageProcessorPil(**sizes, image_grid_pinpoints=pinned)
+
+
 def _llama4() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -403,6 +426,7 @@ class Settings:
 
 FAMILIES = {
     "aya_vision": (_aya_vision, "AyaVisionForConditionalGeneration"),
+    "granite4_vision": (_granite4_vision, "Granite4VisionForConditionalGeneration"),
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),

@@ -1,0 +1,45 @@
+"""Layers of a text model that what an encoder makes of an image at several depths is added behind (DeepStack)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from octavo.config.section import Section
+
+
+def levels_of(library: Any) -> tuple[int, ...]:
+    """Return the layer behind which each level is added, -1 for the input of the first one.
+
+    library: transformers' config of the whole model.
+    """
+    if hasattr(library, "deepstack_layer_map"):  # Granite 4 Vision; of several for one layer the last counts
+        pairs = library.deepstack_layer_map or ()
+        return tuple(
+            dict.fromkeys(layer - 1 for layer in (*(each for _, each in pairs), *library.spatial_target_layers))
+        )
+    vision = getattr(library, "vision_config", None)
+    return tuple(range(len(getattr(vision, "deepstack_visual_indexes", None) or ())))
+
+
+def check_levels(config: Section, library: Any, num_layers: int) -> None:
+    """Raise CheckpointError for values of Granite 4 Vision that name layers or parts of images which there are not."""
+    if not hasattr(library, "deepstack_layer_map"):
+        return
+    vision, pairs = library.vision_config, library.deepstack_layer_map or ()
+    depth = vision.num_hidden_layers
+    if not pairs or any(not -depth - 1 <= own <= depth or not 0 <= layer < num_layers for own, layer in pairs):
+        raise config.error(
+            "deepstack_layer_map", f"pairs of a layer of the encoder, which has {depth}, and one of {num_layers} layers"
+        )
+    targets = library.spatial_target_layers
+    if len(targets) > 4 or not all(0 <= each < num_layers for each in targets):
+        raise config.error("spatial_target_layers", f"at most 4 of {num_layers} layers")
+    if not -depth - 1 <= library.spatial_vision_layer <= depth:
+        raise config.error("spatial_vision_layer", f"a layer of the encoder, which has {depth}")
+    windows = str(library.downsample_rate).split("/")
+    sides = [int(each) if each.isdecimal() else 0 for each in windows]
+    if len(sides) != 2 or not all(sides) or Fraction(*sides) != Fraction(1, 2):
+        raise config.error("downsample_rate", 'one half, such as "4/8"')
+    if vision.image_size // vision.patch_size % sides[1]:
+        raise config.error("downsample_rate", "windows that the patches of an image are a multiple of")

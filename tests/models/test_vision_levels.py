@@ -1,0 +1,39 @@
+"""Values of configs that say which layers images are added to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.models.loader import LoadedModel
+from octavo.models.vision_levels import levels_of
+from tests.fakes.vision import make_vision_checkpoint
+
+
+def test_of_several_levels_for_one_layer_the_last_counts(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("granite4_vision", tmp_path), {"spatial_target_layers": [2, 3]})
+    opened = LoadedModel.open(checkpoint, Mesh.single())
+    assert levels_of(opened.model.config.library) == (-1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"deepstack_layer_map": [[-1, 4]]}, "deepstack_layer_map is .*, expected pairs of .* one of 4 layers"),
+        ({"deepstack_layer_map": [[5, 0]]}, "deepstack_layer_map is .*, expected pairs of .*, which has 3"),
+        ({"deepstack_layer_map": None}, "deepstack_layer_map is null, expected pairs"),
+        ({"spatial_target_layers": [4]}, "spatial_target_layers is .*, expected at most 4 of 4 layers"),
+        ({"spatial_vision_layer": 9}, "spatial_vision_layer is 9, expected a layer of the encoder, which has 3"),
+        ({"downsample_rate": "1/4"}, 'downsample_rate is "1/4", expected one half'),
+        ({"downsample_rate": "3/6"}, "downsample_rate is .*, expected windows that the patches"),
+    ],
+)
+def test_layers_that_there_are_not_are_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    make_vision_checkpoint("granite4_vision", tmp_path)
+    with pytest.raises(CheckpointError, match=said):
+        LoadedModel.open(Checkpoint.open(tmp_path, changes), Mesh.single())
