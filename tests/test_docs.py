@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -34,6 +35,12 @@ NAMED_FILE = re.compile(r"`((?:octavo|tests|benchmarks|examples|docs|csrc)/[\w./
 def test_every_link_leads_to_a_file() -> None:
     links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text()) if "://" not in link]
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_changelog_says_nothing_twice() -> None:
+    begun = re.findall(r"(?m)^(?:## .*|- .{1,66})", (ROOT / "CHANGELOG.md").read_text())
+    newest = begun[: next(place for place, line in enumerate(begun[1:], 1) if line.startswith("## "))]
+    assert [line for line, count in Counter(newest).items() if count > 1] == []
 
 
 def test_every_file_that_a_page_names_is_there() -> None:
