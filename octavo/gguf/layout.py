@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
 from octavo.errors import CheckpointError
 from octavo.gguf.architectures import ARCHITECTURES, Architecture, architecture_of
 from octavo.gguf.metadata import Metadata
 from octavo.gguf.names import LAYER
+from octavo.gguf.orders import Order
 from octavo.gguf.reader import GGUFFile, GGUFTensor
 
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
@@ -38,6 +40,10 @@ class Placed:
     """Tensors of the same type and shape that are joined with it: rows, or frames of a kernel."""
     form: tuple[int, ...] = ()
     """Its dimensions, where they are not those in the file."""
+    order: Order = field(default_factory=Order)
+    """Where its rows and columns are."""
+    is_power: bool = False
+    """Values are minus the powers of e that they should be exponents of."""
 
     @property
     def parts(self) -> tuple[GGUFTensor, ...]:
@@ -48,6 +54,8 @@ class Placed:
     def nbytes(self) -> int:
         """Bytes in the file."""
         total = sum(each.nbytes for each in self.parts)
+        if self.order.rows:
+            total = total // self.tensor.shape[0] * _length(self.order.rows)
         return total if self.expert is None else total // self.tensor.shape[0]
 
     @property
@@ -59,6 +67,8 @@ class Placed:
             first, *rest = self.tensor.shape
             count = len(self.parts)
             return (first, rest[0], count, *rest[1:]) if len(rest) == 3 else (count * first, *rest)
+        if self.order.rows:
+            return (_length(self.order.rows), *self.tensor.shape[1:])
         inner = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
         return (1, *inner) if self.name.endswith("shared_expert_gate.weight") and len(inner) == 1 else inner
 
@@ -70,16 +80,16 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     embeddings = meta.types.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise CheckpointError(f"{file.path}: token_embd.weight is missing, expected a table of embeddings")
-    heads = meta.one("attention.head_count", may_lack=kept.has_states)
+    heads = meta.one("attention.head_count", may_lack=kept.has_states, may_vary=kept.may_vary)
     dim = meta.optional_positive("attention.key_length") or meta.positive("embedding_length") // heads
     eps = meta.values.get("attention.layer_norm_rms_epsilon", meta.values.get("attention.layer_norm_epsilon", 1e-5))
     base: dict[str, Any] = {
         "architectures": [kept.family],
         "hidden_size": meta.positive("embedding_length"),
-        "num_hidden_layers": _num_layers(meta),
-        "intermediate_size": meta.one("feed_forward_length", may_lack=kept.has_states),
+        "num_hidden_layers": meta.num_layers,
+        "intermediate_size": meta.one("feed_forward_length", may_lack=kept.has_states, may_vary=kept.may_vary),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.one("attention.head_count_kv", may_lack=kept.has_states)
+        "num_key_value_heads": meta.one("attention.head_count_kv", may_lack=kept.has_states, may_vary=kept.may_vary)
         if "attention.head_count_kv" in meta.values
         else heads,
         "head_dim": dim,
@@ -102,7 +112,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
     """Yield the tensors under their names in a checkpoint. Raises CheckpointError for one that is not known."""
     meta = Metadata(file)
-    kept, num_layers = architecture_of(meta), _num_layers(meta)
+    kept, num_layers = architecture_of(meta), meta.num_layers
     names, tops = {**LAYER, **kept.names}, {**_TOP, **kept.tops}
     for tensor in file.tensors:
         found = _TENSOR.fullmatch(tensor.name)
@@ -110,7 +120,10 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
             continue
         top, _, suffix = tensor.name.partition(".")
         if found is None and top in tops:
-            name, is_norm = f"{_prefix(top)}{tops[top]}.{suffix}", tensor.name.endswith("norm.weight")
+            name, is_norm = (
+                f"{'' if top == 'output' else kept.prefix}{tops[top]}.{suffix}",
+                tensor.name.endswith("norm.weight"),
+            )
             stacked = range(tensor.shape[0]) if "{}" in name else (None,)
             yield from (Placed(name.format(each), tensor, each, shift=kept.shift * is_norm) for each in stacked)
             continue
@@ -139,12 +152,13 @@ def adapter_tensors(file: GGUFFile, family: str) -> Iterator[tuple[str, str, GGU
         name = names.get(found[2], "/") if found else "/"
         if found is None or not _MODULE.fullmatch(name):
             raise CheckpointError(f"{file.path}: {tensor.name} is no A or B of a linear layer that adapters may change")
+        if kept.rows is not None and kept.rows(meta, found[2]) != Order():
+            raise CheckpointError(
+                f"{file.path}: {tensor.name} changes a layer whose heads are in another order in GGUF files, which is "
+                "not implemented; give the adapter in the layout of PEFT"
+            )
         turned = found[2][-1] if kept.is_permuted and found[2] in ("attn_q", "attn_k") and found[3] == "b" else ""
         yield f"model.layers.{found[1]}.{name}", found[3].upper(), tensor, turned
-
-
-def _prefix(top: str) -> str:
-    return "" if top == "output" else "model."
 
 
 def _of_layer(
@@ -152,20 +166,27 @@ def _of_layer(
 ) -> Iterator[Placed]:
     heads = 0
     if kept.is_permuted and own in ("attn_q", "attn_k"):
-        heads = meta.one("attention.head_count" if own == "attn_q" else "attention.head_count_kv")
+        count = "attention.head_count" if own == "attn_q" else "attention.head_count_kv"
+        heads = meta.one(count, may_lack=kept.has_states)
         if tensor.shape[0] % (2 * heads):
             raise CheckpointError(f"{meta.where}: {tensor.name} has {tensor.shape[0]} rows, expected {heads} heads")
     path, _, part = name.partition("/")
-    full = f"model.layers.{layer}.{path}"
+    full = f"{kept.prefix}{kept.layers}.{layer}.{path}"
+    if own.endswith("norm"):
+        suffix = suffix or ".weight"  # some converters leave it out
     if full.endswith(("!", "_")):
         full = full[:-1] + ("_bias" if full.endswith("_") and suffix == ".bias" else "")
     else:
         full += suffix
-    shift = kept.shift if own.endswith("norm") and suffix == ".weight" else 0.0
+    shift = kept.shift if own.endswith("norm") and own != "ssm_norm" and suffix == ".weight" else 0.0
     if "{}" not in full:
-        # kernels of single channels are stored without the dimension of inputs
-        form = (tensor.shape[0], 1, *tensor.shape[1:]) if full.endswith("conv1d.weight") else ()
-        yield Placed(full, tensor, None, part, heads, shift, form=form)
+        order = _order(kept, meta, tensor, own)
+        is_power = full.endswith("A_log")
+        yield Placed(full, tensor, None, part, heads, shift, (), _form(full, own, tensor), order, is_power)
+        if order.beside is not None:
+            name, rows = order.beside
+            beside = full.replace(path, {**LAYER, **kept.names}[name])
+            yield Placed(beside, tensor, order=replace(order, rows=rows))
         return
     experts = meta.positive("expert_count")
     if tensor.shape[0] != experts:
@@ -174,10 +195,25 @@ def _of_layer(
         yield Placed(full.format(expert), tensor, expert)
 
 
-def _num_layers(meta: Metadata) -> int:
-    if meta.positive("block_count") > len(meta.types):
-        raise meta.error("block_count", f"at most the {len(meta.types):,} tensors of the file")
-    return max(1, meta.positive("block_count") - (meta.optional_int("nextn_predict_layers") or 0))
+def _form(name: str, own: str, tensor: GGUFTensor) -> tuple[int, ...]:
+    """Return the dimensions of a tensor that has others in a checkpoint, () for one that has not."""
+    first, *rest = tensor.shape
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
+        return (first, 1, *rest)  # kernels of single channels are stored without the dimension of inputs
+    return (prod(tensor.shape),) if own in ("ssm_a", "ssm_d", "ssm_norm") and name[-2:] != ".A" else ()
+
+
+def _order(kept: Architecture, meta: Metadata, tensor: GGUFTensor, own: str) -> Order:
+    order, sizes = Order() if kept.rows is None else kept.rows(meta, own), tensor.shape
+    both = (*order.rows, *(order.beside or ("", ()))[1]), order.columns
+    for size, runs in zip((sizes[0], sizes[-1]), both, strict=True):
+        if runs and (_length(runs) != size or any(each.stop > size for each in runs)):
+            raise CheckpointError(f"{meta.where}: {tensor.name} has shape {list(sizes)}, expected {_length(runs)}")
+    return order
+
+
+def _length(runs: Iterable[slice]) -> int:
+    return sum(each.stop - each.start for each in runs)
 
 
 def _dtype(file: GGUFFile) -> str:

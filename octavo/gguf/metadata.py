@@ -21,16 +21,28 @@ class Metadata(Section):
         self.architecture, self.file = name, file
         self.types = {tensor.name: tensor for tensor in file.tensors}
 
-    def one(self, name: str, *, may_lack: bool = False) -> int:
-        """Return a size that is the same in all layers; may_lack: in all that have it, 1 where none has.
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are, without those that guess further tokens. Raises CheckpointError."""
+        if self.positive("block_count") > len(self.types):
+            raise self.error("block_count", f"at most the {len(self.types):,} tensors of the file")
+        return max(1, self.positive("block_count") - (self.optional_int("nextn_predict_layers") or 0))
+
+    def one(self, name: str, *, may_lack: bool = False, may_vary: bool = False) -> int:
+        """Return a size that is the same in all layers; may_lack: in all that have it, 1 where none has; may_vary: that
+        of the first one.
 
         Raises CheckpointError.
         """
         value = self.values.get(name)
+        if may_vary and isinstance(value, Array):
+            return Section({name: next(iter(value.values()), None)}, self.where, self._prefix).positive(name)
         if may_lack and value == 0:
             return 1
         if isinstance(value, Array):
             listed = set(value.values()) - ({0} if may_lack else set())
+            if may_lack and not listed:
+                return 1
             if len(listed) != 1:
                 raise self.error(name, "the same number for all layers")
             return Section({name: listed.pop()}, self.where, self._prefix).positive(name)

@@ -88,6 +88,38 @@ LATENT: Final = {
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
 }
+GEMMA4: Final = {
+    **GEMMA_NAMES,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale": "layer_scalar!",
+    **{f"post_ffw_norm_{each}": f"post_feedforward_layernorm_{each}" for each in (1, 2)},
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale!",
+    "ffn_gate_up_exps": "experts.gate_up_proj_",
+    "ffn_gate_exps": "experts.gate_up_proj_/first",
+    "ffn_up_exps": "experts.gate_up_proj_/second",
+    "ffn_down_exps": "experts.down_proj_",
+    "ffn_down_exps.scale": "router.per_expert_scale!",
+}
+LLAMA4: Final = {
+    **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")},
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{each}_exps": f"feed_forward.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
+    **{f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+}
+ERNIE_MOE: Final = {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias!"}
+APERTUS: Final = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
+FALCON: Final = {
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+FALCON_NORMS: Final = {**FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+FALCON_TOPS: Final = {"token_embd": "word_embeddings", "output_norm": "ln_f"}
 _SCAN: Final = {
     "ssm_in": "in_proj",
     "ssm_conv1d": "conv1d",
@@ -108,6 +140,57 @@ JAMBA: Final = {
     **{f"ffn_{each}_exps": f"feed_forward.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
 }
 JAMBA_TOPS: Final = {"output_norm": "final_layernorm"}
+_SCAN2: Final = {**_SCAN, "ssm_a": "A_log!", "ssm_dt": "dt_bias!", "ssm_norm": "norm"}
+MAMBA2: Final = {"attn_norm": "norm", **{name: f"mixer.{own}" for name, own in _SCAN2.items()}}
+NEMOTRON_H: Final = {
+    **MAMBA2,
+    **{f"attn_{each}": f"mixer.{each}_proj" for each in ("q", "k", "v")},
+    "attn_output": "mixer.o_proj",
+    **{f"ffn_{each}": f"mixer.{each}_proj" for each in ("up", "down")},
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias!",
+    **{f"ffn_{each}_exps": f"mixer.experts.{{}}.{each}_proj" for each in ("up", "down")},
+    **{f"ffn_{each}_shexp": f"mixer.shared_experts.{each}_proj" for each in ("up", "down")},
+    **{f"ffn_latent_{each}": f"mixer.fc{number}_latent_proj" for number, each in ((1, "down"), (2, "up"))},
+}
+_MAMBA_BESIDE: Final = {name: f"mamba.{own}" for name, own in _SCAN2.items()}
+FALCON_H1: Final = {
+    **_MAMBA_BESIDE,
+    "ffn_norm": "pre_ff_layernorm",
+    **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")},
+}
+GRANITE_HYBRID: Final = {
+    **_MAMBA_BESIDE,
+    **GRANITE,
+    "ffn_gate": "shared_mlp.input_linear/first",
+    "ffn_up": "shared_mlp.input_linear/second",
+    "ffn_down": "shared_mlp.output_linear",
+}
+LFM2: Final = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    **{f"shortconv.{each}": f"conv.{each}" for each in ("conv", "in_proj", "out_proj")},
+    "attn_output": "self_attn.out_proj",
+    **{f"attn_{each}_norm": f"self_attn.{each}_layernorm" for each in ("q", "k")},
+    **{f"ffn_{each}": f"feed_forward.w{number}" for each, number in (("gate", 1), ("down", 2), ("up", 3))},
+    "ffn_gate_inp": "feed_forward.gate",
+    **{
+        f"ffn_{each}_exps": f"feed_forward.experts.{{}}.w{number}"
+        for each, number in (("gate", 1), ("down", 2), ("up", 3))
+    },
+    "exp_probs_b": "feed_forward.expert_bias!",
+}
+LFM2_TOPS: Final = {"token_embd_norm": "embedding_norm", "output_norm": "embedding_norm"}
+QWEN35: Final = {
+    **SHARED,
+    **{name: f"linear_attn.{own}" for name, own in _SCAN2.items()},
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_b",
+}
 GPT_OSS: Final = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks": "self_attn.sinks!",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -50,13 +51,17 @@ class PickedLinear(PreparedLayer):
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensors that picks name, each once."""
         beside = path.removesuffix(path.rpartition(".")[2])
+        slots: dict[str, TensorSlot] = {}
         for held in self.fillings():
             own = [(start, pick) for start, pick in self._placed() if held.start <= start < held.stop]
             for name in dict.fromkeys(pick.name for _, pick in own):
                 picks = [(start, pick) for start, pick in own if pick.name == name]
                 rows = tuple((rows,) for _, pick in picks for rows in pick.rows)
                 fill = partial(self._fill, held, picks)
-                yield self.slot(held, f"{beside}{name}", picks[0][1].outputs, fill, rows)
+                slot = self.slot(held, f"{beside}{name}", picks[0][1].outputs, fill, rows)
+                before = slots.get(slot.name)
+                slots[slot.name] = slot if before is None else _joined(before, slot)
+        yield from slots.values()
 
     def _placed(self) -> Iterator[tuple[int, Pick]]:
         """Yield each pick with its place among the outputs."""
@@ -70,6 +75,16 @@ class PickedLinear(PreparedLayer):
                 place = room.narrow(0, target, rows.stop - rows.start)
                 target += len(place)
                 place.copy_(stored[rows] if pick.factor == 1.0 else stored[rows] * pick.factor)
+
+
+def _joined(first: TensorSlot, second: TensorSlot) -> TensorSlot:
+    """Return the slot of a tensor whose picks lie before and behind those of a tensor that is kept another way."""
+
+    def fill(stored: Tensor) -> None:
+        first.fill(stored)
+        second.fill(stored)
+
+    return replace(first, fill=fill, parts=(*first.parts, *second.parts))
 
 
 class GatedQKVLinear(PickedLinear):

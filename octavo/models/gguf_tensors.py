@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo.errors import CheckpointError
 from octavo.gguf.layout import Placed
 from octavo.layers.layer import Parts
 from octavo.models.weight_files import FLOAT_TYPES, StoredTensor, map_file, release_pages
@@ -28,6 +29,9 @@ def gguf_tensors(placed: Iterable[Placed]) -> Iterator[StoredTensor]:
         if tensor.type not in FLOAT_TYPES or each.part:
             name = f"{name.removesuffix('.weight')}{SUFFIX}"
             name += f"/{each.part}" if each.part else ""
+        if each.order.columns and tensor.type not in FLOAT_TYPES:
+            order = partial(_order, each)
+            yield StoredTensor(f"{name}/order", "I32", each.shape[-1:], 4 * each.shape[-1], tensor.file, order)
         values, release = partial(_values, own, each), partial(_release, own, each)
         yield StoredTensor(name, tensor.type, each.shape, each.nbytes, tensor.file, values, release)
 
@@ -53,9 +57,36 @@ def _values(pages: mmap.mmap, placed: Placed, parts: Parts) -> Tensor:
     if len(found) > 1:
         values = torch.stack(found, 2) if len(shape) == 4 else torch.cat(found)
     else:
-        values = found[0].view(*placed.shape[:-1], -1)
+        rows = placed.order.rows
+        values = torch.cat([found[0][each] for each in rows]) if rows else found[0]
+        values = values.view(*placed.shape[:-1], -1)
+    if placed.order.columns and dtype is not None:
+        values = torch.cat([values[..., each] for each in placed.order.columns], -1)
     for part in parts:
         values[part].reshape(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()  # a byte of each page
     if placed.heads:
         values = values.reshape(placed.heads, -1, 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
+    if placed.is_power:
+        return _exponents(placed, values)
     return values.float() - placed.shift if placed.shift else values
+
+
+def _order(placed: Placed, parts: Parts) -> Tensor:
+    """Return the place in a checkpoint of each column: int32 [columns]."""
+    places = torch.arange(placed.shape[-1], dtype=torch.int32)
+    order = torch.empty_like(places)
+    order[torch.cat([places[each] for each in placed.order.columns]).long()] = places
+    return order
+
+
+def _exponents(placed: Placed, values: Tensor) -> Tensor:
+    """Return the float32 x with -exp(x) = values, to the bit where there is one. Raises CheckpointError."""
+    powers = -values.float()
+    if not ((powers > 0) & powers.isfinite()).all():
+        raise CheckpointError(f"{placed.tensor.file}: {placed.tensor.name} has values that are not below zero")
+    near = powers.double().log().float()
+    found = near
+    for step in (-1, 1, -2, 2):
+        other = (near.view(torch.int32) + step).view(torch.float32)
+        found = torch.where(found.exp() == powers, found, other)
+    return torch.where(found.exp() == powers, found, near)

@@ -7,7 +7,7 @@ A block holds a row's next 32 or 256 elements. Layouts are those of ggml; values
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -22,8 +22,10 @@ from octavo.quantization.stored import (
     ALL,
     Part,
     Parts,
+    Read,
     StoredFormat,
     StoredWeight,
+    digest,
     expect_shape,
     finite,
     needed,
@@ -34,6 +36,8 @@ SUFFIX: Final = ".gguf"
 """Stands behind the name of a weight in this format, before the part of it that a tensor is."""
 PARTS: Final = (("",), ("/even", "/odd"), ("/first", "/second"), ("/keys", "/values"))
 """How a tensor is the whole weight or a part of it (`gguf.layout`)."""
+_ORDER: Final = f"{SUFFIX}/order"
+"""Stands behind the name of the order of a weight's columns."""
 FLOATS: Final = ("F32", "F16", "BF16", "F64")
 _GRIDS: Final = Path(__file__).with_name("gguf_grids.txt")
 _NONLINEAR: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -315,7 +319,7 @@ class GGUF(StoredFormat):
     """Reads blocks: of a weight there is one tensor of them, or two that are its parts."""
 
     name = "gguf"
-    suffixes = tuple(SUFFIX + each for pair in PARTS for each in pair)
+    suffixes = (*(SUFFIX + each for pair in PARTS for each in pair), _ORDER)
 
     def __init__(self, section: Section) -> None:
         """The config says nothing of types: every tensor has one."""
@@ -328,15 +332,25 @@ class GGUF(StoredFormat):
         own = [needed(parts, name, SUFFIX + each) for each in pair]
         label, shape = " and ".join(dict.fromkeys(each.dtype for each in own)), _joined_shape(own, pair)
         kind = BLOCK_TYPES.get(own[0].dtype)
+        order = rows_of(parts[_ORDER]) if _ORDER in parts else None
         is_matrix = len(shape) > 1 and pair[0] != "/keys"
         if kind is None or kind.spec is None or len({each.dtype for each in own}) > 1 or not is_matrix:
-            return StoredWeight(shape, label, {"weight": lambda rows: _joined(own, pair, rows, _plain)})
+            return StoredWeight(
+                shape, label, {"weight": lambda rows: _in_order(_joined(own, pair, rows, _plain), order)}
+            )
 
         def reader(tensor: str) -> Callable[[slice], Tensor]:
             return lambda rows: _joined(own, pair, rows, lambda part, of: decoded(kind, rows_of(part, of))[tensor])
 
-        read = {tensor: reader(tensor) for tensor in kind.spec.tensor_specs(1, kind.spec.group)}
-        return StoredWeight(shape, label, read, kind.spec)
+        read: dict[str, Read] = {tensor: reader(tensor) for tensor in kind.spec.tensor_specs(1, kind.spec.group)}
+        if order is None:
+            return StoredWeight(shape, label, read, kind.spec)
+        read["order"] = lambda _: order
+        return StoredWeight(shape, label, read, replace(kind.spec, has_order=True), digest(order))
+
+
+def _in_order(values: Tensor, order: Tensor | None) -> Tensor:
+    return values if order is None else torch.empty_like(values).index_copy_(-1, order.long(), values)
 
 
 def _plain(part: Part, rows: slice) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.fakes import gguf_hybrids
+
 NUMBERS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
     "Q5_K": 13, "Q6_K": 14, "Q8_K": 15, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20,
@@ -374,8 +376,11 @@ def convert(
     """Write the file of a checkpoint beside it, and return its path. `store` says how each tensor is held."""
     config = json.loads((checkpoint / "config.json").read_text())
     weights = load_file(checkpoint / "model.safetensors")
-    tensors = tensors_of(architecture, config, weights)
-    metadata = {**metadata_of(architecture, config), **(more or {})}
+    is_other = architecture in gguf_hybrids.ARCHITECTURES
+    tensors = (gguf_hybrids.tensors_of if is_other else tensors_of)(architecture, config, weights)
+    own = gguf_hybrids.metadata_of(architecture, config) if is_other else {}
+    metadata = metadata_of(architecture, config) | {f"{architecture}.{key}": value for key, value in own.items()}
+    metadata |= more or {}
     path = checkpoint.with_suffix(".gguf")
     path.write_bytes(gguf_bytes(metadata, {name: store(name, each) for name, each in tensors.items()}))
     return path

@@ -109,6 +109,21 @@ FAMILIES: list[Any] = [
         *("exaone4", "exaone4", {"num_hidden_layers": 4, "sliding_window": 5, "layer_types": None}), marks=LONG
     ),
     pytest.param("exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}, marks=LONG),
+    ("qwen3_5", "qwen35", {}),
+    ("qwen3_5_moe", "qwen35moe", {}),
+    ("qwen3_next", "qwen3next", {"mlp_only_layers": []}),
+    ("gemma4", "gemma4", {}),
+    ("gemma4_moe", "gemma4", {}),
+    ("lfm2_moe", "lfm2moe", {}),
+    ("granitemoehybrid", "granitehybrid", {}),
+    ("nemotron_h", "nemotron_h_moe", {}),
+    pytest.param("lfm2", "lfm2", {"block_auto_adjust_ff_dim": False}, marks=LONG),
+    pytest.param("bamba", "granitehybrid", {}, marks=LONG),
+    pytest.param("mamba2", "mamba2", {}, marks=LONG),
+    pytest.param("falcon_h1", "falcon-h1", {}, marks=LONG),
+    pytest.param("falcon", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, marks=LONG),
+    pytest.param("llama4", "llama4", {"floor_scale": 8192}, marks=LONG),
+    pytest.param("ernie4_5_moe", "ernie4_5-moe", {}, marks=LONG),
     pytest.param("qwen3", "qwen3", {"rope_parameters": YARN}, marks=LONG),
     pytest.param("llama", "llama", {"rope_parameters": LLAMA3}, marks=LONG),
     pytest.param("phi3", "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}, marks=LONG),
@@ -182,21 +197,37 @@ def test_a_norm_that_is_quantised_is_dequantised(tmp_path: Path) -> None:
     assert torch.equal(logits(convert(base, "llama", store=store)), logits(base))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ3_S"])
-def test_codes_compute_what_their_values_do(kind: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256}
-    path = make_checkpoint("llama", tmp_path / "m", **sizes)
-    file = convert(path, "llama", store=lambda name, tensor: blocks(name, tensor, kind))
+LINEAR = {"linear_value_head_dim": 64, "linear_num_value_heads": 8, "linear_num_key_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "architecture", "sizes"),
+    [
+        *((each, "llama", "llama", {}) for each in ("Q8_0", "Q4_K", "Q6_K", "IQ3_S")),
+        # queries and their gates, which are one tensor, lie around keys of another type; columns are in another order
+        ("Q4_K", "qwen3_5", "qwen35", LINEAR),
+        ("IQ3_S", "qwen3_5", "qwen35", LINEAR),
+    ],
+)
+def test_codes_compute_what_their_values_do(
+    kind: str, family: str, architecture: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    path = make_checkpoint(family, tmp_path / "m", hidden_size=256, intermediate_size=256, **sizes)
+
+    def codes(name: str, tensor: Tensor) -> Stored:
+        return plain(tensor) if tensor.shape[-1] % 256 else blocks(name, tensor, kind)
+
+    file = convert(path, architecture, store=codes)
 
     def values(name: str, tensor: Tensor) -> Stored:
-        stored, _, data = blocks(name, tensor, kind)
+        stored, _, data = codes(name, tensor)
         if stored == "F32":
             return plain(tensor)
         rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(len(tensor), -1)
         return plain(dequantized(BLOCK_TYPES[kind], rows))
 
     found = logits(file)
-    expected = logits(convert(path, "llama", store=values))
+    expected = logits(convert(path, architecture, store=values))
     assert (found - expected).norm() <= 1e-3 * expected.norm()  # activations have 16 bits
     if BLOCK_TYPES[kind].spec is None:
         assert torch.equal(found, expected)

@@ -1,0 +1,68 @@
+"""Where llama.cpp's converter has put rows or columns of a tensor into another order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from octavo.gguf.metadata import Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Where the rows and columns of a tensor are in a file, in the order that they have in a checkpoint.
+
+    Empty for those that are in their place.
+    """
+
+    rows: tuple[slice, ...] = ()
+    columns: tuple[slice, ...] = ()
+    beside: tuple[str, tuple[slice, ...]] | None = None
+    """The name in a layer of what other rows of the tensor are, and those rows."""
+
+
+def falcon(meta: Metadata, own: str) -> Order:
+    """Return the order of queries, keys and values, which a checkpoint has beside each other for each head of keys."""
+    if own != "attn_qkv":
+        return Order()
+    heads, kv = meta.positive("attention.head_count"), meta.positive("attention.head_count_kv", 1)
+    dim, share = meta.positive("embedding_length") // heads, heads // kv
+    groups = [
+        (_run(head * share, share * dim, dim), _run(heads + head, dim, dim), _run(heads + kv + head, dim, dim))
+        for head in range(kv)
+    ]
+    return Order((*chain.from_iterable(groups),))
+
+
+def qwen3next(meta: Metadata, own: str) -> Order:
+    """Return the order of what makes beta and step: a checkpoint has both for each head of keys, here they are two."""
+    if own != "ssm_ba":
+        return Order()
+    keys = meta.positive("ssm.group_count")
+    share = meta.positive("ssm.time_step_rank") // keys
+    beta, step = ((*(_run(2 * key + at, share, share) for key in range(keys)),) for at in (0, 1))
+    return Order(beta, beside=("ssm_alpha", step))
+
+
+def qwen35(meta: Metadata, own: str) -> Order:
+    """Return the order of heads of values: in a file the first of all heads of keys come first."""
+    keys, heads = meta.positive("ssm.group_count"), meta.positive("ssm.time_step_rank")
+    dim, before = meta.positive("ssm.inner_size") // heads, 2 * keys * meta.positive("ssm.state_size")
+    if heads == keys or heads % keys:
+        return Order()
+    share = heads // keys
+    places = [turn * keys + key for key in range(keys) for turn in range(share)]
+    wide, narrow = ((*(_run(place, width, width) for place in places),) for width in (dim, 1))
+    if own in ("attn_qkv", "ssm_conv1d"):
+        behind = tuple(slice(before + each.start, before + each.stop) for each in wide)
+        return Order((slice(0, before), *behind))
+    if own == "attn_gate":
+        return Order(wide)
+    if own == "ssm_out":
+        return Order(columns=wide)
+    return Order(narrow) if own in ("ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a") else Order()
+
+
+def _run(place: int, length: int, unit: int) -> slice:
+    """Return `length` rows from the place on, which counts units."""
+    return slice(place * unit, place * unit + length)
