@@ -139,15 +139,15 @@ class InputProcessor:
         """Return a request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
         checked_text(request_id, "request_id")
         prompt, options = Prompt.read(prompt), options or RequestOptions()
-        pooled, namespace = None, prompt.namespace
+        pooled, namespace, num_kept = None, prompt.namespace, params.truncate_prompt_tokens
         if isinstance(params, PoolingParams):
-            token_ids, pooled = self.vectors.read(prompt, params)
+            token_ids, pooled = self.vectors.read(self.media.spelled(prompt, self.tokenizer.token_text), params)
             params = FOR_VECTORS
         else:
             self.vectors.refuse_text()
             params = self._with_all_logprobs(params)
-            token_ids = self.tokenised(prompt, params.truncate_prompt_tokens, params.max_tokens or 1)
-        token_ids, media = self.media.read(prompt, token_ids, params.truncate_prompt_tokens)
+            token_ids = self.tokenised(prompt, num_kept, params.max_tokens or 1)
+        token_ids, media = self.media.read(prompt, token_ids, num_kept)
         num_positions = num_positions_of(len(token_ids), media)
         if media:
             self.media.check_embeds(media, params)
@@ -237,13 +237,10 @@ class InputProcessor:
             self._check_ids(token_ids, field)
         else:
             field = "prompt"
-            text = prompt.text or ""
             if num_kept is None:
-                self.check_text_length(text, field)
-            cuts = prompt.cuts
-            if prompt.multi_modal_data:
-                text, cuts = self.media.spelled(text, cuts, self.tokenizer.token_text)
-            token_ids = self.tokenizer.encode(text, prompt.add_special_tokens, cuts)
+                self.check_text_length(prompt.text or "", field)
+            prompt = self.media.spelled(prompt, self.tokenizer.token_text)
+            token_ids = self.tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
             outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:
                 raise InvalidRequest(

@@ -150,6 +150,9 @@ class VectorInput:
         if prompt.token_ids is not None:
             return self._fitting(prompt.token_ids, num_kept), prompt.second_start
         texts = [checked_text(text, "prompt") for text in (prompt.text or "", prompt.second) if text is not None]
+        if prompt.cuts:  # a conversation, which has its special tokens
+            whole = self._tokenizer.encode(texts[0], prompt.add_special_tokens, prompt.cuts)
+            return self._fitting(whole, num_kept), 0
         limit = self._limit(num_kept)
         token_ids, second_start = self._tokenizer.encode_whole(
             texts, None if num_kept is None else limit, prompt.add_special_tokens

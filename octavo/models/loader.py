@@ -92,9 +92,7 @@ class LoadedModel:
 
         reads_images: False leaves an encoder of images out. model_class: in place of that of the architecture.
         """
-        model_class = model_class or resolve_model(
-            checkpoint, makes_text=pooling is None, reads_images=reads_images and pooling is None
-        )
+        model_class = model_class or resolve_model(checkpoint, makes_text=pooling is None, reads_images=reads_images)
         config = model_class.read(checkpoint)
         if pooling is not None and not pooling.is_causal and not config.is_bidirectional:
             raise UnsupportedModel(

@@ -106,12 +106,16 @@ class MediaReader:
         word = getattr(self._written, "word", None)
         return () if word is None else (word,)
 
-    def spelled(self, text: str, cuts: Sequence[int], token_text: Callable[[int], str]) -> tuple[str, tuple[int, ...]]:
-        """Return a text and its cuts with the token's text for each word that stands for an image and has no cut."""
+    def spelled(self, prompt: Prompt, token_text: Callable[[int], str]) -> Prompt:
+        """Return a prompt with the token's text for each word that stands for an image and has no cut."""
+        text, cuts = prompt.text, prompt.cuts
+        if not prompt.multi_modal_data or text is None:
+            return prompt
         pieces = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
         for word in self.words:
             pieces = [piece.replace(word, token_text(self.markers["image"])) for piece in pieces]
-        return "".join(pieces), tuple(accumulate(map(len, pieces[:-1])))
+        ends = tuple(accumulate(map(len, pieces[:-1])))
+        return msgspec.structs.replace(prompt, text="".join(pieces), cuts=ends)
 
     def own_adapter(self, media: Sequence[MediaInput]) -> LoRARequest | None:
         """Return the checkpoint's adapter that a prompt is computed with where it names none itself."""

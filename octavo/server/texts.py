@@ -269,9 +269,12 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
     for prompt in prompts:
         try:
             if isinstance(asked, VectorRequest):
-                whole, second_start = tools.vectors.read_ids(prompt, asked.params().truncate_prompt_tokens)
+                num_kept = asked.params().truncate_prompt_tokens
+                spelled = tools.media.spelled(prompt, tools.tokenizer.token_text)
+                whole, second_start = tools.vectors.read_ids(spelled, num_kept)
                 num_unseen = num_unseen_of(prompt, len(whole))
-                done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start, num_unseen))
+                whole, media = tools.media.read(prompt, whole, num_kept)
+                done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start, num_unseen, media))
                 continue
             written, media = tools.media.read(prompt, tools.tokenised(prompt, num_kept), num_kept)
             token_ids = array("i", written).tobytes()
