@@ -46,6 +46,8 @@ class DecoderStack(nn.Module):
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
     RENAMED: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
+    INCOMPLETE: ClassVar[str] = "the checkpoint is incomplete or its config.json belongs to another: download it again"
+    """What is said of a checkpoint that lacks tensors."""
     FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens", "embed_positions")
     """The modules that only the first stage has."""
     LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")

@@ -87,6 +87,10 @@ class PredictionLayer(DecoderStack):
     """
 
     IGNORED = (*DecoderStack.IGNORED, r".*\.embed_tokens\.weight", r".*\.shared_head\..*")
+    INCOMPLETE = (
+        "the checkpoint was saved without its prediction layer, with which the method mtp guesses: take one that has "
+        "the layer, or another method"
+    )
     layout: ClassVar[Layout]
     has_own_head: ClassVar[bool]
     """Whether logits are made by a table of the layer's own, and not by the model's."""

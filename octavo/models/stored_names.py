@@ -89,7 +89,7 @@ def _check_names(
     parts = {short: part for short in surplus if (part := _other_part(checkpoint, model, short))}
     unread = [name for short, name in surplus.items() if short not in parts]
     if missing:
-        because = "the checkpoint is incomplete or its config.json belongs to another: download it again"
+        because = model.INCOMPLETE
         if unread:
             because = (
                 f"{_counted(unread)} left over: config.json and weights belong to different models, or these are other "
