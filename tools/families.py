@@ -14,6 +14,7 @@ import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES
+from octavo.config.released_intern import INTERN
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, KeysAndValues, Latent, State
 from octavo.distributed.mesh import Mesh
@@ -39,6 +40,7 @@ _TWO = {
 _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
+    "InternVLForConditionalGeneration": set(INTERN),
     "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},
     "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},
 }

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.encoder_sizes import check_encoder
+from octavo.config.released_intern import INTERN, intern_settings
 from octavo.config.section import Section
 
 READ_IMAGES: Final = frozenset(
@@ -30,7 +31,7 @@ READ_IMAGES: Final = frozenset(
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe"),
     )
-) | {"DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
+) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 """Those where all tokens of a prompt attend to each other."""
@@ -83,6 +84,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
             return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file), _fixed_side(checkpoint))
+    if checkpoint.architecture in INTERN:
+        return _checked(intern_settings(checkpoint.stored), checkpoint.where)
     unstated = _UNSTATED.get(checkpoint.architecture)
     return None if unstated is None else {"image_processor_type": unstated}
 

@@ -53,7 +53,8 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
     head = None if args.convert == EMBED else _head(checkpoint)
     modules = None if checkpoint.gguf else listed_modules(checkpoint.path)
     is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or head is not None
-    is_pooling |= re.search("(?<!LMHead)Model$", _architecture(checkpoint)) is not None  # without a head for tokens
+    # without a head for tokens
+    is_pooling |= re.search("(?<!LMHead)(?<!Chat)Model$", _architecture(checkpoint)) is not None
     if not is_pooling and modules is None:
         return None
     found = PoolingConfig(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.section import Section
 
 _QWEN2: Final[Mapping[str, Any]] = {
@@ -64,6 +65,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     names = config.get("architectures")
+    if isinstance(names, list) and names and names[0] in INTERN and "llm_config" in config:
+        return intern_layout(config, where)
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config
     section = Section(config, where)

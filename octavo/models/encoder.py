@@ -42,8 +42,8 @@ def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
             yield name, Held(part)
 
 
-def library_config(checkpoint: Checkpoint, name: str) -> Any:
-    """Return transformers' config of this class name for a checkpoint.
+def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """Return transformers' config of this class name for a checkpoint. changes: in place of its values.
 
     Raises UnsupportedModel without transformers, and CheckpointError for values that it refuses.
     """
@@ -54,7 +54,7 @@ def library_config(checkpoint: Checkpoint, name: str) -> Any:
 
     values: Mapping[str, Any] = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"}
     try:
-        return getattr(transformers, name).from_dict(values)
+        return getattr(transformers, name).from_dict({**values, **(changes or {})})
     except Exception as error:  # whatever it raises is about the values
         raise CheckpointError(
             f"{checkpoint.origin()}: transformers {library_version()} refuses it: {first_line(error)}"

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES, image_settings
+from octavo.config.released_intern import INTERN
 from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -28,7 +29,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
     )
-) | {"DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
+) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
     "deepseek_ocr2": "deepseek",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_intern import INTERN
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
@@ -27,8 +28,20 @@ from octavo.models.vision_names import todays_name
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
 _DOTS_OCR: Final = "DotsOCRForCausalLM"
-_LIBRARY: Final = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
+_LIBRARY: Final = {
+    "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
+    **dict.fromkeys(INTERN, "InternVLForConditionalGeneration"),
+}
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
+_SMALL: Final = {
+    "model_type": "qwen2",
+    "intermediate_size": 1,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 1,
+}
+"""A text model that is made beside an encoder, and left out."""
 _WIDTHS: Final = {
     "Ovis2ForConditionalGeneration": "hidden_size",
     "PaliGemmaForConditionalGeneration": "projection_dim",
@@ -58,7 +71,10 @@ class ImageReader(DecoderStack):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         is_dots = cls.ARCHITECTURE == _DOTS_OCR
-        library = read_encoder(c) if is_dots else library_config(c, f"{cls.library_name().removesuffix(_CLASS)}Config")
+        # of InternVL's text models transformers lacks some
+        changes = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
+        name = f"{cls.library_name().removesuffix(_CLASS)}Config"
+        library = read_encoder(c) if is_dots else library_config(c, name, changes if cls.ARCHITECTURE in INTERN else {})
         config = dataclasses.replace(super().read(c), library=library)
         name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
         width = reduce(lambda part, key: getattr(part, key, config.hidden_size), name.split("."), library)
@@ -79,6 +95,8 @@ class ImageReader(DecoderStack):
             if self.ARCHITECTURE == "DeepseekOCRForCausalLM":
                 clip = self.encoder.get_submodule("vision_tower.vision_encoder")
                 stack(clip, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
+            if self.ARCHITECTURE in INTERN:
+                stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
             self._held.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             # which a change of type makes real

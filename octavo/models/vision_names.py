@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from octavo.config.released_intern import INTERN
+
 _ALL: Final = (
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
     (re.compile(r"^mlp_AR\."), "projector."),
@@ -45,10 +47,32 @@ _DOTS_OCR: Final = tuple(
 )
 
 
+_INTERN: Final = tuple(
+    (re.compile(old), own)
+    for old, own in (
+        (r"^mlp1\.0\.", "multi_modal_projector.layer_norm."),
+        (r"^mlp1\.1\.", "multi_modal_projector.linear_1."),
+        (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
+        (r"^vision_model\.embeddings\.class_embedding$", "vision_tower.embeddings.cls_token"),
+        (r"^vision_model\.embeddings\.position_embedding$", "vision_tower.embeddings.position_embeddings"),
+        (
+            r"^vision_model\.embeddings\.patch_embedding\.",
+            "vision_tower.embeddings.patch_embeddings.projection.",
+        ),
+        (r"^vision_model\.encoder\.layers\.(\d+)\.", r"vision_tower.encoder.layer.\1."),
+        (r"^(vision_tower\..*)\.attn\.proj\.", r"\1.attention.projection_layer."),
+        (r"^(vision_tower\..*)\.attn\.", r"\1.attention."),
+        (r"^(vision_tower\..*)\.norm1\.", r"\1.layernorm_before."),
+        (r"^(vision_tower\..*)\.norm2\.", r"\1.layernorm_after."),
+        (r"^(vision_tower\..*)\.ls([12])$", r"\1.lambda_\2"),
+    )
+)
+
+
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
-    table = _DOTS_OCR if family.startswith("dotsocr") else _ALL
+    table = _DOTS_OCR if family.startswith("dotsocr") else _INTERN if architecture in INTERN else _ALL
     for old, own in _DEEPSEEK_OCR if family.startswith("deepseekocr") else table:
         name = old.sub(own, name)
     return name

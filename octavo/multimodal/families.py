@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
+from octavo.config.released_intern import INTERN
 from octavo.config.section import Section
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -33,7 +34,8 @@ class Family(NamedTuple):
     joins_lines: line breaks around images become one token with those of the prompt, where there is one. arranged:
     returns a prompt as those of the training were, from (context, marker, tokens). word: the text of the marker, where
     config.json does not have its id; texts have it replaced by that of `token` where it is several tokens. others:
-    returns further tokens that stand for vectors."""
+    returns further tokens that stand for vectors. token_word: the text of that token, where config.json lacks its
+    id."""
 
     marker: tuple[str, ...]
     token: tuple[str, ...]
@@ -46,6 +48,7 @@ class Family(NamedTuple):
     arranged: Callable[[Context, int, Sequence[int]], list[int]] | None = None
     word: str | None = None
     others: Callable[[Section], list[int]] = lambda config: []
+    token_word: str | None = None
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:
@@ -317,6 +320,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "GotOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _got_ocr),
     "Granite4VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
+    **dict.fromkeys(INTERN, Family(_IMAGE, _IMAGE, _internvl, word="<image>", token_word="<IMG_CONTEXT>")),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
     "Lfm2VlForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")

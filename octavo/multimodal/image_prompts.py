@@ -53,7 +53,7 @@ class ImagePrompts:
         settings = {**settings, **self._changes}
         config = checkpoint.stored
         self._context = Context(config, settings, encode)
-        marker, self._token = (first_positive(config, keys) for keys in (self.family.marker, self.family.token))
+        marker, self._token = self._tokens(config, encode)
         self._vectors = frozenset({self._token, *self.family.others(config)})
         self.word = self.family.word
         """The text that stands for an image in texts, where it is no token."""
@@ -68,6 +68,18 @@ class ImagePrompts:
             self._markers[first_positive(config, self._videos.marker)] = "video"
         self._path, self._settings = checkpoint.path, settings
         self._processor: Any = None
+
+    def _tokens(self, config: Section, encode: Callable[[str], list[int]]) -> tuple[int, int]:
+        """Return the tokens that stand for an image, and for one of its vectors. Raises CheckpointError."""
+        family = self.family
+        if family.token_word is not None and not any(key in config.values for key in family.token):
+            found = encode(family.token_word)
+            if len(found) != 1:
+                raise CheckpointError(
+                    f"{config.where}: the tokenizer beside it has no token {family.token_word}, which stands for images"
+                )
+            return found[0], found[0]
+        return first_positive(config, family.marker), first_positive(config, family.token)
 
     @property
     def kinds(self) -> frozenset[str]:
