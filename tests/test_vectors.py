@@ -16,6 +16,8 @@ from torch import Tensor
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.read_pooling import pooling_config
 from octavo.core.pooling import PoolingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from octavo.llm import LLM
@@ -215,6 +217,9 @@ def test_weights_of_all_tokens_of_the_vocabulary(tmp_path: Path, family: str, st
 
     with LLM(str(tmp_path)) as llm:
         check_vectors(llm, expected)
+        (refused,) = llm.embed(TEXTS[0], pooling_params=PoolingParams(dimensions=8))
+        assert refused.error is not None
+        assert "dimensions is 8, but weights of tokens have none" in refused.error.message
 
 
 def test_a_server_refuses_requests_for_more_values_than_it_can_hold(
@@ -322,6 +327,29 @@ def test_files_that_say_something_else_are_refused_by_name(
         (tmp_path / name).write_text(text)
     with pytest.raises(error, match=message):
         LLM(str(tmp_path), load_format="dummy")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"id2label": 5}, "id2label is 5, expected an object"),
+        ({"num_labels": 10**9}, "num_labels is 1000000000, expected an integer of at most 65536"),
+        ({"model_type": "roberta", "pad_token_id": 99}, "pad_token_id is 99, expected 0 to 98"),
+        ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id is -1, expected 0 to 98"),
+        ({"architectures": ["Qwen3ForCausalLM"], "vocab_size": 21}, r"the tokens \(20, 21\), expected .* 0 to 20"),
+    ],
+)
+def test_configs_of_scores_that_no_model_can_have_are_refused(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    own = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", "max_position_embeddings": 100}
+    if "vocab_size" in values:
+        own["model_type"] = "qwen3"
+        (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Transformer"}, {"type": "a.LogitScore"}]))
+        values = values | {"true_token_id": 20, "false_token_id": 21}
+    (tmp_path / "config.json").write_text(json.dumps(own | values))
+    with pytest.raises(CheckpointError, match=message):
+        pooling_config(EngineArgs(model=str(tmp_path)), Checkpoint.open(tmp_path))
 
 
 def test_arguments_without_effect_on_vectors_are_refused(tmp_path: Path) -> None:

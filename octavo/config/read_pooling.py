@@ -15,7 +15,7 @@ from octavo.config.pooler_config import with_overrides
 from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads, sees_both
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
-from octavo.errors import ConfigError
+from octavo.errors import CheckpointError, ConfigError
 
 _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -70,7 +70,11 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
         found = read_modules(checkpoint.path, modules, found)
     if (kind := checkpoint.values.get("model_type")) in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         # the first rows of the table of positions stand for padding
-        longest = checkpoint.max_model_len() - (1 if kind == "mpnet" else checkpoint.int("pad_token_id", 1)) - 1
+        num_rows = checkpoint.max_model_len()
+        padding = 1 if kind == "mpnet" else checkpoint.int("pad_token_id", 1)
+        if not 0 <= padding < num_rows - 1:
+            raise checkpoint.error("pad_token_id", f"0 to {num_rows - 2:,}, with rows of positions behind it")
+        longest = num_rows - padding - 1
         found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
     if found.late is None and _architecture(checkpoint) in ARCHITECTURES:
         late, dense = colbert_files(checkpoint)
@@ -83,6 +87,12 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
         return found if found.labels else _classifier(checkpoint, found)
     if args.convert == CLASSIFY or (found.token_ids and args.convert != EMBED):
         token_ids = found.token_ids or _yes_and_no(checkpoint)
+        vocab_size = checkpoint.positive("vocab_size")
+        if not all(0 <= each < vocab_size for each in token_ids):
+            raise CheckpointError(
+                f"{checkpoint.path}: scores are made of the logits of the tokens {token_ids}, expected tokens from 0 "
+                f"to {vocab_size - 1:,}"
+            )
         return _classifier(checkpoint, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
     size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
     if _architecture(checkpoint) == "BertSpladeSparseEmbeddingModel":
@@ -121,9 +131,9 @@ def _head(checkpoint: Checkpoint) -> str | None:
 def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     """Return the config of a model with a score for each label, of a prompt or of each token."""
     names = c.values.get("id2label") or {}
-    num_labels = 1 if found.token_ids else c.positive("num_labels", len(names) or 2)
     if not isinstance(names, Mapping):
         raise c.error("id2label", "an object from numbers to names of labels")
+    num_labels = 1 if found.token_ids else c.positive("num_labels", len(names) or 2)
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(num_labels))
     stated = c.section("sentence_transformers")
     path = None if stated is None else stated.values.get("activation_fn")

@@ -17,9 +17,12 @@ REQUIRED: Final[Any] = object()
 LARGEST_SIZE: Final = 2**31 - 1
 MOST_LAYERS: Final = 1 << 10
 COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"), MOST_LAYERS),
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"), MOST_LAYERS
+    ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 1 << 13),
     **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 1 << 13),
+    "num_labels": 1 << 16,
 }
 """The most there may be of what is made one by one: more would take a start minutes before weights are looked at."""
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {

@@ -62,8 +62,11 @@ def _granite(config: Section) -> Section:
         raise config.error("window_size", f"a multiple of downsample_rate, which is {rate}")
     width, read = section.positive("hidden_dim", 1024), (projector or config).positive("encoder_hidden_size", 1408)
     joined = section.values.get("cat_hidden_layers") or []
-    if not isinstance(joined, list) or any(type(each) is not int for each in joined):
-        raise section.error("cat_hidden_layers", "a list of layers")
+    layers = range(1 + section.positive("num_layers", 10))
+    if not isinstance(joined, list) or any(type(each) is not int or each not in layers for each in joined):
+        raise section.error("cat_hidden_layers", f"a list of layers, from 0 to {layers[-1]}")
+    if len({*joined}) < len(joined):
+        raise section.error("cat_hidden_layers", "each layer once")
     width *= 1 + len(joined)
     if projector is not None and read != width:
         raise projector.error("encoder_hidden_size", f"the width of what the encoder returns, which is {width}")

@@ -131,10 +131,11 @@ class VectorInput:
         """Return the parameters with the task. Raises InvalidRequest for one that the model is not made for."""
         config = self.checked(params.task)
         task = params.task or config.task
-        has_scores = task in (CLASSIFY, TOKEN_CLASSIFY)
+        is_sparse = config.sparse is not None and task == EMBED
+        has_scores = task in (CLASSIFY, TOKEN_CLASSIFY) or is_sparse
         if params.dimensions is not None and (has_scores or params.dimensions > config.size):
             raise InvalidRequest(
-                f"dimensions is {params.dimensions}, but scores have none"
+                f"dimensions is {params.dimensions}, but {'weights of tokens' if is_sparse else 'scores'} have none"
                 if has_scores
                 else f"dimensions is {params.dimensions}, must be at most {config.size}, the size of the vectors",
                 field="dimensions",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import COUNTS
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.elementwise import addition
@@ -61,7 +62,9 @@ class LongcatFlashForCausalLM(DecoderStack):
     def read(cls, c: Checkpoint) -> LatentConfig:
         c.expect("attention_method", "MLA")
         c.expect("zero_expert_type", "identity")
-        idle = c.optional_int("zero_expert_num") or 0
+        idle, most = c.int("zero_expert_num", 0), COUNTS["n_routed_experts"]
+        if not 0 <= idle <= most:
+            raise c.error("zero_expert_num", f"an integer from 0 to {most}")
         mixture = Mixture(
             experts=c.positive("n_routed_experts"),
             width=c.positive("expert_ffn_hidden_size"),

@@ -275,7 +275,7 @@ class DeepseekOcrImages:
     def _square(self, image: Any) -> NDArray[np.uint8]:
         """Return an image scaled to the longer side, in the middle of gray, [side, side, 3]."""
         scale = self._side / max(image.size)
-        width, height = (round(each * scale) for each in image.size)
+        width, height = (max(1, round(each * scale)) for each in image.size)
         left, top = (self._side - width) // 2, (self._side - height) // 2
         square = np.full((self._side, self._side, 3), 127, np.uint8)
         square[top : top + height, left : left + width] = image.resize((width, height), self._pixels.resample)

@@ -153,6 +153,20 @@ class MediaReader:
 
         num_kept: tokens to which the prompt was cut; None for none. Raises InvalidRequest where the model takes others.
         """
+        token_ids, media = self._read(prompt, token_ids, num_kept)
+        longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
+        if longest > self._most_together:
+            raise InvalidRequest(
+                f"{longest} tokens of the prompt, of an image or all, are computed together, but a step has at most "
+                f"{self._most_together}; shorten it, or raise max_num_batched_tokens",
+                field="multi_modal_data" if prompt.multi_modal_data else "prompt",
+            )
+        return token_ids, media
+
+    def _read(
+        self, prompt: Prompt, token_ids: list[int], num_kept: int | None
+    ) -> tuple[list[int], tuple[MediaInput, ...]]:
+        """Return the same, before it is known whether a step has room for it."""
         given = prompt.multi_modal_data or {}
         if any(each.kind == "embeds" for each in prompt.media):
             is_whole = getattr(self._written, "has_whole_prompts", False)
@@ -166,15 +180,7 @@ class MediaReader:
                 "truncate_prompt_tokens cannot shorten a prompt with images or sounds; leave it out",
                 field="truncate_prompt_tokens",
             )
-        token_ids, media = self._written.expand(token_ids, given)
-        longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
-        if longest > self._most_together:
-            raise InvalidRequest(
-                f"{longest} tokens of the prompt, of an image or all, are computed together, but a step has at most "
-                f"{self._most_together}; raise max_num_batched_tokens",
-                field="multi_modal_data",
-            )
-        return token_ids, media
+        return self._written.expand(token_ids, given)
 
     def inputs(self, prompt: Prompt) -> tuple[MediaInput, ...]:
         """Return the inputs of a prompt that stand for none of its tokens. Raises InvalidRequest where the model takes

@@ -56,7 +56,8 @@ class ContinuousPlanner:
         if outranked:
             self._admit(plan, now, before=outranked[0])
             self._plan_prompts(outranked, plan)
-        self._admit(plan, now)
+        if not any(_lacks_room(group, plan) for group in prompts):
+            self._admit(plan, now)
         return plan
 
     def _fair_piece(self, prompts: SequenceABC[SequenceGroup]) -> int:
@@ -100,3 +101,10 @@ class ContinuousPlanner:
 
         if self._registry.has_queued and not plan.has_preempted:
             self._admission.admit(plan, now, next_group)
+
+
+def _lacks_room(group: SequenceGroup, plan: StepPlan) -> bool:
+    """Return whether a running prompt has no row though tokens are left: those that attend to each other need more.
+    They wait until others end, and new ones would take the tokens of these."""
+    is_waiting = group.status is SequenceStatus.RUNNING and group.live[0].seq_id not in plan.rows
+    return is_waiting and not plan.tokens.is_full and any(each.is_whole for each in group.request.media)

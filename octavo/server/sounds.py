@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,6 +13,8 @@ import msgspec
 from starlette.requests import Request
 
 from octavo.core.media import MediaInput
+from octavo.core.prompt import Prompt
+from octavo.errors import InvalidRequest
 from octavo.server.decode import read_pieces
 from octavo.server.errors import ApiError
 from octavo.server.keys import sender_of
@@ -42,12 +47,18 @@ class HeardSound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpokenPiece(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that asks a model to write down what is said from `start` to `end`, in seconds."""
+    """A prompt that asks a model to write down what is said from `start` to `end`, in seconds. token_ids: 4 bytes each,
+    in the byte order of the machine: a list would become objects of all pieces in one call."""
 
-    token_ids: list[int]
+    token_ids: bytes
     media: tuple[MediaInput, ...]
     start: float
     end: float
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt."""
+        return Prompt(token_ids=array("i", self.token_ids).tolist(), media=self.media)
 
 
 class SpokenSound(msgspec.Struct, frozen=True, array_like=True):
@@ -112,10 +123,26 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
     start = 0
     for piece in cut_where_quiet(samples, rate, most_s):
         prompt, stop = style.write(tools, Asked(asked, task, (piece, rate))), start + len(piece)
-        token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))
-        pieces.append(SpokenPiece(token_ids, media, round(start / rate, 2), round(stop / rate, 2)))
+        with _named_by_the_form():
+            token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))
+        pieces.append(
+            SpokenPiece(array("i", token_ids).tobytes(), media, round(start / rate, 2), round(stop / rate, 2))
+        )
         start = stop
     return SpokenSound(asked, pieces, round(len(samples) / rate, 2))
+
+
+@contextmanager
+def _named_by_the_form() -> Iterator[None]:
+    """Give an InvalidRequest about a sound the name of the field in a form."""
+    from octavo.multimodal.sound_prompts import FIELD
+
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field == FIELD:
+            error.field, error.args = "file", (str(error).replace(FIELD, "file"),)
+        raise
 
 
 def log_mel(path: str) -> LogMel:

@@ -224,6 +224,17 @@ def test_prompts_that_see_all_of_themselves_share_nothing_with_longer_ones(tmp_p
     assert bits([without]) == bits(after_others[3:])
 
 
+def test_a_prompt_that_sees_all_of_itself_fits_a_step_or_is_refused(tmp_path: Path) -> None:
+    args: Any = {"max_num_batched_tokens": 41, "max_num_seqs": 4, "enable_prompt_embeds": True}
+    path, long = make_vision_checkpoint("paligemma", tmp_path), "w1 " * 60
+    with LLM(str(path), dtype="float32", num_gpu_blocks_override=64, **args) as llm:
+        for given in ({"prompt_embeds": torch.zeros(42, 32)}, long):
+            (refused,) = llm.generate([given], PARAMS)
+            assert refused.error is not None
+            assert "a step has at most 41; shorten it" in refused.error.message
+        assert llm.generate([{"prompt_embeds": torch.ones(41, 32)}], PARAMS)[0].outputs
+
+
 @pytest.mark.parametrize(
     ("family", "key"), [("glm4v", "vision_config.out_hidden_size"), ("paligemma", "projection_dim")]
 )

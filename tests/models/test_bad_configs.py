@@ -23,6 +23,7 @@ BAD: dict[str, list[Any]] = {
     "head_dim": [7],
     "hidden_size": [0, "big"],
     "num_hidden_layers": [0, 1.5, 1100],
+    "num_layers": [0, 1100],
     "vocab_size": [0],
     "rms_norm_eps": [-1.0, "small", 10**400],
     "layer_norm_eps": [-1.0],
@@ -49,10 +50,17 @@ BAD: dict[str, list[Any]] = {
     "num_experts_per_tok": [0, 99, "2"],
     "attn_layer_indices": ["all"],
     "top_k_experts": [0, 99],
+    "moe_topk": [0, 9999],
+    "zero_expert_num": [-1, 10**9],
     "n_group": [7],
     "kv_lora_rank": [0, "a"],
 }
-ALSO_NAMED = {"rope_parameters": "rope_type", "num_local_experts": "num_experts", "num_experts": "num_local_experts"}
+ALSO_NAMED = {
+    "rope_parameters": "rope_type",
+    "moe_topk": "num_experts_per_tok",
+    "num_local_experts": "num_experts",
+    "num_experts": "num_local_experts",
+}
 NOT_READ = {
     ("axk1", "head_dim"),
     ("deepseek_v2", "head_dim"),

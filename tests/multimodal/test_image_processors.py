@@ -121,6 +121,11 @@ def test_pixels_of_llama_4_are_normalised_in_bfloat16() -> None:
     assert np.array_equal(found, expected.float().numpy())
 
 
+def test_an_image_far_longer_than_wide_keeps_a_row_of_pixels() -> None:
+    made = DeepseekOcrImages(section(size={"height": 64, "width": 64}), section())([image(0, 200, 1)], "np")
+    assert made["pixel_values"].shape == (1, 3, 64, 64)
+
+
 REFUSED: list[tuple[str, dict[str, Any], type[OctavoError], str]] = [
     ("Lfm2Vl", {"encoder_patch_size": 14}, UnsupportedModel, "encoder_patch_size is 14, expected 16"),
     ("Lfm2Vl", {"downsample_factor": 4}, UnsupportedModel, "downsample_factor is 4, expected 2"),

@@ -27,7 +27,7 @@ def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
     model, processor = make()
     settings = extractor() if family in ALL_KINDS else processor
     config = model.to_dict() | {"architectures": [architecture]}
-    part = "encoder_config" if family == "granite_speech" else "audio_config"
+    part = "encoder_config" if family.startswith("granite_speech") else "audio_config"
     config.get("thinker_config", config)[part] |= audio
     (path / "config.json").write_text(json.dumps(config, default=str))
     (path / "processor_config.json").write_text(json.dumps({"feature_extractor": settings.to_dict()}, default=str))
@@ -74,6 +74,8 @@ REFUSED = [
     ("granite_speech", {"input_dim": 31}, "encoder_config.input_dim is 31, expected an even number"),
     ("granite_speech", {"num_heads": 0}, "encoder_config.num_heads is 0, expected an integer of at least 1"),
     ("granite_speech", {"cat_hidden_layers": [1]}, "projector_config.encoder_hidden_size is 32, .*, which is 64"),
+    ("granite_speech_plus", {"cat_hidden_layers": [3]}, r"cat_hidden_layers is \[3\], .* layers, from 0 to 2"),
+    ("granite_speech_plus", {"cat_hidden_layers": [1, 1]}, r"cat_hidden_layers is \[1, 1\], expected each layer once"),
     ("voxtral", {"intermediate_size": 96}, r"audio_config.intermediate_size is 96, expected a divisor of .*, 3,200"),
     ("qwen3_asr", {"n_window": 20}, "audio_config.n_window is 20, expected 50"),
     ("qwen3_asr", {"n_window_infer": 150}, "audio_config.n_window_infer is 150, expected a multiple of .*, 100"),

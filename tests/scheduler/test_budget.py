@@ -136,3 +136,17 @@ class TestWholeSpans:
 
     def test_they_wait_for_a_step_that_has_room(self) -> None:
         assert WholeSpans(TokenBudget(5)).grant(self.make(), 4, 5) == 0
+
+    def test_new_requests_do_not_take_the_tokens_that_they_wait_for(self) -> None:
+        core = make_core(max_num_batched_tokens=16, max_num_seqs=8, num_blocks=256)
+        for number in range(4):
+            core.add_request(make_request(f"old{number}", [number], max_tokens=12))
+        core.step()
+        waiting = make_request("waiting", range(20), max_tokens=2)
+        waiting.media = (MediaInput("image", b"x" * 32, ((2, 14),), 14, {}, is_whole=True),)
+        core.add_request(waiting)
+        for number in range(20):
+            core.add_request(make_request(f"new{number}", [100 + number], max_tokens=12))
+            core.step()
+        assert "waiting" not in core.scheduler.groups
+        run(core)

@@ -108,6 +108,14 @@ def test_language_and_text_of_the_request_are_in_the_prompt(asking: Served) -> N
     assert post(asking.url, tone(0.5), "translations").json()["error"]["code"] == "unsupported_task"
 
 
+def test_a_sound_of_which_nothing_is_heard_is_refused_by_the_name_of_the_file(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.llm, "input", inputs(tmp_path, "glmasr"))
+    refused = post(server.url, tone(0.01)).json()["error"]
+    assert (refused["param"], refused["message"]) == ("file", "file lasts 0.010 s, expected at least 0.03 s")
+
+
 def test_a_long_sound_is_written_down_in_pieces(
     asking: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
     segments, language, before = list[SpeechSegment](), asked.language, ""
     async with context.open_requests.track(request.receive):
         for piece in heard.pieces:
-            [output] = (await talk.last(Prompt(token_ids=piece.token_ids, media=piece.media), params)).outputs
+            [output] = (await talk.last(piece.prompt, params)).outputs
             named, text = style.split(output.text) or (None, output.text)
             language, text = language or named, text.strip()
             if text:
@@ -268,7 +268,7 @@ async def _piece_texts(
     last = ""
     for piece in heard.pieces:
         written, num_sent = "", 0
-        outputs = talk.outputs(Prompt(token_ids=piece.token_ids, media=piece.media), params)
+        outputs = talk.outputs(piece.prompt, params)
         async with aclosing(outputs):
             async for output in outputs:
                 [part] = output.outputs
