@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
@@ -25,6 +25,18 @@ from octavo.models.blocks import GatedLayer
 from octavo.models.config import KINDS, even_share
 from octavo.models.encoder_parts import EncoderConfig, UpGateMLP
 from octavo.models.ropes import read_rope
+
+_FLASH_NAMES: Final = {
+    r"^emb_ln": "embed_norm",
+    r"^encoder\.layers\.": "layers.",
+    r"\.mixer\.Wqkv": ".self_attn.qkv_proj",
+    r"\.mixer\.out_proj": ".self_attn.o_proj",
+    r"\.norm1\.": ".input_layernorm.",
+    r"\.norm2\.": ".post_attention_layernorm.",
+    r"\.mlp\.fc1": ".mlp.up_proj",
+    r"\.mlp\.fc2": ".mlp.down_proj",
+}
+"""Names of Jina's releases of XLM-RoBERTa (xlm-roberta-flash-implementation)."""
 
 
 class BertModel(BertEncoder):
@@ -64,12 +76,16 @@ class RobertaModel(BertEncoder):
     """RoBERTa and XLM-RoBERTa: positions are counted from behind the padding token's id. Source:
     https://arxiv.org/abs/1907.11692, https://arxiv.org/abs/1911.02116."""
 
+    NAMES: ClassVar[Mapping[str, str]] = {**BertEncoder.NAMES, **_FLASH_NAMES}
+
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
         offset = c.int("pad_token_id", 1) + 1
         if not 0 <= offset < c.max_model_len():
             raise c.error("pad_token_id", "the id of a token, below max_position_embeddings")
-        given = {"position_offset": offset, "max_positions": c.max_model_len() - offset}
+        given: dict[str, Any] = {"position_offset": offset, "max_positions": c.max_model_len() - offset}
+        if "xlm-roberta-flash" in str(c.values.get("auto_map")):
+            given["qkv_reads"] = ()
         return super().read(c, **given, num_types=c.positive("type_vocab_size", 1), **own)
 
 
@@ -113,14 +129,7 @@ class JinaEmbeddingsV3Model(BertEncoder):
         r"^roberta\.": "",
         r"^embeddings\.word_embeddings": "embed_tokens",
         r"^embeddings\.token_type_embeddings": "embed_types",
-        r"^emb_ln": "embed_norm",
-        r"^encoder\.layers\.": "layers.",
-        r"\.mixer\.Wqkv": ".self_attn.qkv_proj",
-        r"\.mixer\.out_proj": ".self_attn.o_proj",
-        r"\.norm1\.": ".input_layernorm.",
-        r"\.norm2\.": ".post_attention_layernorm.",
-        r"\.mlp\.fc1": ".mlp.up_proj",
-        r"\.mlp\.fc2": ".mlp.down_proj",
+        **_FLASH_NAMES,
         r"^pooler\.dense": "score.dense",
         r"^classifier\.(weight|bias)": r"score.classifier.\1",
         r"^classifier\.dense": "score.dense",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo.errors import CheckpointError, ConfigError
@@ -152,6 +153,34 @@ def test_cross_encoders_score_pairs_by_the_sigmoid_of_one_label(tmp_path: Path, 
         with torch.inference_mode():
             want = torch.sigmoid(model(input_ids=torch.tensor([[1, 24, 25, 2]])).logits[0]).tolist()
         assert mixed == pytest.approx(want, rel=1e-5)
+
+
+def test_a_reranker_with_the_names_of_jinas_code(tmp_path: Path) -> None:
+    model = save(tmp_path, "XLMRobertaForSequenceClassification", **ROBERTA, num_labels=1)
+    names = {
+        "embeddings.LayerNorm": "emb_ln",
+        "encoder.layer.": "encoder.layers.",
+        "attention.output.dense": "mixer.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "output.LayerNorm": "norm2",
+    }
+    stored = model.state_dict()
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            old = [f"roberta.encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            stored[f"roberta.encoder.layer.{layer}.mixer.Wqkv.{kind}"] = torch.cat([stored.pop(name) for name in old])
+    for old_name, name in names.items():
+        stored = {key.replace(old_name, name): value for key, value in stored.items()}
+    save_file({key: value.clone() for key, value in stored.items()}, tmp_path / "model.safetensors")
+    code = "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta.XLMRobertaForSequenceClassification"
+    edit_config(tmp_path, auto_map={"AutoModelForSequenceClassification": code})
+    with LLM(str(tmp_path)) as llm:
+        for output in llm.score("w20 w21", TEXTS):
+            with torch.inference_mode():
+                want = torch.sigmoid(model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0, 0]).item()
+            assert output.outputs.score == pytest.approx(want, rel=1e-5, abs=1e-6)
 
 
 def test_classifier_has_the_softmax_of_its_labels(tmp_path: Path) -> None:
