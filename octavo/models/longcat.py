@@ -7,7 +7,7 @@ Source: https://arxiv.org/abs/2509.01322.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -99,6 +99,12 @@ class LongcatFlashForCausalLM(DecoderStack):
                 f"pipeline_parallel_size: a stage would have halves of layers, of {c.num_layers // 2} layers in all; "
                 "take a divisor of their number, or tensor_parallel_size"
             )
+
+    def note_layers(self, layers: Iterable[int]) -> None:
+        raise ConfigError(
+            "speculative_config: the head reads the streams between layers, and in LongCat-Flash mixtures bypass them; "
+            "take the method eagle, draft_model, ngram or suffix"
+        )
 
     def own_name(self, name: str) -> str:
         if found := _OF_A_HALF.fullmatch(name):

@@ -147,6 +147,7 @@ class DraftModel:
             max_num_tokens=num_tokens,
             device=device.torch_device,
             groups=slice(len(self._target.cache_groups), None),
+            has_spans=False,  # it may compute a part of a prompt that the model has computed whole
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
         choose = greedy(min(self.shape.vocab_size, self._target.vocab_size))

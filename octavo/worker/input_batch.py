@@ -80,9 +80,11 @@ class InputBatchBuilder:
         device: torch.device,
         num_encoded: int = 0,
         groups: slice = slice(None),
+        has_spans: bool = True,
     ) -> None:
         """num_encoded: vectors of an encoder's output in the last cache group; 0 where it holds none. groups: the cache
-        groups of the model that reads the batches."""
+        groups of the model that reads the batches. has_spans: whether tokens of a prompt may attend to each other in
+        that model, so that no row ends among them."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
@@ -94,7 +96,7 @@ class InputBatchBuilder:
         self.state_groups: Collection[int] = ()
         """Those of the cache groups that keep states."""
         self.block_size = block_size
-        self._device = device
+        self._device, self._has_spans = device, has_spans
         self.max_num_tokens = max_num_tokens
         self._buffers = _Buffers(
             token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
@@ -179,11 +181,12 @@ class InputBatchBuilder:
             attention.append(self._cross.read(line_of_token))
         if has_unseen := self._sequences.num_with_unseen > 0:
             attention = rows_without_unseen(rows, attention)
+        has_spans = self._has_spans and self._sequences.num_with_spans > 0
         return ModelInput(
             *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
             rope_positions=rope,
             embeddings=embeddings,
-            spans=span_rows(rows, attention[: len(self._tables)]) if self._sequences.num_with_spans else None,
+            spans=span_rows(rows, attention[: len(self._tables)]) if has_spans else None,
             adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
             encoded=self._encoder_outputs(encoded),

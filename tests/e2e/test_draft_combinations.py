@@ -74,6 +74,7 @@ def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> 
     ("family", "method"),
     [
         *(("gemma3", each) for each in ("ngram", "draft_model", "eagle")),
+        ("paligemma", "draft_model"),
         *(("qwen3_vl", each) for each in ("suffix", "draft_model", "eagle3")),
     ],
 )
@@ -86,8 +87,9 @@ def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str,
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
     with LLM(str(path), **options) as llm:
         expected = [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params]
+    options["max_num_batched_tokens"] = images.WIDEST.get(family, 16) + 1
     with LLM(str(path), speculative_config=guessing(method, path, tmp_path / "other"), **options) as llm:
-        take_all(llm)
+        take_all(llm, seed=1)  # some prompts are guessed behind later than they are computed, in pieces
         for _ in range(2):
             assert [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params] == expected
         assert stats(llm).num_draft_tokens > 10

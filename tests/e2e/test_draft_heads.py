@@ -175,5 +175,9 @@ def test_a_head_of_another_model_is_refused(paths: dict[str, Path], tmp_path: Pa
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"before layers \(1, 2, 40\), and this model has 8 layers"):
         load({**paths, "eagle3": deep}, "eagle3")
+    for family, message in (("gemma3n", "reads one stream"), ("longcat_flash", "mixtures bypass them")):
+        make_checkpoint(family, tmp_path / family, vocab_size=VOCABULARY, hidden_size=HIDDEN)
+        with pytest.raises(ConfigError, match=message):
+            load({**paths, "model": write_byte_tokenizer(tmp_path / family)}, "eagle3")
     with pytest.raises(UnsupportedModel, match="num_nextn_predict_layers is 0, expected at least 1"):
         LLM(str(paths["model"]), speculative_config={"method": "mtp"})
