@@ -40,6 +40,8 @@ class Architecture:
     layers: str = "layers"
     rows: RowsOf | None = None
     """What it has put into another order."""
+    numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Names in a layer, and shapes, of what an array of the metadata has a number for each layer of, by its key."""
     may_vary: bool = False
     """Layers differ in heads or width."""
     has_states: bool = False
@@ -142,6 +144,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gemma4": Architecture("Gemma4ForCausalLM", configs.gemma4, names.GEMMA4, tops=names.GEMMA3N_TOPS, may_vary=True),
     "llama4": Architecture("Llama4ForCausalLM", configs.llama4, names.LLAMA4),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", configs.ernie_moe, names.ERNIE_MOE),
+    "apertus": Architecture("ApertusForCausalLM", configs.apertus, names.APERTUS, numbers=names.APERTUS_NUMBERS),
     "falcon": _falcon(names.FALCON),
     "falcon (norms)": _falcon(names.FALCON_NORMS),
     "mamba2": _with_states("Mamba2ForCausalLM", hybrids.mamba2, names.MAMBA2, tops=names.MAMBA_TOPS),

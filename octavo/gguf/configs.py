@@ -309,6 +309,10 @@ def ernie_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def apertus(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {"hidden_act": "xielu"}
+
+
 def falcon(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     up = meta.types.get("blk.0.ffn_up.weight")
     return {

@@ -14,7 +14,7 @@ from octavo.gguf.architectures import ARCHITECTURES, Architecture, architecture_
 from octavo.gguf.metadata import Metadata
 from octavo.gguf.names import LAYER
 from octavo.gguf.orders import Order
-from octavo.gguf.reader import GGUFFile, GGUFTensor
+from octavo.gguf.reader import Array, GGUFFile, GGUFTensor
 
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
@@ -114,6 +114,7 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
     meta = Metadata(file)
     kept, num_layers = architecture_of(meta), meta.num_layers
     names, tops = {**LAYER, **kept.names}, {**_TOP, **kept.tops}
+    yield from _of_numbers(kept, meta)
     for tensor in file.tensors:
         found = _TENSOR.fullmatch(tensor.name)
         if _UNREAD.fullmatch(tensor.name) or (found and int(found[1]) >= num_layers):
@@ -130,6 +131,16 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
         if found is None or found[2] not in names:
             raise CheckpointError(f"{file.path}: holds {tensor.name}, which {kept.family} does not read")
         yield from _of_layer(kept, meta, tensor, int(found[1]), found[2], found[3] or "", names[found[2]])
+
+
+def _of_numbers(kept: Architecture, meta: Metadata) -> Iterator[Placed]:
+    for key, (name, shape) in kept.numbers.items():
+        value = meta.file.metadata.get(key)
+        for layer in range(meta.num_layers):
+            number = value.number(layer, shape) if isinstance(value, Array) else None
+            if number is None:
+                raise CheckpointError(f"{meta.where}: {key} is {value!r}, expected a float32 for each layer")
+            yield Placed(f"{kept.prefix}{kept.layers}.{layer}.{name}", number)
 
 
 def adapter_tensors(file: GGUFFile, family: str) -> Iterator[tuple[str, str, GGUFTensor, str]]:

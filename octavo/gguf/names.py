@@ -112,6 +112,10 @@ LLAMA4: Final = {
 }
 ERNIE_MOE: Final = {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias!"}
 APERTUS: Final = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
+APERTUS_NUMBERS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
+    **{f"xielu.{each}": (f"mlp.act_fn.{each}", (1,)) for each in ("alpha_n", "alpha_p")},
+    **{f"xielu.{each}": (f"mlp.act_fn.{each}", ()) for each in ("beta", "eps")},
+}
 FALCON: Final = {
     "attn_qkv": "self_attention.query_key_value",
     "attn_output": "self_attention.dense",

@@ -66,8 +66,10 @@ class GGUFTensor:
 class Array:
     """An array of the metadata, which is decoded when it is needed."""
 
-    def __init__(self, path: Path, key: str, kind: int, data: bytes, count: int) -> None:
+    def __init__(self, path: Path, key: str, kind: int, data: bytes, count: int, end: int) -> None:
+        """end: the first byte in the file behind the data."""
         self._path, self._key, self._kind, self._data, self._count = path, key, kind, data, count
+        self._start = end - len(data)
         self._places: dict[str, int | None] = {}
 
     def values(self) -> list[Any]:
@@ -83,6 +85,12 @@ class Array:
         except UnicodeDecodeError as error:
             raise _damaged(self._path, f"element {len(found)} of {self._key} is not UTF-8") from error
         return found
+
+    def number(self, place: int, shape: tuple[int, ...]) -> GGUFTensor | None:
+        """Return the element at a place as a tensor of one float32; None where the array has no such element."""
+        if _SCALARS.get(self._kind) != "f" or not 0 <= place < self._count:
+            return None
+        return GGUFTensor(self._key, "F32", shape, 4, self._path, self._start + 4 * place)
 
     def __repr__(self) -> str:
         """Return a few elements as they are, of more their number: what errors have found in the file."""
@@ -257,7 +265,7 @@ class _Header:
             data = self._strings(key, count)
         else:
             raise self._error(f"{key} is an array of type {kind}, expected numbers or strings")
-        return Array(self._path, key, kind, data, count)
+        return Array(self._path, key, kind, data, count, self._place)
 
     def _strings(self, key: str, count: int) -> bytes:
         self._num_elements += count

@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF file: GPT-2's kind (byte-level BPE) and SentencePiece's with scores, and what ends a text.
+"""The tokenizer of a GGUF file: GPT-2's kind (byte-level BPE), SentencePiece's with scores and Gemma 4's with merges,
+and what ends a text.
 
 Pre-tokenizers follow the tokenizer.json of the models that llama.cpp's names of them stand for.
 """
@@ -49,6 +50,7 @@ _KIMI: Final = (
     )
     + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+_FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("default", ""), _DEFAULT),
@@ -62,6 +64,7 @@ _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     "qwen35": (_QWEN35,),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), (r"\p{N}", _WORDS)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "falcon": _FALCON,
     "deepseek-coder": _DEEPSEEK_CODER,
     "deepseek-llm": _DEEPSEEK,
     "kimi-k2": (_KIMI,),
@@ -72,9 +75,11 @@ _SPLITS: Final[Mapping[str, Sequence[str]]] = {
 _WITH_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
 """Whose texts begin with BOS where the file does not say; whole words that are tokens are not merged."""
 _NFC: Final = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "command-r")
+_TOOL_ANSWERS: Final = "<|tool_response>"
+"""What Gemma 4 makes behind its calls of tools; files show its text."""
 _ENDS: Final = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>"),
-    *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|user|>", "[EOS]", "<EOT>", "_<EOT>"),
+    *(_TOOL_ANSWERS, "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|user|>", "[EOS]", "<EOT>", "_<EOT>"),
 }
 """Control tokens that end a turn, as llama.cpp has them."""
 
@@ -83,7 +88,8 @@ def end_tokens(file: GGUFFile) -> list[int]:
     """Return the ids that end a text: those that the metadata name, and control tokens that are known to."""
     named = [file.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom")]
     tokens, types = _listed(file, "tokens"), _listed(file, "token_type")
-    known = {text: at for at, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
+    kinds = zip(tokens, types, strict=False)
+    known = {text: at for at, (text, kind) in enumerate(kinds) if kind == _CONTROL or text == _TOOL_ANSWERS}
     ends = _ENDS & known.keys()
     if {"<|return|>", "<|call|>", "<|end|>"} <= ends:  # gpt-oss ends a message with it, not its turn
         ends -= {"<|end|>"}
@@ -136,7 +142,7 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
         at = file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
         if isinstance(at, int) and 0 <= at < len(tokens):
             special[f"{ours}_token"] = tokens[at]
-    starts = model == "llama" or file.metadata.get("tokenizer.ggml.pre") in _WITH_BOS
+    starts = model in ("llama", "gemma4") or file.metadata.get("tokenizer.ggml.pre") in _WITH_BOS
     template = file.metadata.get("tokenizer.chat_template")
     config = {
         "add_bos_token": bool(file.metadata.get("tokenizer.ggml.add_bos_token", starts)),
@@ -156,11 +162,7 @@ def _byte_level(file: GGUFFile, ids: dict[str, int], types: list[int]) -> Backen
             f"{file.path}: tokenizer.ggml.pre is {kind!r}, expected one of {', '.join(filter(None, _SPLITS))}; name "
             "the model's original directory or hub name with the argument tokenizer"
         )
-    merges = []
-    for merge in _listed(file, "merges"):
-        cut = merge.find(" ", 1)
-        merges.append((merge[:cut], merge[cut + 1 :]))
-    backend = Tokenizer(models.BPE(ids, merges, ignore_merges=kind in _WITH_BOS))
+    backend = Tokenizer(models.BPE(ids, _stated_merges(file), ignore_merges=kind in _WITH_BOS))
     if kind in _NFC:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[kind]]
@@ -170,19 +172,29 @@ def _byte_level(file: GGUFFile, ids: dict[str, int], types: list[int]) -> Backen
     return backend
 
 
+def _stated_merges(file: GGUFFile) -> list[tuple[str, str]]:
+    merges = []
+    for merge in _listed(file, "merges"):
+        cut = merge.find(" ", 1)
+        merges.append((merge[:cut], merge[cut + 1 :]))
+    return merges
+
+
 def _sentence_pieces(file: GGUFFile, ids: dict[str, int], types: list[int]) -> Backend:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
+    states_merges = file.metadata.get("tokenizer.ggml.model") == "gemma4"
     scores = _listed(file, "scores")
-    if len(scores) != len(types):
+    if not states_merges and len(scores) != len(types):
         raise CheckpointError(f"{file.path}: tokenizer.ggml.scores has {len(scores)} of {len(types)} elements")
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
     unknown_text = next((token for token, number in ids.items() if number == unknown), None)
     has_bytes = _BYTE in types
     pieces = {token: number for token, number in ids.items() if types[number] in (_NORMAL, _USER_DEFINED, _UNUSED)}
-    model = models.BPE(ids, _merges(pieces, scores), unk_token=unknown_text, fuse_unk=True, byte_fallback=has_bytes)
+    merges = _stated_merges(file) if states_merges else _merges(pieces, scores)
+    model = models.BPE(ids, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=has_bytes)
     backend = Tokenizer(model)
-    starts_with_space = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    starts_with_space = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not states_merges))
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if starts_with_space else spaces
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -219,5 +231,5 @@ def _are(values: Iterable[object], kind: type) -> bool:
     return all(isinstance(each, kind) for each in values)
 
 
-_MAKERS: Final = {"gpt2": _byte_level, "llama": _sentence_pieces}
+_MAKERS: Final = {"gpt2": _byte_level, "llama": _sentence_pieces, "gemma4": _sentence_pieces}
 """By `tokenizer.ggml.model`."""

@@ -299,7 +299,6 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         tensor = tensor.squeeze(1) if own.endswith("conv1d.weight") else tensor
         tensor = tensor.squeeze(0) if module == "mlp.shared_expert_gate" else tensor
         found[f"{layer}{names[module]}.{suffix}"] = _shifted(architecture, own, tensor)
-    found |= _rope_factors(config)
     return found | {name: torch.stack([each for _, each in sorted(of.items())]) for name, of in experts.items()}
 
 
@@ -378,9 +377,13 @@ def convert(
     weights = load_file(checkpoint / "model.safetensors")
     is_other = architecture in gguf_hybrids.ARCHITECTURES
     tensors = (gguf_hybrids.tensors_of if is_other else tensors_of)(architecture, config, weights)
+    tensors |= _rope_factors(config)
     own = gguf_hybrids.metadata_of(architecture, config) if is_other else {}
     metadata = metadata_of(architecture, config) | {f"{architecture}.{key}": value for key, value in own.items()}
-    metadata |= more or {}
+    numbers: dict[str, list[float]] = {name.rpartition(".")[2]: [] for name in weights if ".act_fn." in name}
+    for name in (each for each in weights if ".act_fn." in each):
+        numbers[name.rpartition(".")[2]].append(weights[name].item())
+    metadata |= {f"xielu.{name}": each for name, each in numbers.items()} | dict(more or {})
     path = checkpoint.with_suffix(".gguf")
     path.write_bytes(gguf_bytes(metadata, {name: store(name, each) for name, each in tensors.items()}))
     return path

@@ -25,9 +25,9 @@ _NAMES = {
     r"linear_attn\.in_proj_b": "ssm_beta",
     r"linear_attn\.in_proj_ba": "ssm_ba",
     r"conv\.(conv|in_proj|out_proj)": r"shortconv.\1",
-    "input_layernorm|operator_norm|norm|ln_mlp": "attn_norm",
+    "input_layernorm|attention_layernorm|operator_norm|norm|ln_mlp": "attn_norm",
     "ln_attn": "attn_norm_2",
-    "ffn_norm|pre_ff_layernorm|pre_feedforward_layernorm": "ffn_norm",
+    "ffn_norm|feedforward_layernorm|pre_ff_layernorm|pre_feedforward_layernorm": "ffn_norm",
     r"(?:mlp|feed_forward|mixer)\.(gate|up|down)_proj": r"ffn_\1",
     r"feed_forward\.w1": "ffn_gate",
     r"mlp\.dense_h_to_4h|feed_forward\.w3": "ffn_up",
@@ -60,7 +60,7 @@ _TOP = {
 }
 ARCHITECTURES = (
     *("qwen3next", "qwen35", "qwen35moe", "gemma4", "llama4", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe"),
-    *("falcon-h1", "falcon", "mamba2", "ernie4_5-moe"),
+    *("falcon-h1", "falcon", "mamba2", "ernie4_5-moe", "apertus"),
 )
 _AFTER_ATTENTION = {
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "gemma4"), "post_attention_norm"),
@@ -81,6 +81,8 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
             found[f"{_renamed(_TOP, module)}.{suffix}"] = tensor + shift
             continue
         layer, own = layered.groups()
+        if ".act_fn." in own:  # in the metadata
+            continue
         if expert := re.fullmatch(r"\w+\.experts\.\d+\.(\w+)\.weight", own):
             kind = _EXPERT_NAMES.get(expert[1], expert[1].removesuffix("_proj"))
             experts.setdefault(f"blk.{layer}.ffn_{kind}_exps.weight", []).append(tensor)

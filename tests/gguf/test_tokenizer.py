@@ -19,7 +19,7 @@ from octavo.engine.fill_in import FillTokens, fill_in_prompt
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import UnsupportedModel
 from octavo.gguf.reader import read_gguf
-from octavo.gguf.tokenizer import read_tokenizer
+from octavo.gguf.tokenizer import end_tokens, read_tokenizer
 from octavo.llm import LLM
 from octavo.platform import Platform
 from octavo.simulate.model_facts import read_model_facts
@@ -131,9 +131,23 @@ def test_the_unknown_token_is_a_special_one_and_has_no_text(tmp_path: Path) -> N
     assert tokenizer.decode([2, 0, 2]) == "aa"
 
 
+def test_merges_of_gemma_4_are_those_of_the_file(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "a", "b", "▁", "ab", "▁a", "\n", "\n\n", "<0xC3>", "<0x9F>", "<|tool_response>"]
+    own = {"model": "gemma4", "tokens": tokens, "token_type": [2, 3, *[1] * 7, 6, 6, 4], "bos_token_id": 1}
+    own |= {"scores": [-1000.0] * 12, "merges": ["▁ a", "a b", "\n \n"]}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
+    tokenizer = Tokenizer.open(path)
+    ids = tokenizer.encode("ab ab\n\nß")
+    assert [tokens[each] for each in ids] == ["<s>", "ab", "▁a", "b", "\n\n", "<0xC3>", "<0x9F>"]
+    assert tokenizer.decode(ids) == "ab ab\n\nß"
+    assert end_tokens(read_gguf(path)) == [11]
+
+
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [
+        ("falcon", "a1234 b`$x", ["a", "123", "4", " b", "`$", "x"]),
         (
             "deepseek-llm",
             "Ünder\n the 12, 世界가 x",

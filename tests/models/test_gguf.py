@@ -113,6 +113,7 @@ FAMILIES: list[Any] = [
     ("qwen3_5_moe", "qwen35moe", {}),
     ("qwen3_next", "qwen3next", {"mlp_only_layers": []}),
     ("gemma4", "gemma4", {}),
+    ("apertus", "apertus", {"rope_parameters": LLAMA3}),
     ("gemma4_moe", "gemma4", {}),
     ("lfm2_moe", "lfm2moe", {}),
     ("granitemoehybrid", "granitehybrid", {}),
