@@ -23,8 +23,8 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle
 from tests.fakes.strangers import make_stranger
 
-STRANGERS = ["phimoe", "vaultgemma"]
-"""A mixture of experts, and one whose layers with a window alternate with layers that see all."""
+STRANGERS = ["laguna", "beam"]
+"""Mixtures of experts; layers of the second with a window alternate with layers that see all."""
 SHARED = [(7 * i) % 290 + 5 for i in range(40)]
 PROMPTS = [[*SHARED[:length], 11 + length] for length in (3, 40, 33, 17)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, prompt_logprobs=1, ignore_eos=True)
@@ -105,7 +105,7 @@ def test_quantised_weights_load_and_answer(stranger: Path) -> None:
 def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path, cache = make_stranger("helium", tmp_path / "model"), tmp_path / "cache"
+    path, cache = make_stranger("bitnet", tmp_path / "model"), tmp_path / "cache"
     write_byte_tokenizer(path)
     found: list[proof.Verdict] = []
     find = proof._find
@@ -118,22 +118,22 @@ def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
     assert len(found) == 1
     (kept,) = cache.glob("proofs-*/*.json")
     kept.write_text('{"error": 0.5, "refused": "it differs"}')
-    with pytest.raises(UnsupportedModel, match="HeliumForCausalLM .* refused: it differs"):
+    with pytest.raises(UnsupportedModel, match="BitNetForCausalLM .* refused: it differs"):
         load(path, **options)
 
 
 def test_a_class_that_computes_something_else_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_stranger("helium", tmp_path)
+    path = make_stranger("bitnet", tmp_path)
     write_byte_tokenizer(path)
     monkeypatch.setattr(proof, "TOLERANCE", 1e-12)
-    with pytest.raises(UnsupportedModel, match=r"HeliumForCausalLM .*is refused: it is .* from eager attention"):
+    with pytest.raises(UnsupportedModel, match=r"BitNetForCausalLM .*is refused: it is .* from eager attention"):
         load(path)
 
 
 def test_a_small_copy_that_is_not_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_stranger("helium", tmp_path)
+    path = make_stranger("bitnet", tmp_path)
     write_byte_tokenizer(path)
     monkeypatch.setattr(proof, "_MOST_PARAMETERS", 100)
     with pytest.raises(UnsupportedModel, match=r"its small copy has [\d,]+ parameters, at most 100 are run"):
@@ -141,7 +141,7 @@ def test_a_small_copy_that_is_not_small_is_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -> None:
-    path = make_stranger("helium", tmp_path)
+    path = make_stranger("bitnet", tmp_path)
     write_byte_tokenizer(path)
     edit_config(path, num_hidden_layers=1_000_000)
     with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000, expected an integer of at most 1024"):
@@ -150,18 +150,18 @@ def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -
 
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_ranks_are_refused_by_name(option: str, tmp_path: Path) -> None:
-    path = make_stranger("helium", tmp_path)
+    path = make_stranger("bitnet", tmp_path)
     write_byte_tokenizer(path)
-    with pytest.raises(ConfigError, match=f"{option} is 2, expected 1: HeliumForCausalLM runs by transformers' code"):
+    with pytest.raises(ConfigError, match=f"{option} is 2, expected 1: BitNetForCausalLM runs by transformers' code"):
         load(path, **{option: 2})
 
 
 def test_layers_with_states_are_refused_by_name(tmp_path: Path) -> None:
-    path = make_stranger("helium", tmp_path)
+    path = make_stranger("bitnet", tmp_path)
     write_byte_tokenizer(path)
     edit_config(path, layer_types=["linear_attention"] * 3)
     with pytest.raises(
-        UnsupportedModel, match="no family for HeliumForCausalLM, and its layer_types has linear_attention, expected"
+        UnsupportedModel, match="no family for BitNetForCausalLM, and its layer_types has linear_attention, expected"
     ):
         load(path)
 
@@ -175,7 +175,7 @@ def test_layers_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    path = make_stranger("helium", tmp_path)
+    path = make_stranger("bitnet", tmp_path)
     write_byte_tokenizer(path)
     (path / "own.py").write_text("raise AssertionError('code of a checkpoint was run')")
     edit_config(path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"})
