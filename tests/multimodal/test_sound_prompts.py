@@ -99,3 +99,9 @@ def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> Non
     prompts(tmp_path, "qwen3_asr", output_dim=64)
     with pytest.raises(CheckpointError, match="audio_config.output_dim is 64, expected the text model's hidden_size"):
         LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single(), torch.float32)
+
+
+def test_an_activation_that_there_is_not_is_named(tmp_path: Path) -> None:
+    prompts(tmp_path, "qwen3_asr", activation_function="magic")
+    with pytest.raises(CheckpointError, match="cannot make the encoder that the config describes: it knows no 'magic'"):
+        LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single(), torch.float32)
