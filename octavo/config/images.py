@@ -14,7 +14,19 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "Gemma3", "Gemma4", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr"),
+        *(
+            "AyaVision",
+            "Cohere2Vision",
+            "DeepseekOcr2",
+            "DeepseekVL",
+            "Exaone4_5_",
+            "Gemma3",
+            "Gemma4",
+            "Glm46V",
+            "Glm4v",
+            "Glm4vMoe",
+            "GlmOcr",
+        ),
         *(
             "GotOcr2",
             "Granite4Vision",
@@ -29,7 +41,7 @@ READ_IMAGES: Final = frozenset(
         ),
         *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
-        *("Qwen2_5Omni", "Qwen3OmniMoe"),
+        *("Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
@@ -45,6 +57,7 @@ _UNSTATED: Final = {
 """Image processors by architecture where releases have no settings of one."""
 _FIXED: Final = {
     "AyaVisionForConditionalGeneration": 384,
+    "DeepseekVLForConditionalGeneration": 224,
     "GotOcr2ForConditionalGeneration": 1024,
     "Llama4ForConditionalGeneration": 448,
     "Ovis2ForConditionalGeneration": 224,
@@ -123,7 +136,7 @@ def _checked(settings: Mapping[str, Any], where: str, side: int | None = None) -
         numbers = value if isinstance(value, list) else [value]
         if value is not None and not all(_is_number(each) and least < each < math.inf for each in numbers):
             raise section.error(name, "numbers above 0" if least == 0.0 else "finite numbers")
-    counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR"))
+    counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR", "VideoLlama"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE

@@ -22,12 +22,24 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4", "Glm46V", "Glm4v"),
+        *(
+            "AyaVision",
+            "Cohere2Vision",
+            "DeepseekOcr2",
+            "DeepseekVL",
+            "Exaone4_5_",
+            "Gemma3",
+            "Gemma3n",
+            "Gemma4",
+            "Glm46V",
+            "Glm4v",
+        ),
         *("Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3"),
         *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
         *("MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
+        *("VideoLlama3", "VipLlava"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""

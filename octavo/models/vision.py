@@ -22,7 +22,7 @@ from octavo.models.dots_ocr import DotsOcrEncoder, read_encoder
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
 from octavo.models.fallback.swap import stack, swap_encoder
-from octavo.models.vision_levels import check_levels, levels_of
+from octavo.models.vision_levels import check_features, check_levels, levels_of
 from octavo.models.vision_names import todays_name
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
@@ -83,6 +83,7 @@ class ImageReader(DecoderStack):
                 f"{c.stored.where}: {name} is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
+        check_features(c.stored, library)
         check_levels(c.stored, library, config.num_layers)
         return config
 

@@ -22,6 +22,22 @@ def levels_of(library: Any) -> tuple[int, ...]:
     return tuple(range(len(getattr(vision, "deepstack_visual_indexes", None) or ())))
 
 
+def check_features(config: Section, library: Any) -> None:
+    """Raise CheckpointError or UnsupportedModel for layers that an encoder does not have, and for patches that cannot
+    be joined."""
+    vision: Any = getattr(library, "vision_config", None)
+    layers = getattr(library, "vision_feature_layer", None)
+    depth = getattr(vision, "num_hidden_layers", None)
+    if layers is not None and depth is not None:
+        each_layer = layers if isinstance(layers, list | tuple) else [layers]
+        if not each_layer or not all(-depth - 1 <= each <= depth for each in each_layer):
+            raise config.error("vision_feature_layer", f"a layer of the encoder, which has {depth}, or several")
+    if library.model_type in ("aya_vision", "cohere2_vision"):
+        config.expect("vision_feature_select_strategy", "full", default="full")
+        if vision.image_size // vision.patch_size % library.downsample_factor:
+            raise config.error("downsample_factor", f"a divisor of {vision.image_size // vision.patch_size} patches")
+
+
 def check_levels(config: Section, library: Any, num_layers: int) -> None:
     """Raise CheckpointError for values of Granite 4 Vision that name layers or parts of images which there are not."""
     if not hasattr(library, "deepstack_layer_map"):

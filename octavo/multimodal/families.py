@@ -95,6 +95,10 @@ def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (height * width)
 
 
+def _video_llama(context: Context, token: int, arrays: Arrays) -> list[int]:
+    return [token] * (int(arrays["image_grid_thw"][0].prod()) // int(arrays["image_merge_sizes"][0]) ** 2)
+
+
 def _gemma3(context: Context, token: int, arrays: Arrays) -> list[int]:
     """The whole image, and pieces of it behind that where the processor cuts them (pan and scan)."""
     config, lines = context.config, context.encode("\n\n")
@@ -308,7 +312,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
     "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr, (*_LOCAL, "patches_grid")),
     "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr2, _LOCAL),
+    "DeepseekVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava),
     "DotsOCRForCausalLM": Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw")),
+    "Exaone4_5_ForConditionalGeneration": Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw")),
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole
@@ -346,5 +352,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
+    "VideoLlama3ForConditionalGeneration": Family(
+        _IMAGE, _IMAGE, _video_llama, ("pixel_values", "image_grid_thw", "image_merge_sizes")
+    ),
+    "VipLlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava),
 }
 """By architecture."""

@@ -380,6 +380,47 @@ def _granite4_vision() -> tuple[Any, Any]:
     return config, tf.LlavaNextImageProcessorPil(**sizes, image_grid_pinpoints=pinned)
 
 
+def _exaone4_5() -> tuple[Any, Any]:
+    import transformers as tf
+
+    text = tf.Exaone4Config(**{**TEXT, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12})
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_key_value_heads": 1}
+    own = {"out_hidden_size": 32, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+    config = tf.Exaone4_5_Config(text_config=text.to_dict(), vision_config={**tower, **own}, **ids)
+    return config, tf.Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32})
+
+
+def _vipllava() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = tf.CLIPVisionConfig(**TOWER, projection_dim=32)
+    layers = {"vision_feature_layer": [-2, 1, 3], "image_seq_length": 16}
+    config = tf.VipLlavaConfig(
+        text_config=tf.LlamaConfig(**TEXT), vision_config=tower, image_token_index=IMAGE, **layers
+    )
+    return config, _llava()[1]
+
+
+def _deepseek_vl() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = tf.SiglipVisionConfig(**TOWER, vision_use_head=False)
+    text = tf.LlamaConfig(**TEXT).to_dict()
+    config = tf.DeepseekVLConfig(text_config=text, vision_config=tower.to_dict(), image_token_id=IMAGE)
+    return config, tf.DeepseekVLImageProcessorPil(size={"height": 56, "width": 56})
+
+
+def _video_llama_3() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {name: value for name, value in TOWER.items() if name != "image_size"}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+    config = tf.VideoLlama3Config(text_config=tf.Qwen2Config(**TEXT).to_dict(), vision_config=tower, **ids)
+    size = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32}
+    return config, tf.VideoLlama3ImageProcessorPil(size=size, patch_size=14, merge_size=2)
+
+
 def _llama4() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -426,6 +467,10 @@ class Settings:
 
 FAMILIES = {
     "aya_vision": (_aya_vision, "AyaVisionForConditionalGeneration"),
+    "exaone4_5": (_exaone4_5, "Exaone4_5_ForConditionalGeneration"),
+    "vipllava": (_vipllava, "VipLlavaForConditionalGeneration"),
+    "deepseek_vl": (_deepseek_vl, "DeepseekVLForConditionalGeneration"),
+    "video_llama_3": (_video_llama_3, "VideoLlama3ForConditionalGeneration"),
     "granite4_vision": (_granite4_vision, "Granite4VisionForConditionalGeneration"),
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),

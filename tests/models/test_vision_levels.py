@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 from octavo.models.vision_levels import levels_of
 from tests.fakes.vision import make_vision_checkpoint
@@ -36,4 +36,26 @@ def test_of_several_levels_for_one_layer_the_last_counts(tmp_path: Path) -> None
 def test_layers_that_there_are_not_are_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     make_vision_checkpoint("granite4_vision", tmp_path)
     with pytest.raises(CheckpointError, match=said):
+        LoadedModel.open(Checkpoint.open(tmp_path, changes), Mesh.single())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        (
+            "llava",
+            {"vision_feature_layer": 9},
+            "vision_feature_layer is 9, expected a layer of the encoder, which has 3",
+        ),
+        ("vipllava", {"vision_feature_layer": [1, -5]}, "vision_feature_layer is .*, expected a layer of the encoder"),
+        ("aya_vision", {"vision_feature_select_strategy": "default"}, 'strategy is "default", expected "full"'),
+        ("aya_vision", {"downsample_factor": 3}, "downsample_factor is 3, expected a divisor of 4 patches"),
+        ("cohere2_vision", {"downsample_factor": 3}, "downsample_factor is 3, expected a divisor of 4 patches"),
+    ],
+)
+def test_features_that_no_encoder_makes_are_refused_by_name(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    make_vision_checkpoint(family, tmp_path)
+    with pytest.raises((CheckpointError, UnsupportedModel), match=said):
         LoadedModel.open(Checkpoint.open(tmp_path, changes), Mesh.single())
