@@ -116,6 +116,7 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
         if c.values.get("layer_types") is None:
             raise c.error("layer_types", "the kind of each layer")
         windows, read = read_windows(c, is_windowed=False), partial(read_rope, c, dim, share=0.334)
+        has_scale = c.values.get("attention_value_scale", 0.707) is not None
         config = MiMoConfig.common(
             c,
             head_dim=dim,
@@ -127,7 +128,7 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
             sparse=sparse_by_kind(c, 1),
             windowed_heads=windowed,
             value_dim=value_dim,
-            value_factor=c.float("attention_value_scale", 0.707),
+            value_factor=c.float("attention_value_scale", 0.707) if has_scale else 1.0,
         )
         if config.ropes or c.values.get("swa_rope_theta") is None:
             return config

@@ -282,6 +282,10 @@ VARIANTS |= {
         },
     ),
     "mellum with dense layers": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False}),
+    "mimo_v2_flash with values as they are": (
+        "mimo_v2_flash",
+        {"num_key_value_heads": 2, "norm_topk_prob": False, "attention_value_scale": None},
+    ),
     "phimoe with longrope": (
         "phimoe",
         {
