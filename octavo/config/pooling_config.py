@@ -19,6 +19,7 @@ ENCODERS: Final = frozenset(
         "gte",
         "new",
         "camembert",
+        "deberta-v2",
         "distilbert",
         "jina_bert",
         "jina_embeddings_v3",

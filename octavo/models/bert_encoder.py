@@ -16,14 +16,15 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
-from octavo.layers.distance import DistanceAttention
+from octavo.layers.disentangled import RelativePlaces
+from octavo.layers.distance import DistanceAttention, DistanceBiases
 from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormOfSumLayer, PlainMLP, RotaryAttention
 from octavo.models.config import even_share
-from octavo.models.encoder_parts import ClassifierHead, EncoderConfig, LabelHead, MaskedHead
+from octavo.models.encoder_parts import ClassifierHead, DisentangledAttention, EncoderConfig, LabelHead, MaskedHead
 
 
 class Encoder(GatedDecoder):
@@ -31,14 +32,20 @@ class Encoder(GatedDecoder):
 
     NAMES: ClassVar[Mapping[str, str]] = {}
     # heads for other tasks, and positions that older files carry along
-    IGNORED = (r"embeddings\.position_ids", r"(cls|lm_head|score|decoder|linear|masked_head)\..*")
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        r"embeddings\.position_ids",
+        r"(cls|lm_head|score|decoder|linear|masked_head)\..*",
+    )
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         biases = None if c.biases is None else c.biases()
 
         def attention(index: int) -> nn.Module:
-            made = RotaryAttention(c, mesh, index)
-            if biases is not None:
+            if isinstance(biases, RelativePlaces):
+                made: RotaryAttention = DisentangledAttention(c, mesh, index, biases)
+            else:
+                made = RotaryAttention(c, mesh, index)
+            if isinstance(biases, DistanceBiases):
                 made.attend = DistanceAttention(made.attend.heads, biases)
             made.attend.shares_cache_of = 0 if index else None
             return made

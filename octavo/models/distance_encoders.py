@@ -1,13 +1,15 @@
-"""Encoders that know the places of tokens by their distance: MPNet and JinaBERT v2."""
+"""Encoders that know the places of tokens by their distance: MPNet, JinaBERT v2, and DeBERTa v2 and v3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
+from octavo.layers.disentangled import RelativePlaces
 from octavo.layers.distance import BucketBiases, SlopeBiases
 from octavo.layers.norm import WidthLayerNorm
 from octavo.models.bert_encoder import BertEncoder
@@ -61,6 +63,36 @@ class JinaBertModel(BertEncoder):
         if "qk-post-norm" in str(c.values.get("auto_map")):
             own |= {"mlp": UpGateMLP, "qk_norms": _width_norms}
         return super().read(c, position_offset=None, biases=biases, **own)
+
+
+class DebertaV2Model(BertEncoder):
+    """DeBERTa v2 and v3: BERT with learned vectors of distances. Source: https://arxiv.org/abs/2111.09543."""
+
+    IGNORED = (*BertEncoder.IGNORED, r"(lm_predictions|mask_predictions)\..*")
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^deberta\.": "",
+        r"^encoder\.rel_embeddings": "distance_biases.table",
+        r"^encoder\.LayerNorm": "distance_biases.norm",
+        r"\.attention\.self\.(query|key|value)_proj\.": r".self_attn.\1.",
+        **BertEncoder.NAMES,
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        for name, value in {"relative_attention": True, "share_att_key": True, "position_biased_input": False}.items():
+            c.expect(name, value, default=not value)
+        c.expect("norm_rel_ebd", "layer_norm", default="none")
+        c.expect("pos_att_type", "p2c|c2p", "c2p|p2c", ["p2c", "c2p"], ["c2p", "p2c"], default="none")
+        c.expect("embedding_size", c.positive("hidden_size"))
+        c.refuse("conv_kernel_size", because="a convolution beside the first layer is not implemented")
+        longest = c.int("max_relative_positions", -1)
+        longest = longest if longest > 0 else c.max_model_len()
+        eps = c.positive_float("layer_norm_eps", 1e-7)
+        biases = partial(RelativePlaces, c.positive("position_buckets"), longest, c.positive("hidden_size"), eps)
+        own |= {"position_offset": None, "num_types": c.int("type_vocab_size", 0), "norm_eps": eps, "biases": biases}
+        own["head_function"] = c.expect("pooler_hidden_act", "gelu")
+        config = super().read(c, **own)
+        return replace(config, attention_scale=(3 * config.heads.dim) ** -0.5)
 
 
 def _width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:

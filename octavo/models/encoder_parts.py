@@ -8,23 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from octavo.attention.metadata import ModelInput
 from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
+from octavo.layers.disentangled import DisentangledScores, RelativePlaces
 from octavo.layers.distance import DistanceBiases
 from octavo.layers.elementwise import activation
 from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
+from octavo.models.blocks import RotaryAttention
 from octavo.models.config import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
-    """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes what is added to scores
-    by distance. The others are of a classifier's head: the function of its dense layer, whether that has a bias, and
+    """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes what scores have
+    of distances. The others are of a classifier's head: the function of its dense layer, whether that has a bias, and
     whether a norm follows."""
 
     num_types: int = 0
-    biases: Callable[[], DistanceBiases] | None = None
+    biases: Callable[[], DistanceBiases | RelativePlaces] | None = None
     head_function: str = "tanh"
     head_bias: bool = True
     is_head_normed: bool = False
@@ -32,6 +35,24 @@ class EncoderConfig(DecoderConfig):
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the one cache, of layer 0, which the others write to after it."""
         return (LayerCache(KeysAndValues(self.heads.share(mesh).kv, self.heads.dim)),) if layer == 0 else ()
+
+
+class DisentangledAttention(RotaryAttention):
+    """Attention to tokens and to their distances, whose queries and keys have the same projections."""
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh, layer: int, places: RelativePlaces) -> None:
+        super().__init__(c, mesh, layer)
+        self.attend = self.scored = DisentangledScores(self.attend.heads, scale=c.attention_scale)
+        self._shared = (places,)  # a module of the model, not of each layer
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        metadata = batch.attention[self.attend.cache_group]
+        places, rows = metadata.once("places", lambda: self._shared[0](metadata))
+        place_q, place_k, _ = self.qkv_proj(places)
+        q, k, v = self.qkv_proj(x)
+        out: Tensor = self.o_proj(self.scored.among((q, k, v), (place_q, place_k), rows, batch))
+        return out
 
 
 class LabelHead(nn.Module):

@@ -73,7 +73,7 @@ _FILES: Final = {
         *("Kolibri1", "MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
-    "distance_encoders": ("JinaBert", "MPNet"),
+    "distance_encoders": ("DebertaV2", "JinaBert", "MPNet"),
     "encoders": ("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),

@@ -6,7 +6,7 @@ Each prompt is computed on its own, in pieces that follow from its length alone,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,40 @@ def _of_prompt(q: Tensor, k: Tensor, v: Tensor, biases: Tensor, scale: float) ->
     return torch.cat(pieces, dim=2)[0].transpose(0, 1).contiguous()
 
 
+def disentangled_attention(
+    content: tuple[Tensor, Tensor, Tensor],
+    places: tuple[Tensor, Tensor],
+    rows: Tensor,
+    lengths: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """Let each token of a prompt see all of it: [tokens, heads, dim].
+
+    content: q, k, v [tokens, heads, dim]. places: queries and keys of distances, [places, heads, dim]. rows: int64
+    [2 · reach + 1] on the host, ascending: the place of a query that stands -reach to reach tokens behind the key;
+    prompts have at most reach + 1 tokens. The score is (q·k + q·place_k + place_q·k) · scale. lengths: tokens of each
+    prompt. Source: He et al., https://arxiv.org/abs/2006.03654.
+    """
+    found, start, reach = [], 0, len(rows) // 2
+    for length in lengths:
+        q, k, v = (each[start : start + length].transpose(0, 1)[None].contiguous() for each in content)
+        own = rows[reach + 1 - length : reach + length]
+        first, last = int(own[0]), int(own[-1])
+        place_q, place_k = (each[first : last + 1].transpose(0, 1)[None].contiguous() for each in places)
+        distances = torch.arange(length)[:, None] - torch.arange(length) + length - 1
+        index = (own - first)[distances].to(q.device)
+        of_keys = place_q @ k.transpose(2, 3)  # [1, heads, places, keys]
+        step, pieces = max(1, MOST_SCORES // (q.shape[1] * max(length, place_q.shape[2]))), []
+        for begin in range(0, length, step):
+            piece = q[:, :, begin : begin + step]
+            at = index[begin : begin + step].expand(1, q.shape[1], -1, -1)
+            added = (piece @ place_k.transpose(2, 3)).gather(3, at) + of_keys.gather(2, at)
+            pieces.append(F.scaled_dot_product_attention(piece, k, v, added * scale, scale=scale))
+        found.append(torch.cat(pieces, dim=2)[0].transpose(0, 1).contiguous())
+        start += length
+    return torch.cat(found)
+
+
 def _examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, list[int], float]]:
     """Yield prompts within the reach of the biases and beyond it, and of one token."""
     generator = torch.Generator().manual_seed(3)
@@ -51,4 +85,15 @@ def _examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tens
     yield q, k, v, torch.randn(2, 9, generator=generator), [3, 1, 26], 0.25
 
 
-OPERATORS = (Operator("distance_attention", distance_attention, _examples),)
+def _disentangled(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield prompts whose farther distances share places."""
+    generator = torch.Generator().manual_seed(4)
+    content = tuple(torch.randn(3, 30, 2, 16, generator=generator).to(dtype))
+    places = tuple(torch.randn(2, 11, 2, 16, generator=generator).to(dtype))
+    yield content, places, torch.arange(-25, 26).clamp(-5, 5) + 5, [3, 1, 26], 0.25
+
+
+OPERATORS = (
+    Operator("distance_attention", distance_attention, _examples),
+    Operator("disentangled_attention", disentangled_attention, _disentangled),
+)

@@ -677,12 +677,15 @@ _OTHER_ARCHITECTURES = {
 }
 """Architectures of the hub whose class in transformers has another name."""
 
+_DEBERTA = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+_DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     family.lower(): (f"{family}Config", f"{family}Model", {})
     for family in (
         *("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "MPNet", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     )
 }
+ENCODERS["debertav2"] = ("DebertaV2Config", "DebertaV2Model", _DEBERTA)
 """Families that make vectors, whose tokens see those behind them."""
 WITH_ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "whisper": (

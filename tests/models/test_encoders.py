@@ -22,7 +22,9 @@ MODERN = {"num_hidden_layers": 4, "local_attention": 16, "pad_token_id": 0}
 ROBERTA = {"type_vocab_size": 1}
 ENCODERS: dict[str, dict[str, Any]] = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "ModernBert": MODERN}
 DISTIL = {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96}
-ENCODERS |= {"DistilBert": DISTIL, "Camembert": ROBERTA, "JinaEmbeddingsV3": ROBERTA}
+DEBERTA = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+DEBERTA |= {"pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0}
+ENCODERS |= {"DebertaV2": DEBERTA, "DistilBert": DISTIL, "Camembert": ROBERTA, "JinaEmbeddingsV3": ROBERTA}
 
 
 def hidden_of(model: Any, token_ids: list[int], **more: Any) -> Tensor:
