@@ -65,6 +65,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     names = config.get("architectures")
+    if names == ["LightOnOCRForConditionalGeneration"]:  # another spelling of the same
+        return {**config, "architectures": ["LightOnOcrForConditionalGeneration"], "model_type": "lighton_ocr"}
     if isinstance(names, list) and names and names[0] in INTERN and "llm_config" in config:
         return intern_layout(config, where)
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from octavo.config.images import image_settings
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
+from tests.fakes.vision import make_vision_checkpoint
 
 TEXT: dict[str, Any] = {
     "first_k_dense_replace": 1,
@@ -86,3 +88,13 @@ def test_a_release_without_sizes_of_its_encoders_is_refused(tmp_path: Path) -> N
 def test_a_release_with_attention_over_latents_is_another_model(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="use_mla is true, expected false"):
         released(tmp_path, use_mla=True)
+
+
+def test_lighton_ocr_is_read_under_the_name_of_its_release(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("lighton_ocr", tmp_path) / "config.json"
+    own = {"architectures": ["LightOnOCRForConditionalGeneration"], "model_type": "mistral3"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **own}))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert image_settings(checkpoint)
+    opened = LoadedModel.open(checkpoint, Mesh.single())
+    assert any(path.startswith("vision_encoder.") for path, _ in opened.model.layers_by_path())
