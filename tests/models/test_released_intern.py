@@ -13,10 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.models.loader import LoadedModel
 from tests.fakes.vision import image, make_vision_checkpoint
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, ignore_eos=True)
+VISION = {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
 NAMES = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
@@ -78,6 +81,17 @@ def test_a_release_computes_the_same_bits_as_in_transformers_layout(tmp_path: Pa
     assert found[0] == found[1]
 
 
+def test_a_text_model_of_internlm_2_has_the_names_of_its_release(tmp_path: Path) -> None:
+    text = {"model_type": "internlm2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 64}
+    config = {"architectures": ["InternVLChatModel"], "llm_config": text, "vision_config": VISION}
+    opened = LoadedModel.open(Checkpoint(tmp_path, config), Mesh.single())
+    names = {slot.name for path, layer in opened.model.layers_by_path() for slot in layer.tensor_slots(path)}
+    assert {"vision_tower.encoder.layer.0.attention.qkv.weight", "multi_modal_projector.linear_1.bias"} <= names
+    read = opened.model.config.qkv_reads
+    assert read == ("wqkv",)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
@@ -90,7 +104,6 @@ def test_a_release_computes_the_same_bits_as_in_transformers_layout(tmp_path: Pa
 def test_values_that_no_release_has_are_refused_by_name(
     changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
 ) -> None:
-    vision = {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
-    config = {"architectures": ["InternVLChatModel"], "llm_config": {"model_type": "qwen2"}, "vision_config": vision}
+    config = {"architectures": ["InternVLChatModel"], "llm_config": {"model_type": "qwen2"}, "vision_config": VISION}
     with pytest.raises(error, match=said):
         Checkpoint(tmp_path, {**config, **changes})
