@@ -150,6 +150,8 @@ def test_a_text_model_makes_vectors_when_asked_and_text_otherwise(tmp_path: Path
         assert long.outputs is None
         assert long.error is not None
         assert "131 tokens, but this model's maximum context length is 130" in long.error.message
+        params = PoolingParams(truncate_prompt_tokens=3, truncation_side="left")
+        assert llm.encode("w1 w2 w3", params)[0].prompt_token_ids == [1, 7, 2]
         cut = llm.embed("w1 w2 w3", truncate_prompt_tokens=3)[0]
         assert cut.prompt_token_ids == [1, 5, 2]
     with LLM(str(tmp_path)) as llm:

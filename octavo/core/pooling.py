@@ -30,12 +30,14 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
     use_activation: whether vectors are normalised and scores made probabilities; None leaves it to the model.
     truncate_prompt_tokens: leading tokens that are kept of a longer prompt, special ones included; -1 keeps as many as
         the model takes. None refuses longer prompts.
+    truncation_side: "right" cuts the end of such a prompt off, "left" its beginning, of which special tokens stay.
     """
 
     task: str | None = None
     dimensions: int | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = "right"
 
     def __post_init__(self) -> None:
         if self.task == "score":
@@ -45,6 +47,10 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_count("dimensions", self.dimensions)
         if self.truncate_prompt_tokens != -1:
             _check_count("truncate_prompt_tokens", self.truncate_prompt_tokens, " or -1")
+        if self.truncation_side not in ("left", "right"):
+            raise InvalidRequest(
+                f"truncation_side is {self.truncation_side!r}, must be left or right", field="truncation_side"
+            )
         if not isinstance(self.use_activation, bool | None):
             raise InvalidRequest(f"use_activation is {self.use_activation!r}, must be a flag", field="use_activation")
 

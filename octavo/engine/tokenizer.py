@@ -154,22 +154,29 @@ class Tokenizer:
             return [*ids, eos] if self._add_eos and eos is not None else ids
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] and self._backend_adds_bos else ids
 
-    def encode_whole(self, texts: Sequence[str], most: int | None, add_special: bool = True) -> tuple[list[int], int]:
+    def encode_whole(
+        self, texts: Sequence[str], most: int | None, add_special: bool = True, side: str = "right"
+    ) -> tuple[list[int], int]:
         """Return the token ids of a text or a pair with all special tokens, and where tokens of type 1 begin; 0 where
-        there are none. most: tokens that are kept of it, special ones included, cut from the end of the longer text."""
+        there are none. most: tokens that are kept of it, special ones included; the others are cut off on a
+        side of the longer text."""
         single = len(texts) == 1
         if self._add_bos is not None and single:
             ids = self.encode(texts[0], add_special)
             num_last = int(bool(self._add_eos and add_special))
-            is_cut = most is not None and len(ids) > most
-            return ([*ids[: most - num_last], *ids[len(ids) - num_last :]] if is_cut and most else ids), 0
+            if most is None or len(ids) <= most:
+                return ids, 0
+            if side == "left":
+                num_first = int(add_special and most > 1 and ids[:1] == [self.bos_token_id])
+                return [*ids[:num_first], *ids[len(ids) - most + num_first :]], 0
+            return ([*ids[: most - num_last], *ids[len(ids) - num_last :]] if most else ids), 0
         given = texts[0] if single else (texts[0], texts[1])
         [whole] = self._backend.encode_batch([given], add_special_tokens=add_special)
         if most is not None and len(whole.ids) > most:
             parts = [self._backend.encode(text, add_special_tokens=False) for text in texts]
             room = most - self._backend.num_special_tokens_to_add(not single) * add_special
             for part, length in zip(parts, _shares([len(part.ids) for part in parts], max(0, room)), strict=True):
-                part.truncate(length)
+                part.truncate(length, direction=side)
             whole = self._backend.post_process(parts[0], None if single else parts[1], add_special)
         has_types = "token_type_ids" in self.config.get("model_input_names", ("token_type_ids",))
         return whole.ids, whole.type_ids.index(1) if has_types and 1 in whole.type_ids else 0

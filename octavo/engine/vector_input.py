@@ -59,7 +59,7 @@ class VectorInput:
     def read(self, prompt: Prompt, params: PoolingParams) -> tuple[list[int], PooledPrompt]:
         """Return the token ids of a prompt, and what the core needs to know. Raises InvalidRequest."""
         params = self._resolved(params)
-        token_ids, second_start = self.read_ids(prompt, params.truncate_prompt_tokens)
+        token_ids, second_start = self.read_ids(prompt, params)
         return token_ids, PooledPrompt(params, second_start, num_unseen_of(prompt, len(token_ids)))
 
     @cached_property
@@ -142,31 +142,34 @@ class VectorInput:
             )
         return msgspec.structs.replace(params, task=task)
 
-    def read_ids(self, prompt: Prompt, num_kept: int | None = None) -> tuple[list[int], int]:
+    def read_ids(self, prompt: Prompt, params: PoolingParams) -> tuple[list[int], int]:
         """Return the token ids of a prompt, and where the second text of a pair begins if the model is to know; else 0.
 
-        num_kept: leading tokens that are kept, -1 for those that the model takes; None refuses longer prompts. Raises
-        InvalidRequest.
+        Longer prompts are cut as `params` say. Raises InvalidRequest.
         """
+        num_kept = params.truncate_prompt_tokens
         if prompt.token_ids is not None:
-            return self._fitting(prompt.token_ids, num_kept), prompt.second_start
+            return self._fitting(prompt.token_ids, params), prompt.second_start
         texts = [checked_text(text, "prompt") for text in (prompt.text or "", prompt.second) if text is not None]
         if prompt.cuts:  # a conversation, which has its special tokens
             whole = self._tokenizer.encode(texts[0], prompt.add_special_tokens, prompt.cuts)
-            return self._fitting(whole, num_kept), 0
+            return self._fitting(whole, params), 0
         limit = self._limit(num_kept)
         token_ids, second_start = self._tokenizer.encode_whole(
-            texts, None if num_kept is None else limit, prompt.add_special_tokens
+            texts, None if num_kept is None else limit, prompt.add_special_tokens, params.truncation_side
         )
-        return self._fitting(token_ids, num_kept), second_start
+        return self._fitting(token_ids, params), second_start
 
     def _limit(self, num_kept: int | None) -> int:
         longest = self._ready.max_model_len
         return longest if num_kept is None or num_kept < 0 else min(num_kept, longest)
 
-    def _fitting(self, token_ids: Sequence[int], num_kept: int | None) -> list[int]:
+    def _fitting(self, token_ids: Sequence[int], params: PoolingParams) -> list[int]:
         """Return token ids that fit the model. Raises InvalidRequest."""
-        kept = list(token_ids) if num_kept is None else list(token_ids[: self._limit(num_kept)])
+        num_kept, kept = params.truncate_prompt_tokens, list(token_ids)
+        if num_kept is not None:
+            num_cut = max(0, len(kept) - self._limit(num_kept))
+            kept = kept[num_cut:] if params.truncation_side == "left" else kept[: len(kept) - num_cut]
         limit, vocab_size = self._ready.max_model_len, self._ready.vocab_size
         if not kept:
             raise InvalidRequest("the prompt is empty; it must have a token", field="prompt", code="empty_prompt")

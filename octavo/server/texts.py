@@ -269,11 +269,11 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
     for prompt in prompts:
         try:
             if isinstance(asked, VectorRequest):
-                num_kept = asked.params().truncate_prompt_tokens
+                params = asked.params()
                 spelled = tools.media.spelled(prompt, tools.tokenizer.token_text)
-                whole, second_start = tools.vectors.read_ids(spelled, num_kept)
+                whole, second_start = tools.vectors.read_ids(spelled, params)
                 num_unseen = num_unseen_of(prompt, len(whole))
-                whole, media = tools.media.read(prompt, whole, num_kept)
+                whole, media = tools.media.read(prompt, whole, params.truncate_prompt_tokens)
                 done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start, num_unseen, media))
                 continue
             written, media = tools.media.read(prompt, tools.tokenised(prompt, num_kept), num_kept)

@@ -60,9 +60,12 @@ class LetterTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
         return [BOS] * add_special_tokens + [min(ord(letter), VOCAB_SIZE - 1) for letter in text]
 
-    def encode_whole(self, texts: Sequence[str], most: int | None, add_special: bool = True) -> tuple[list[int], int]:
+    def encode_whole(
+        self, texts: Sequence[str], most: int | None, add_special: bool = True, side: str = "right"
+    ) -> tuple[list[int], int]:
         ids = [token_id for text in texts for token_id in self.encode(text, add_special)]
-        return ids[:most], len(texts[0]) + 1 if len(texts) > 1 else 0
+        cut = len(ids) - (len(ids) if most is None else min(most, len(ids)))
+        return ids[cut:] if side == "left" else ids[: len(ids) - cut], len(texts[0]) + 1 if len(texts) > 1 else 0
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(self.token_text(token_id) for token_id in token_ids if token_id or not skip_special_tokens)

@@ -33,13 +33,17 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     """What the client calls fields that the engine knows by other names."""
 
     truncate_prompt_tokens: Int | None = None
+    truncation_side: Literal["left", "right"] = "right"
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
 
     def params(self) -> PoolingParams:
         """Return how vectors are made. Raises InvalidRequest."""
         return PoolingParams(
-            task=self.task, truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation
+            task=self.task,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side,
+            use_activation=self.use_activation,
         )
 
     def encoding(self) -> Encoding:
@@ -135,11 +139,14 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
     embedding_types: list[Literal["float", "base64"]] | None = None
     output_dimension: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
-    truncate: Literal["NONE", "END"] = "END"
+    truncate: Literal["NONE", "START", "END"] = "END"
 
     def params(self) -> PoolingParams:
-        kept = (self.max_tokens or -1) if self.truncate == "END" else None
-        return PoolingParams(task=EMBED, dimensions=self.output_dimension, truncate_prompt_tokens=kept)
+        kept = None if self.truncate == "NONE" else self.max_tokens or -1
+        side = "left" if self.truncate == "START" else "right"
+        return PoolingParams(
+            task=EMBED, dimensions=self.output_dimension, truncate_prompt_tokens=kept, truncation_side=side
+        )
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
         known = tools.vectors.checked(EMBED).prompts

@@ -121,6 +121,11 @@ def test_long_inputs_are_refused_or_cut_at_their_end(embedding: Served) -> None:
     assert refused.json["error"]["param"] == "input"
     cut = post(embedding, "/v1/embeddings", input="abc", truncate_prompt_tokens=2)
     assert cut.json["data"][0]["embedding"] == [0, 97]
+    for given in ("abc", [97, 98, 99]):
+        last = post(embedding, "/v1/embeddings", input=given, truncate_prompt_tokens=2, truncation_side="left")
+        assert last.json["data"][0]["embedding"] == [98, 99]
+    started = post(embedding, "/v2/embed", texts=["abc"], max_tokens=2, truncate="START", embedding_types=["float"])
+    assert started.json["embeddings"] == {"float": [[98, 99]]}
 
 
 @pytest.mark.parametrize(
