@@ -13,7 +13,7 @@ from octavo.errors import CheckpointError
 from octavo.gguf.architectures import ARCHITECTURES, Architecture, architecture_of
 from octavo.gguf.metadata import Metadata
 from octavo.gguf.names import LAYER
-from octavo.gguf.orders import Order
+from octavo.gguf.orders import ORDERED, Order
 from octavo.gguf.reader import Array, GGUFFile, GGUFTensor
 
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
@@ -81,7 +81,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if embeddings is None or len(embeddings.shape) != 2:
         raise CheckpointError(f"{file.path}: token_embd.weight is missing, expected a table of embeddings")
     heads = meta.one("attention.head_count", may_lack=kept.has_states, may_vary=kept.may_vary)
-    dim = meta.optional_positive("attention.key_length") or meta.positive("embedding_length") // heads
+    dim = meta.optional_positive("attention.key_length") or max(1, meta.positive("embedding_length") // heads)
     eps = meta.values.get("attention.layer_norm_rms_epsilon", meta.values.get("attention.layer_norm_epsilon", 1e-5))
     base: dict[str, Any] = {
         "architectures": [kept.family],
@@ -163,13 +163,13 @@ def adapter_tensors(file: GGUFFile, family: str) -> Iterator[tuple[str, str, GGU
         name = names.get(found[2], "/") if found else "/"
         if found is None or not _MODULE.fullmatch(name):
             raise CheckpointError(f"{file.path}: {tensor.name} is no A or B of a linear layer that adapters may change")
-        if kept.rows is not None and kept.rows(meta, found[2]) != Order():
+        if kept.rows is not None and found[2] in ORDERED:
             raise CheckpointError(
                 f"{file.path}: {tensor.name} changes a layer whose heads are in another order in GGUF files, which is "
                 "not implemented; give the adapter in the layout of PEFT"
             )
         turned = found[2][-1] if kept.is_permuted and found[2] in ("attn_q", "attn_k") and found[3] == "b" else ""
-        yield f"model.layers.{found[1]}.{name}", found[3].upper(), tensor, turned
+        yield f"{kept.prefix}{kept.layers}.{found[1]}.{name}", found[3].upper(), tensor, turned
 
 
 def _of_layer(
@@ -215,7 +215,7 @@ def _form(name: str, own: str, tensor: GGUFTensor) -> tuple[int, ...]:
 
 
 def _order(kept: Architecture, meta: Metadata, tensor: GGUFTensor, own: str) -> Order:
-    order, sizes = Order() if kept.rows is None else kept.rows(meta, own), tensor.shape
+    order, sizes = kept.rows(meta, own) if kept.rows is not None and own in ORDERED else Order(), tensor.shape
     both = (*order.rows, *(order.beside or ("", ()))[1]), order.columns
     for size, runs in zip((sizes[0], sizes[-1]), both, strict=True):
         if runs and (_length(runs) != size or any(each.stop > size for each in runs)):

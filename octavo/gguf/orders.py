@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 from octavo.gguf.metadata import Metadata
+
+ORDERED: Final = frozenset(
+    ("attn_qkv", "attn_gate", "ssm_ba", "ssm_alpha", "ssm_beta", "ssm_out", "ssm_conv1d", "ssm_dt", "ssm_a")
+)
+"""Tensors that some architecture has in another order."""
+_MOST_HEADS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ def falcon(meta: Metadata, own: str) -> Order:
     """Return the order of queries, keys and values, which a checkpoint has beside each other for each head of keys."""
     if own != "attn_qkv":
         return Order()
-    heads, kv = meta.positive("attention.head_count"), meta.positive("attention.head_count_kv", 1)
+    heads, kv = _heads(meta, "attention.head_count", "attention.head_count_kv", 1)
     dim, share = meta.positive("embedding_length") // heads, heads // kv
     groups = [
         (_run(head * share, share * dim, dim), _run(heads + head, dim, dim), _run(heads + kv + head, dim, dim))
@@ -38,17 +45,17 @@ def qwen3next(meta: Metadata, own: str) -> Order:
     """Return the order of what makes beta and step: a checkpoint has both for each head of keys, here they are two."""
     if own != "ssm_ba":
         return Order()
-    keys = meta.positive("ssm.group_count")
-    share = meta.positive("ssm.time_step_rank") // keys
+    heads, keys = _heads(meta, "ssm.time_step_rank", "ssm.group_count")
+    share = heads // keys
     beta, step = ((*(_run(2 * key + at, share, share) for key in range(keys)),) for at in (0, 1))
     return Order(beta, beside=("ssm_alpha", step))
 
 
 def qwen35(meta: Metadata, own: str) -> Order:
     """Return the order of heads of values: in a file the first of all heads of keys come first."""
-    keys, heads = meta.positive("ssm.group_count"), meta.positive("ssm.time_step_rank")
+    heads, keys = _heads(meta, "ssm.time_step_rank", "ssm.group_count")
     dim, before = meta.positive("ssm.inner_size") // heads, 2 * keys * meta.positive("ssm.state_size")
-    if heads == keys or heads % keys:
+    if heads == keys:
         return Order()
     share = heads // keys
     places = [turn * keys + key for key in range(keys) for turn in range(share)]
@@ -61,6 +68,14 @@ def qwen35(meta: Metadata, own: str) -> Order:
     if own == "ssm_out":
         return Order(columns=wide)
     return Order(narrow) if own in ("ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a") else Order()
+
+
+def _heads(meta: Metadata, name: str, of_keys: str, *default: int) -> tuple[int, int]:
+    """Return how many heads there are, and how many of keys. Raises CheckpointError."""
+    heads, keys = meta.positive(name), meta.positive(of_keys, *default)
+    if heads > _MOST_HEADS or heads % keys:
+        raise meta.error(name, f"at most {_MOST_HEADS:,}, and a multiple of {of_keys}, which is {keys:,}")
+    return heads, keys
 
 
 def _run(place: int, length: int, unit: int) -> slice:

@@ -66,6 +66,8 @@ def read_sharing(c: Checkpoint, windows: Sequence[int | None], num_sharing: int)
     if not 0 <= num_sharing < len(windows) or {*windows[: len(windows) - num_sharing]} != {*windows}:
         raise c.error("num_kv_shared_layers", "a number that leaves a layer of each kind before the last ones")
     input_size = c.int("hidden_size_per_layer_input", 256)
+    if input_size < 0:
+        raise c.error("hidden_size_per_layer_input", "a width, or 0 for layers without embeddings of their own")
     return {
         "num_sharing": num_sharing,
         "input_size": input_size,

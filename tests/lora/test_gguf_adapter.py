@@ -11,6 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from octavo.errors import CheckpointError
+from octavo.gguf.layout import adapter_tensors
+from octavo.gguf.reader import read_gguf
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.gguf_files import Stored, convert, gguf_bytes, permuted, plain
 from tests.lora.adapted_run import AdaptedRun
@@ -61,6 +64,16 @@ def test_adapter_without_alpha_is_added_as_it_is(tmp_path: Path) -> None:
     own = {"general.architecture": "qwen3", "adapter.lora.alpha": None}
     run = AdaptedRun(base, [folder, as_gguf(base, folder, tmp_path / "a.gguf", is_permuted=False, **own)])
     assert torch.equal(*(run.logits([("x", PROMPT, slot)])["x"] for slot in (1, 2)))
+
+
+def test_adapter_of_layers_in_another_order_is_refused_and_of_others_read(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.gguf", plain(torch.zeros(1, 8))
+    tensors = {"blk.0.attn_q.weight.lora_a": rows, "blk.1.ssm_out.weight.lora_a": rows}
+    path.write_bytes(gguf_bytes({"general.architecture": "qwen35"}, tensors))
+    found = adapter_tensors(read_gguf(path), "Qwen3_5ForCausalLM")
+    assert next(found)[:2] == ("model.layers.0.self_attn.q_proj", "A")
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ssm_out\.weight\.lora_a .*; give the adapter in the layout of"):
+        next(found)
 
 
 @pytest.mark.parametrize(

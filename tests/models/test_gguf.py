@@ -258,6 +258,25 @@ def load(path: Path) -> None:
     LoadedModel.open(Checkpoint.open(path), Mesh.single()).load(bind(), ReferenceBackend())
 
 
+@pytest.mark.parametrize(
+    ("family", "architecture", "key", "value"),
+    [
+        ("qwen3_5", "qwen35", "ssm.time_step_rank", 3),  # heads of keys are two
+        ("qwen3_5", "qwen35", "ssm.inner_size", 4),
+        ("granitemoehybrid", "granitehybrid", "embedding_length", 1),
+        ("gemma4", "gemma4", "embedding_length_per_layer_input", -1),
+        ("gemma4", "gemma4", "attention.sliding_window_pattern", [True]),
+        ("apertus", "apertus", "block_count", 3),
+    ],
+)
+def test_sizes_that_contradict_the_tensors_are_refused(
+    family: str, architecture: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    path = make_checkpoint(family, tmp_path / "m")
+    with pytest.raises(CheckpointError, match=r"m\.gguf: "):
+        load(convert(path, architecture, {f"{architecture}.{key}": value}))
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "IQ3_S"])
 def test_a_scale_that_is_not_finite_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     def spoilt(name: str, tensor: Tensor) -> Stored:
