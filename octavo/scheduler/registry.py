@@ -192,6 +192,8 @@ class Registry:
 
     def forget_released(self) -> None:
         """Take the workers to hold no sequence: they are sent again."""
+        for sequence in self._released:
+            sequence.is_resident = False  # also of those that have ended, whose siblings run on
         self._released.clear()
 
     def unswap(self, group: SequenceGroup) -> None:

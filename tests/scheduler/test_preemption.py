@@ -325,3 +325,18 @@ def test_log_probabilities_of_a_prompt_that_was_swapped_out_on_its_way_are_not_l
     run(core, collected=seen)
     assert core.stats().num_preemptions_by_swap == 1
     assert seen.prompt_logprobs["low"] == run_alone(low).prompt_logprobs["low"]
+
+
+def test_after_a_sleep_no_sequence_is_forked_from_one_that_ended_before_it() -> None:
+    """A sequence that had ended, and that the workers were not yet told to release, counted as one that they held."""
+    request = make_request("a", range(12), n=3, max_tokens=16)
+    core, collected = make_core(), Collected()
+    core.add_request(request)
+    for _ in range(3):
+        collected.add(core.step().outputs)
+    core.stop_sequence("a", 0)
+    core.call("sleep")
+    core.call("wake_up")
+    run(core, collected=collected)
+    alone = run_alone(request)
+    assert [collected.token_ids["a"][index] for index in (1, 2)] == [alone.token_ids["a"][index] for index in (1, 2)]
