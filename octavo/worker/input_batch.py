@@ -189,7 +189,7 @@ class InputBatchBuilder:
             spans=span_rows(rows, attention[: len(self._tables)]) if has_spans else None,
             adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
-            encoded=self._encoder_outputs(encoded),
+            encoded=self._encoder_outputs(encoded) if encoded else (),
             packed=None if has_unseen or self._cross is not None else packed,
         )
 

@@ -102,6 +102,7 @@ FAMILIES |= {
     "jais2": ("jais2", {}),
     "olmo": ("olmo", {}),
     "bloom": ("bloom", {}),
+    "mpt": ("mpt", {}),
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     family: (family, {})
