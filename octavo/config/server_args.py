@@ -62,6 +62,14 @@ class ServerArgs(Arguments, heading="Server"):
         ge=1,
         is_bytes=True,
     )
+    max_features_size: int = arg(
+        4 << 30,
+        "Most memory for what encoders read of the images and sounds of all open requests together, with a suffix such "
+        "as 8GiB; one key, or without keys one address, may have half of it, but always one request. An hour of sound "
+        "takes 115 to 184 MB.",
+        ge=1,
+        is_bytes=True,
+    )
     max_header_size: int = arg(
         64 << 10, "Most bytes of a request's URL and headers together.", ge=256, le=16 << 20, is_bytes=True
     )

@@ -26,6 +26,7 @@ from octavo.server.formats.format import check_parsers
 from octavo.server.key_file import KeyRing
 from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.rate_limits import Meter
+from octavo.server.shared_bytes import FeatureLimits
 from octavo.server.tracing import open_tracer
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class App:
             {endpoint.path for endpoint in ENDPOINTS if endpoint.is_form},
         )
         self._bodies = BodyLimits(args.max_body_size, args.max_bodies_size or 8 * args.max_body_size)
+        self._features = FeatureLimits(args.max_features_size)
         self._app: ASGIApp = self._respond
         if args.allowed_origins:
             # outside of the checks: preflights have no key, and pages see only those errors that have these headers
@@ -125,7 +127,7 @@ class App:
 
     async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         meter: Meter | None = scope["state"].get("meter")
-        with nullcontext() if meter is None else meter.request():
+        with nullcontext() if meter is None else meter.request(), self._features.request(scope):
             request = Request(scope, receive)
             if endpoint.query is not None:
                 request.state.query = query_of(request, endpoint.query)

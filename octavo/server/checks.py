@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,6 +19,7 @@ from starlette.types import Message, Receive
 
 from octavo.server.errors import ApiError
 from octavo.server.multipart import is_form
+from octavo.server.shared_bytes import SharedBytes
 from octavo.server.sockets import is_loopback
 
 Fields = Mapping[bytes, bytes]
@@ -140,9 +140,7 @@ class BodyLimits:
     def __init__(self, max_bytes: int, max_total_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._max_total_bytes = max_total_bytes
-        self._max_bytes_per_sender = max(max_bytes, max_total_bytes // 2)
-        self._num_bytes = 0
-        self._num_bytes_of: Counter[str] = Counter()
+        self._shared = SharedBytes(max_total_bytes, max(max_bytes, max_total_bytes // 2))
 
     def counts(self, fields: Fields) -> bool:
         """Return whether the body may be of a size that `limited` counts. Raises ApiError when it is too large."""
@@ -173,14 +171,11 @@ class BodyLimits:
         try:
             yield limited_receive
         finally:
-            self._count(sender, -num_counted)
+            self._shared.release(sender, num_counted)
 
     def _count(self, sender: str, num_bytes: int) -> None:
-        """Count bytes that are held, or with a negative number released. Raises ApiError when there is no memory."""
-        of_sender = self._num_bytes_of[sender] + num_bytes
-        if num_bytes > 0 and (
-            of_sender > self._max_bytes_per_sender or self._num_bytes + num_bytes > self._max_total_bytes
-        ):
+        """Count bytes that are held. Raises ApiError when there is no memory."""
+        if not self._shared.take(sender, num_bytes):
             raise ApiError(
                 503,
                 f"the bodies of open requests take up their room of {self._max_total_bytes:,} bytes, half of it for "
@@ -188,10 +183,6 @@ class BodyLimits:
                 code="too_many_bodies",
                 headers={"Retry-After": "1"},
             )
-        self._num_bytes += num_bytes
-        self._num_bytes_of[sender] = of_sender
-        if not of_sender:
-            del self._num_bytes_of[sender]
 
     def _too_large(self) -> ApiError:
         return ApiError(

@@ -20,6 +20,7 @@ from octavo.server.errors import ApiError
 from octavo.server.keys import sender_of
 from octavo.server.multipart import is_form, read_form
 from octavo.server.schema.audio import TranscriptionRequest, of_form
+from octavo.server.shared_bytes import take_features
 from octavo.server.speech_prompts import Asked, Task, style_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ async def read_sound(context: ServerContext, request: Request, task: Task, kind:
     """Return a form with a sound, as `hear` encodes it for the model and the task. It is decoded and measured in a
     helper process, or where there is none in a thread.
 
-    Raises InvalidRequest or ApiError.
+    Raises InvalidRequest or ApiError, also where the features have no room.
     """
     content_type = request.headers.get("content-type", "")
     if not is_form(content_type.encode("latin-1")):
@@ -86,6 +87,7 @@ async def read_sound(context: ServerContext, request: Request, task: Task, kind:
             )
         else:
             heard = await pool.run(f"{HEAR}{task} {content_type}", pieces, sender_of(request.scope))
+    take_features(request.scope, len(heard))
     return await asyncio.to_thread(msgspec.msgpack.decode, heard, type=kind)
 
 

@@ -49,6 +49,7 @@ from octavo.server.schema.tokens import (
 )
 from octavo.server.schema.vectors import InputRequest, VectorRequest
 from octavo.server.sending import OpenRequests
+from octavo.server.shared_bytes import feature_bytes, take_features
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -335,6 +336,7 @@ class Texts:
         if (here := await self._here(pieces, kind, INLINE_BYTES, self._preparer.prompts)) is not None:
             return here
         done = _decoder(Prepared).decode(await self._elsewhere(request, kind, pieces))
+        take_features(request.scope, feature_bytes(each.media for each in done.prompts))
         return _decoder(kind).decode(done.asked), await _prompts(done)
 
     async def respond(self, request: Request, kind: type[TokensRequest]) -> TokensResponse:
@@ -342,8 +344,7 @@ class Texts:
         pieces = await read_body(request)
         if (here := await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.response)) is not None:
             return here[1]
-        response: TokensResponse = _decoder(TokensResponse).decode(await self._elsewhere(request, kind, pieces))
-        return response
+        return msgspec.msgpack.decode(await self._elsewhere(request, kind, pieces), type=TokensResponse)
 
     async def _here(
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]

@@ -36,7 +36,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(path: Path) -> Iterator[str]:
-    server = ServerProcess(path, "--dtype", "float32", "--served-model-name", "voxtral", "--max-model-len", "200")
+    options = ("--served-model-name", "voxtral", "--max-model-len", "200", "--max-features-size", "128KiB")
+    server = ServerProcess(path, "--dtype", "float32", *options)
     yield server.url
     assert server.stop() == 0
 
@@ -92,6 +93,11 @@ def test_what_the_model_cannot_do_is_refused_by_name(
     assert (body["param"], message in body["message"]) == (param, True), body
     answer = httpx2.post(f"{url}/v1/audio/translations", files={"file": ("a.wav", wav(0.1))})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
+
+
+def test_features_beyond_their_room_are_refused(url: str) -> None:
+    answer = httpx2.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav(21.0))})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large"), answer.text
 
 
 def test_a_chat_has_sounds_by_the_template_of_the_tokenizer(url: str, expected: list[str]) -> None:
