@@ -102,6 +102,7 @@ _FILES: Final = {
     "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mimo": ("MiMoV2Flash",),
+    "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
     "mixtures": (
         *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),

@@ -298,6 +298,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 6, "moe_topk": 2},
     ),
     "hy_v3": ("HYV3Config", "HYV3ForCausalLM", {**_CORRECTED, "num_experts": 8}),
+    "minimax": (
+        "MiniMaxConfig",
+        "MiniMaxForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "intermediate_size": 24,
+            "linear_attn_alpha_factor": 3.5,
+            "full_attn_beta_factor": 0.8,
+            "mlp_alpha_factor": 2.5,
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2Config",
         "MiniMaxM2ForCausalLM",

@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("jamba", {}),
     "kimi_linear": ("kimi_linear", {}),
     "mamba": ("mamba", {}),
+    "minimax": ("minimax", {}),
     "olmo2": ("olmo2", {}),
     "olmo_hybrid": ("olmo_hybrid", {}),
     "phi": ("phi", {}),

@@ -168,6 +168,27 @@ def test_mimo_v2_flash_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_minimax_text_01_as_the_hub_has_it(tmp_path: Path) -> None:
+    path = make_checkpoint("minimax", tmp_path)
+    expected = logits(path)
+    left_out = (
+        *("layer_types", "linear_attn_alpha_factor", "linear_attn_beta_factor", "full_attn_alpha_factor"),
+        *("full_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor"),
+    )
+    released = {
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "attn_type_list": [0, 1, 0],
+        "layernorm_full_attention_beta": 0.8,
+        "layernorm_linear_attention_alpha": 3.5,
+        "layernorm_mlp_alpha": 2.5,
+        "postnorm": True,
+        "rotary_dim": 8,
+        "shared_intermediate_size": 0,
+    }
+    edit_config(path, remove=left_out, **released)
+    assert torch.equal(logits(path), expected)
+
+
 def test_ax_k1_as_the_hub_has_it(tmp_path: Path) -> None:
     """Without corrections, and with a norm of dense layers that is not applied."""
     path = make_checkpoint("axk1", tmp_path)

@@ -64,6 +64,7 @@ FAMILIES |= {
     "mixtral": ("mixtral", {}),
     "falcon_mamba": ("falcon_mamba", {}),
     "jamba": ("jamba", {}),
+    "minimax": ("minimax", {}),
     "mamba": ("mamba", {}),
     "mamba2": ("mamba2", {"n_groups": 4}),
     "nemotron": ("nemotron", {}),
