@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config.server_args import ServerArgs
@@ -132,6 +134,8 @@ class App:
             if endpoint.query is not None:
                 request.state.query = query_of(request, endpoint.query)
             response = await endpoint.handler(self.context, request)
+            if not callable(response):
+                response = Response(msgspec.json.encode(response), media_type="application/json")
             await response(scope, receive, send)
 
     def _endpoint(self, scope: Scope, fields: Fields) -> Endpoint:

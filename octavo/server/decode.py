@@ -101,6 +101,11 @@ async def read_body(request: Request) -> list[bytes]:
     return await read_pieces(request)
 
 
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Return the body of a request as a checked struct. Raises ApiError and InvalidRequest."""
+    return decode(b"".join(await read_body(request)), kind)
+
+
 async def read_pieces(request: Request) -> list[bytes]:
     """Return the pieces of the body of a request. Raises ApiError 413."""
     try:

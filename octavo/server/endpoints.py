@@ -16,10 +16,9 @@ from octavo import __version__
 from octavo.server.context import ServerContext
 from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
-from octavo.server.generation import Generation, json_response
+from octavo.server.generation import Generation
 from octavo.server.keys import Right
 from octavo.server.routes import (
-    adapters,
     audio,
     chat,
     completions,
@@ -30,10 +29,8 @@ from octavo.server.routes import (
     messages,
     models,
     page,
-    prefix_cache,
     responses,
     scheduler,
-    sleep,
     tokens,
     vectors,
 )
@@ -61,8 +58,8 @@ from octavo.server.schema.vectors import (
     ScoreRequest,
 )
 
-Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
-"""Returns the response, which is itself an ASGI application. Raises InvalidRequest or ApiError."""
+Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp | msgspec.Struct | dict[str, Any]]]
+"""Returns the response, or a value whose JSON is the response. Raises InvalidRequest or ApiError."""
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,17 +123,17 @@ class Endpoint(msgspec.Struct, frozen=True):
         return {name[:-1]: path.removeprefix(prefix)} if name else {}
 
 
-async def index(context: ServerContext, request: Request) -> Response:
+async def index(context: ServerContext, request: Request) -> Response | Index:
     """Return the list of endpoints, or to a browser the page."""
     if page.is_for_a_browser(request):
         return page.front(request)
     endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.description for endpoint in ENDPOINTS}
-    return json_response(Index("octavo", __version__, context.model.served_model_names[0], endpoints))
+    return Index("octavo", __version__, context.model.served_model_names[0], endpoints)
 
 
-async def openapi(context: ServerContext, request: Request) -> Response:
+async def openapi(context: ServerContext, request: Request) -> dict[str, Any]:
     """Return the OpenAPI document."""
-    return json_response(document())
+    return document()
 
 
 def _generation(path: str, kind: type[Generation], response: type[msgspec.Struct]) -> Endpoint:
@@ -182,17 +179,17 @@ ENDPOINTS = (
     _form("/v1/audio/translations", audio.translate, TranscriptionRequest, audio.VerboseTranscription),
     Endpoint("GET", "/v1/models", models.list_models, None, models.ModelList),
     Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, models.Model),
-    _command("/v1/load_lora_adapter", adapters.load, adapters.LoadAdapterRequest, adapters.AdapterLoaded),
-    _command("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadAdapterRequest, adapters.AdapterUnloaded),
+    _command("/v1/load_lora_adapter", models.load_adapter, models.LoadAdapterRequest, models.AdapterLoaded),
+    _command("/v1/unload_lora_adapter", models.unload_adapter, models.UnloadAdapterRequest, models.AdapterUnloaded),
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
-    _command("/pin_prefix", prefix_cache.pin, PinPrefixRequest, prefix_cache.PinPrefixResponse, Right.CACHE),
-    _command("/unpin_prefix", prefix_cache.unpin, PrefixRequest, prefix_cache.UnpinPrefixResponse, Right.CACHE),
-    _command("/reset_prefix_cache", prefix_cache.reset, None, prefix_cache.CacheReset, Right.CACHE),
-    Endpoint("GET", "/is_sleeping", sleep.is_sleeping, None, sleep.SleepState, right=Right.OBSERVE, query=NoQuery),
-    _command("/sleep", sleep.sleep, None, sleep.SleepState, query=sleep.SleepQuery),
-    _command("/wake_up", sleep.wake_up, None, sleep.SleepState, query=sleep.WakeUpQuery),
-    _command("/update_weights_from_disk", sleep.update_weights, sleep.UpdateWeightsRequest, sleep.WeightsUpdated),
+    _command("/pin_prefix", tokens.pin_prefix, PinPrefixRequest, tokens.PinPrefixResponse, Right.CACHE),
+    _command("/unpin_prefix", tokens.unpin_prefix, PrefixRequest, tokens.UnpinPrefixResponse, Right.CACHE),
+    _command("/reset_prefix_cache", tokens.reset_prefix_cache, None, tokens.CacheReset, Right.CACHE),
+    Endpoint("GET", "/is_sleeping", health.is_sleeping, None, health.SleepState, right=Right.OBSERVE, query=NoQuery),
+    _command("/sleep", health.sleep, None, health.SleepState, query=health.SleepQuery),
+    _command("/wake_up", health.wake_up, None, health.SleepState, query=health.WakeUpQuery),
+    _command("/update_weights_from_disk", health.update_weights, health.UpdateWeightsRequest, health.WeightsUpdated),
     _command("/drain", health.drain, health.DrainRequest, health.Drained),
     Endpoint("GET", "/health", health.health, None, health.Health, is_open=True),
     Endpoint("GET", "/ready", health.ready, None, health.Health, is_open=True),
@@ -211,7 +208,7 @@ ENDPOINTS = (
         None,
         kv_events.KvEvent,
         right=Right.KV_EVENTS,
-        query=kv_events.KvEventsQuery,
+        query=kv_events.AfterQuery,
     ),
     Endpoint("GET", "/version", health.version, None, health.Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),

@@ -54,13 +54,7 @@ class EngineRequests:
     id: of the response, with which the engine's ids begin. meter: counts tokens for the limits of the caller's key.
     """
 
-    def __init__(
-        self,
-        context: ServerContext,
-        request: Request,
-        asked: EngineBody,
-        id_prefix: str,
-    ) -> None:
+    def __init__(self, context: ServerContext, request: Request, asked: EngineBody, id_prefix: str) -> None:
         state, caller = request.scope["state"], caller_of(request)
         # where there are no keys, the user that the client names is served
         self.caller = caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
@@ -162,7 +156,7 @@ class Generation(ABC):
         self.params = self.sampling_params()
 
     @classmethod
-    async def create(cls, context: ServerContext, request: Request) -> Response | EventStream:
+    async def create(cls, context: ServerContext, request: Request) -> Any:
         """Return the response to a request, whole or as a stream: the handler of an endpoint."""
         asked, prompts = await context.texts.read(request, cls.kind)
         return await cls(context, request, asked, prompts).respond()
@@ -227,7 +221,7 @@ class Generation(ABC):
         """Return positions of log-probabilities whose tokens have texts, or ids alone where that is asked for."""
         return by_ids(positions) if self.shows_ids else positions
 
-    async def respond(self) -> Response | EventStream:
+    async def respond(self) -> Any:
         """Return the response: whole, or as a stream of events. Raises InvalidRequest or ApiError."""
         if self.asked.stream:
             return EventStream(self._events(), self.context.open_requests, self.failed)
@@ -239,7 +233,7 @@ class Generation(ABC):
                     last[index] = output
             final = [last[index] for index in range(len(self.prompts))]
             if not is_large(final):
-                return json_response(self.whole(final))
+                return self.whole(final)
             body = await self.context.large_responses.build(partial(self._large, final))
             return Response(body, media_type="application/json")
 
@@ -328,8 +322,3 @@ def without_details_of_others(caller: Caller) -> Iterator[None]:
         if caller.may(Right.OBSERVE):
             raise
         raise ApiError(503, "the engine has stopped", code="engine_dead") from error
-
-
-def json_response(value: Any) -> Response:
-    """Return a response with a value as JSON."""
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +23,7 @@ from octavo.errors import InvalidRequest
 from octavo.multimodal.transcripts import compression_ratio
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
-from octavo.server.generation import EngineRequests, json_response
+from octavo.server.generation import EngineRequests
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
 from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
@@ -80,17 +80,17 @@ class TextDone(Struct, frozen=True):
     type: Literal["transcript.text.done"] = "transcript.text.done"
 
 
-async def transcribe(context: ServerContext, request: Request) -> Response | EventStream:
+async def transcribe(context: ServerContext, request: Request) -> Any:
     """Return what is said in a sound, in its language."""
     return await _respond(context, request, "transcribe")
 
 
-async def translate(context: ServerContext, request: Request) -> Response | EventStream:
+async def translate(context: ServerContext, request: Request) -> Any:
     """Return what is said in a sound, in English."""
     return await _respond(context, request, "translate")
 
 
-async def _respond(context: ServerContext, request: Request, task: Task) -> Response | EventStream:
+async def _respond(context: ServerContext, request: Request, task: Task) -> Any:
     speech = context.llm.config.model.speech
     if speech is None:
         return await _respond_by_prompts(context, request, task)
@@ -108,7 +108,7 @@ async def _respond(context: ServerContext, request: Request, task: Task) -> Resp
 
 def _formatted(
     asked: TranscriptionRequest, segments: list[SpeechSegment], task: Task, language: str, seconds: float
-) -> Response:
+) -> Response | Transcription | VerboseTranscription:
     """Return segments in the format that is asked for. seconds: that the sound lasts."""
     text, usage = "".join(each.text for each in segments).strip(), DurationUsage(seconds)
     match asked.response_format:
@@ -117,12 +117,12 @@ def _formatted(
         case "text":
             return Response(f"{text}\n", media_type="text/plain")
         case "json":
-            return json_response(Transcription(text, usage))
+            return Transcription(text, usage)
         case "verbose_json":
-            return json_response(VerboseTranscription(task, language, seconds, text, segments, usage))
+            return VerboseTranscription(task, language, seconds, text, segments, usage)
 
 
-async def _respond_by_prompts(context: ServerContext, request: Request, task: Task) -> Response | EventStream:
+async def _respond_by_prompts(context: ServerContext, request: Request, task: Task) -> Any:
     """Respond by a model that reads sounds in prompts. Raises ApiError for one that does not, or not for the task."""
     style = style_of(context.llm.input)
     if style is None or task not in style.tasks:

@@ -1,20 +1,22 @@
-"""The endpoints for operators: `GET /health`, `/ready`, `/load`, `/version`, `/metrics`, `POST /drain` and others."""
+"""The endpoints for operators: state and metrics, draining, sleep and other weights."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
+from octavo.errors import RequestFailed
 from octavo.server.context import ServerContext
-from octavo.server.decode import RequestBody, decode, read_body
-from octavo.server.errors import shutting_down
-from octavo.server.generation import json_response
+from octavo.server.decode import RequestBody, read_json
+from octavo.server.errors import ApiError, shutting_down
 
 
 class DrainRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -57,17 +59,50 @@ class Version(Struct):
     version: str
 
 
-async def health(context: ServerContext, request: Request) -> Response:
+class SleepQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /sleep`."""
+
+    level: Annotated[int, Meta(ge=1, le=2, description="1 or 2, which do the same")] = 1
+
+
+class WakeUpQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /wake_up`."""
+
+    tags: Annotated[
+        list[Literal["weights", "kv_cache"]], Meta(description="what is needed again; either brings both")
+    ] = []
+
+
+class UpdateWeightsRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /update_weights_from_disk`: the directory, or the file, of another checkpoint of the same model."""
+
+    model_path: str
+
+
+class SleepState(Struct, frozen=True):
+    """Response of `GET /is_sleeping`, `POST /sleep` and `POST /wake_up`."""
+
+    is_sleeping: bool
+
+
+class WeightsUpdated(Struct, frozen=True):
+    """Response of `POST /update_weights_from_disk`, with the fields of SGLang."""
+
+    message: str
+    success: bool = True
+
+
+async def health(context: ServerContext, request: Request) -> Health:
     """Return the state of each engine core while one is ready.
 
     Raises EngineRestartingError, EngineDeadError or EngineUnresponsiveError.
     """
     await context.llm.check_health()
     states = [EngineState(each.number, each.role, each.state) for each in context.llm.replicas]
-    return json_response(Health(states))
+    return Health(states)
 
 
-async def ready(context: ServerContext, request: Request) -> Response:
+async def ready(context: ServerContext, request: Request) -> Health:
     """Return whether requests are served: not while the model loads, while no core is ready, nor once the server stops.
 
     Raises as `health` does, and ApiError.
@@ -77,25 +112,25 @@ async def ready(context: ServerContext, request: Request) -> Response:
     return await health(context, request)
 
 
-async def load(context: ServerContext, request: Request) -> Response:
+async def load(context: ServerContext, request: Request) -> Load:
     """Return the number of open requests."""
-    return json_response(Load(len(context.open_requests)))
+    return Load(len(context.open_requests))
 
 
-async def tokenizer_info(context: ServerContext, request: Request) -> Response:
+async def tokenizer_info(context: ServerContext, request: Request) -> dict[str, Any]:
     """Return the settings of the tokenizer, with the chat template in use."""
-    return json_response(context.llm.input.tokenizer_info)
+    return context.llm.input.tokenizer_info
 
 
-async def drain(context: ServerContext, request: Request) -> Response:
+async def drain(context: ServerContext, request: Request) -> Drained:
     """Move the requests of a replica to others, and start it again or stop it. Raises InvalidRequest."""
-    asked = decode(b"".join(await read_body(request)), DrainRequest)
-    return json_response(Drained(await context.llm.drain(asked.replica, stop=asked.stop)))
+    asked = await read_json(request, DrainRequest)
+    return Drained(await context.llm.drain(asked.replica, stop=asked.stop))
 
 
-async def version(context: ServerContext, request: Request) -> Response:
+async def version(context: ServerContext, request: Request) -> Version:
     """Return the version of octavo."""
-    return json_response(Version(__version__))
+    return Version(__version__)
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
@@ -104,3 +139,44 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     # takes milliseconds, during which no stream would be sent
     text = await asyncio.to_thread(context.llm.metrics.render, vllm_names=context.args.vllm_metrics, others=others)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def is_sleeping(context: ServerContext, request: Request) -> SleepState:
+    """Return whether the engine has given back the memory of its weights and its KV cache."""
+    return SleepState(await context.llm.is_sleeping())
+
+
+async def sleep(context: ServerContext, request: Request) -> SleepState:
+    """Give back the memory of weights and KV cache; requests wait. Raises ApiError or InvalidRequest."""
+    asked: SleepQuery = request.state.query
+    with _refusals(context):
+        await context.llm.sleep(asked.level)
+    return SleepState(True)
+
+
+async def wake_up(context: ServerContext, request: Request) -> SleepState:
+    """Load the weights again. Raises ApiError or InvalidRequest."""
+    asked: WakeUpQuery = request.state.query
+    with _refusals(context):
+        await context.llm.wake_up(asked.tags)
+    return SleepState(False)
+
+
+async def update_weights(context: ServerContext, request: Request) -> WeightsUpdated:
+    """Go on with the weights of another checkpoint of the same model. Raises ApiError or InvalidRequest."""
+    asked = await read_json(request, UpdateWeightsRequest)
+    with _refusals(context):
+        await context.llm.update_weights_from_disk(asked.model_path)
+    return WeightsUpdated(f"the weights are those of {asked.model_path}")
+
+
+@contextmanager
+def _refusals(context: ServerContext) -> Iterator[None]:
+    if not context.llm.config.model.enable_sleep_mode:
+        raise ApiError(
+            403, "this engine keeps its weights and its memory; start the server with --enable-sleep-mode", code="awake"
+        )
+    try:
+        yield
+    except RequestFailed as error:
+        raise ApiError(409, str(error), code="weights_unchanged") from error

@@ -33,7 +33,7 @@ _MOST_STARTS: Final = 512
 """Replicas in the id of an event."""
 
 
-class KvEventsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class AfterQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """`GET /kv/events`."""
 
     after: Annotated[str, Meta(description="the id of the last event that the reader has")] = ""
@@ -85,7 +85,7 @@ async def _events(context: ServerContext, reader: Reader) -> AsyncGenerator[byte
 def _position(request: Request) -> list[int]:
     """Return where a reader goes on: the id of the last event that it has, in a header or the URL. Raises
     InvalidRequest."""
-    query: KvEventsQuery = request.state.query
+    query: AfterQuery = request.state.query
     asked = request.headers.get("last-event-id") or query.after
     parts = [part.split("-") for part in asked.split(",")] if asked else []
     numbers = [number for part in parts for number in part]

@@ -11,11 +11,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.core.messages import Decision, RequestTimeline
 from octavo.server.context import ServerContext
-from octavo.server.generation import is_about, json_response, without_details_of_others
+from octavo.server.generation import is_about, without_details_of_others
 from octavo.server.keys import Right, caller_of
 from octavo.server.schema.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
@@ -28,18 +27,18 @@ class RequestIdQuery(Struct, frozen=True, forbid_unknown_fields=True):
     request_id: Annotated[str, Meta(description="the request that is asked about, instead of all")] | None = None
 
 
-async def decisions(context: ServerContext, request: Request) -> Response:
+async def decisions(context: ServerContext, request: Request) -> DecisionList:
     """Return why requests had to wait or were preempted (those of other API keys with the right observe)."""
     found = await _asked_for(context, request, "decisions", Decision)
     offset_s, sees_others = _wall_clock_offset_s(), caller_of(request).may(Right.OBSERVE)
-    return json_response(DecisionList([_decision(each, offset_s, sees_others) for each in found]))
+    return DecisionList([_decision(each, offset_s, sees_others) for each in found])
 
 
-async def timelines(context: ServerContext, request: Request) -> Response:
+async def timelines(context: ServerContext, request: Request) -> TimelineList:
     """Return what happened to the requests that ended last (those of other API keys with the right observe)."""
     found = await _asked_for(context, request, "timelines", RequestTimeline)
     offset_s = _wall_clock_offset_s()
-    return json_response(TimelineList([_timeline(each, offset_s) for each in found]))
+    return TimelineList([_timeline(each, offset_s) for each in found])
 
 
 async def _asked_for(context: ServerContext, request: Request, call: str, kind: type[E]) -> list[E]:

@@ -1,15 +1,40 @@
-"""The endpoints about tokens: `POST /tokenize`, `/detokenize`, and the counts of two APIs for conversations."""
+"""The endpoints about tokens: of texts, their counts in two APIs for conversations, and those of cached prefixes."""
 
 from __future__ import annotations
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError
+from octavo.server.generation import in_namespace_of, named_by_the_client
+from octavo.server.keys import caller_of
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
-from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
 from octavo.server.texts import TokensRequest
+
+
+class CacheReset(Struct, frozen=True):
+    """Response of `POST /reset_prefix_cache`: the cache is empty."""
+
+    reset: bool = True
+
+
+class PinPrefixResponse(Struct, frozen=True):
+    """Response of `POST /pin_prefix`: leading tokens that are pinned, those of them that are cached already, and why it
+    is not the whole prefix (empty when it is)."""
+
+    pinned_tokens: int
+    cached_tokens: int
+    because: str
+
+
+class UnpinPrefixResponse(Struct, frozen=True):
+    """Response of `POST /unpin_prefix`: whether exactly this prefix was pinned."""
+
+    unpinned: bool
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
@@ -37,3 +62,39 @@ async def _respond(context: ServerContext, request: Request, kind: type[TokensRe
     response = await context.texts.respond(request, kind)
     await context.models.adapter(response.model)
     return Response(response.body, media_type="application/json")
+
+
+async def pin_prefix(context: ServerContext, request: Request) -> PinPrefixResponse:
+    """Keep a prefix in the cache for a time."""
+    asked, [prefix] = await context.texts.read(request, PinPrefixRequest)
+    adapter = await context.models.adapter(asked.model)
+    prefix = in_namespace_of(caller_of(request), prefix)
+    with named_by_the_client(_field_names(asked)):
+        pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt, adapter)
+    return PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because)
+
+
+async def unpin_prefix(context: ServerContext, request: Request) -> UnpinPrefixResponse:
+    """Keep a prefix no longer."""
+    asked, [prefix] = await context.texts.read(request, PrefixRequest)
+    adapter = await context.models.adapter(asked.model)
+    prefix = in_namespace_of(caller_of(request), prefix)
+    with named_by_the_client(_field_names(asked)):
+        unpinned = await context.llm.unpin_prefix(prefix, asked.cache_salt, adapter)
+    return UnpinPrefixResponse(unpinned)
+
+
+async def reset_prefix_cache(context: ServerContext, request: Request) -> CacheReset:
+    """Forget all cached prefixes. Raises ApiError 409 while requests run."""
+    if not await context.llm.reset_prefix_cache():
+        raise ApiError(
+            409,
+            "the prefix cache is as it was: requests are running, and it is theirs too; ask again when none is",
+            code="requests_running",
+        )
+    return CacheReset()
+
+
+def _field_names(asked: PrefixRequest) -> dict[str, str]:
+    name = "prompt" if asked.messages is None else "messages"
+    return {"prompt": name, "prompt_token_ids": name}
