@@ -1,31 +1,38 @@
 """Several API servers in front of the same engine cores: their processes, from the first to the last.
 
-This process is the hub between them and the cores (`octavo.engine.hub`) and speaks no HTTP. A server that dies is
-started again; its requests end.
+The first process is the hub between them and the cores (`octavo.engine.hub`) and speaks no HTTP. A server that dies is
+started again; its requests end. Each server runs `python -m octavo.server.api_servers FD`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
 import time
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 import uvloop
 
+from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
+from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.core import frames, processes
 from octavo.engine.hub import Hub
-from octavo.engine.replicas import StartReplicas
-from octavo.errors import EngineDeadError
+from octavo.engine.hub_client import HubClient
+from octavo.engine.replicas import Replicas, StartReplicas
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.server.app import loading_app
 from octavo.server.connections import CLOSING_S
-from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED
+from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, serve_on
+from octavo.server.sockets import bind
 
 BACK_OFF_S: Final = 1.0
 """The wait before a server that has died within `SOON_S` of its start is started again; each time twice as long."""
@@ -78,12 +85,13 @@ class ApiServers:
         servers = [asyncio.create_task(self._keep(number, hub)) for number in range(self._server_args.api_server_count)]
         serving = asyncio.create_task(self._serve_cores(start_replicas, hub))
         try:
-            waiting: set[asyncio.Future[Any]] = {self._stopped, serving}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not self._stopped.done():
-                serving.result()  # raises what the start has raised
-                return EXIT_ENGINE_DEAD
-            return self._stopped.result()
+            waiting: set[asyncio.Future[Any]] = {self._stopped, serving, *servers}
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopped.done():
+                return self._stopped.result()
+            for each in done:
+                each.result()  # raises what the start of the cores or of a server has raised
+            return EXIT_ENGINE_DEAD
         finally:
             self._is_stopping = True
             self._pass_on(signal.SIGTERM)
@@ -141,7 +149,7 @@ class ApiServers:
     def _spawn(self, number: int) -> tuple[socket.socket, processes.Process]:
         is_path = self._listener.family == socket.AF_UNIX
         descriptors = [self._listener.fileno()] if is_path else []
-        connection, process = processes.spawn("octavo.server.api_server", pass_fds=descriptors)
+        connection, process = processes.spawn("octavo.server.api_servers", pass_fds=descriptors)
         self._processes[number] = process
         setup = Setup(
             number=number,
@@ -179,3 +187,44 @@ async def kill_if_stopped(process: processes.Process) -> None:
             process.kill()
             return
         was_stopped = is_stopped
+
+
+def serve_one() -> int:
+    """Serve until a signal or the end of the hub; returns the exit code."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    setup = frames.read_as(connection, Setup)
+    if setup is None:
+        return 0
+    args = setup.server_args
+    octavo_logging.set_up(setup.engine_args.log_level, role=f"server{setup.number}")
+    app = loading_app(args)
+
+    async def start(config: EngineConfig) -> Replicas:
+        client = await HubClient.connect(connection)
+        client.counts = lambda: app.context.llm.metrics.counts()
+        app.context.counts_of_others = client.counts_of_others
+        return cast("Replicas", client)
+
+    app.context.is_first = setup.number == 0
+    with (
+        bind(args.host, args.port, is_shared=True)
+        if setup.listener is None
+        else socket.socket(fileno=setup.listener) as listener
+    ):
+        return serve_on(listener, setup.engine_args, app, start)
+
+
+def run() -> NoReturn:
+    """Be one API server, in this process."""
+    try:
+        code = serve_one()
+    except OctavoError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

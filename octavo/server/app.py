@@ -110,15 +110,22 @@ class App:
                 logger.info("%s", escaped(line))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response of the endpoint, or an error."""
         state = scope["state"]
         try:
             endpoint = self._endpoint(scope, state["fields"])
-            if not self._bodies.counts(state["fields"]):
-                await self._handle(endpoint, scope, receive, send)
-                return
-            with self._bodies.limited(receive, sender_of(scope)) as limited_receive:
-                await self._handle(endpoint, scope, limited_receive, send)
+            meter: Meter | None = state.get("meter")
+            with (
+                self._bodies.limited(receive, state["fields"], sender_of(scope)) as limited_receive,
+                nullcontext() if meter is None else meter.request(),
+                self._features.request(scope),
+            ):
+                request = Request(scope, limited_receive)
+                if endpoint.query is not None:
+                    request.state.query = query_of(request, endpoint.query)
+                response = await endpoint.handler(self.context, request)
+                if not callable(response):
+                    response = Response(msgspec.json.encode(response), media_type="application/json")
+                await response(scope, limited_receive, send)
         except ClientDisconnectedError:
             raise
         except Exception as error:
@@ -126,17 +133,6 @@ class App:
                 # half a response is out: closing the connection is the one way left to report the error
                 raise
             await as_api_error(error, state["request_id"]).response(self._local_path(scope))(scope, receive, send)
-
-    async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        meter: Meter | None = scope["state"].get("meter")
-        with nullcontext() if meter is None else meter.request(), self._features.request(scope):
-            request = Request(scope, receive)
-            if endpoint.query is not None:
-                request.state.query = query_of(request, endpoint.query)
-            response = await endpoint.handler(self.context, request)
-            if not callable(response):
-                response = Response(msgspec.json.encode(response), media_type="application/json")
-            await response(scope, receive, send)
 
     def _endpoint(self, scope: Scope, fields: Fields) -> Endpoint:
         """Return the endpoint of a request. Raises ApiError for a request that is refused or has none."""

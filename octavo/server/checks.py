@@ -142,18 +142,19 @@ class BodyLimits:
         self._max_total_bytes = max_total_bytes
         self._shared = SharedBytes(max_total_bytes, max(max_bytes, max_total_bytes // 2))
 
-    def counts(self, fields: Fields) -> bool:
-        """Return whether the body may be of a size that `limited` counts. Raises ApiError when it is too large."""
-        announced = fields.get(b"content-length", b"0")
-        if b"transfer-encoding" in fields or not announced.isdigit():
-            return True
-        if int(announced) > self._max_bytes:
-            raise self._too_large()
-        return int(announced) > _UNCOUNTED_BYTES
-
     @contextmanager
-    def limited(self, receive: Receive, sender: str) -> Iterator[Receive]:
-        """Yield `receive` such that it raises ApiError for a body that is too large. Its bytes count until the end."""
+    def limited(self, receive: Receive, fields: Fields, sender: str) -> Iterator[Receive]:
+        """Yield `receive` such that it raises ApiError for a body that is too large. Its bytes count until the end.
+
+        Raises ApiError for a body that is announced as too large.
+        """
+        announced = fields.get(b"content-length", b"0")
+        if b"transfer-encoding" not in fields and announced.isdigit():
+            if int(announced) > self._max_bytes:
+                raise self._too_large()
+            if int(announced) <= _UNCOUNTED_BYTES:
+                yield receive
+                return
         num_bytes = num_counted = 0
 
         async def limited_receive() -> Message:

@@ -49,11 +49,9 @@ class Connections:
         self._next_discard = 0.0
 
     def add(self, connection: HttpProtocol) -> None:
-        """Note a new connection."""
         self._open.add(connection)
 
     def remove(self, connection: HttpProtocol) -> None:
-        """Note that a connection has closed."""
         self._open.discard(connection)
         if connection in self._uncounted:
             self._uncounted.remove(connection)
@@ -118,12 +116,10 @@ class Connections:
             connection.finish()
 
     def abort_all(self) -> None:
-        """Close all connections at once."""
         for connection in list(self._open):
             connection.transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until no connection is open."""
         while self._open:
             self._closed.clear()
             await self._closed.wait()
@@ -152,7 +148,6 @@ class ForwardedRequests:
             self._connections.release(client)
 
     def release_all(self) -> None:
-        """Count none of them any longer."""
         while self._clients:
             self.release()
 

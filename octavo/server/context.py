@@ -103,7 +103,6 @@ class ServerContext:
 
     @property
     def adapters(self) -> list[LoRARequest]:
-        """Return the adapters that are known."""
         return [] if self._models is None else self._models.adapters
 
     def _loaded(self, part: T | None) -> T:

@@ -85,7 +85,6 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 @functools.cache
 def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
-    """Return the fields of a struct that are known but not supported."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         name: mark

@@ -137,12 +137,10 @@ async def openapi(context: ServerContext, request: Request) -> dict[str, Any]:
 
 
 def _generation(path: str, kind: type[Generation], response: type[msgspec.Struct]) -> Endpoint:
-    """Return an endpoint that generates text."""
     return Endpoint("POST", path, kind.create, kind.kind, response)
 
 
 def _form(path: str, handler: Handler, request: type[msgspec.Struct], response: type[msgspec.Struct]) -> Endpoint:
-    """Return an endpoint whose request is a form with files."""
     return Endpoint("POST", path, handler, request, response, is_form=True)
 
 

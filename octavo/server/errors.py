@@ -93,7 +93,6 @@ class ApiError(OctavoError):
 
     @property
     def messages_body(self) -> MessagesErrorBody:
-        """The body in the form of Anthropic's API."""
         other = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = "overloaded_error" if self.status == 503 else _TYPES.get(self.status, other)
         # by these the clients of this API know that they have to compact the conversation, or to send it whole
@@ -114,7 +113,6 @@ class ClientDisconnectedError(ConnectionError):
 
 
 def shutting_down() -> ApiError:
-    """Return the error of requests that are open when the server ends."""
     return ApiError(503, "the server is shutting down", code="server_shutting_down", headers={"Connection": "close"})
 
 
@@ -153,7 +151,6 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
 
 
 def http_date() -> bytes:
-    """Return the value of the header `Date`."""
     return _date_at(int(time.time()))
 
 

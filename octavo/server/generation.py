@@ -157,7 +157,6 @@ class Generation(ABC):
 
     @classmethod
     async def create(cls, context: ServerContext, request: Request) -> Any:
-        """Return the response to a request, whole or as a stream: the handler of an endpoint."""
         asked, prompts = await context.texts.read(request, cls.kind)
         return await cls(context, request, asked, prompts).respond()
 
@@ -186,11 +185,9 @@ class Generation(ABC):
         return self.chunk_kind(**self.frame, choices=choices, usage=usage)
 
     def event(self, encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
-        """Return the event of a chunk."""
         return event(encoder, chunk)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the last event of a stream that ends with an error."""
         return error_event(error)
 
     def reasoning_tokens(self) -> int | None:
@@ -208,7 +205,6 @@ class Generation(ABC):
         return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(**details))
 
     def token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
-        """Return the token ids of a choice where the request asks for them."""
         return completion.token_ids if self.asked.return_token_ids else UNSET
 
     @property
@@ -238,7 +234,6 @@ class Generation(ABC):
             return Response(body, media_type="application/json")
 
     def _large(self, outputs: list[RequestOutput]) -> bytes:
-        """Return the JSON of a large response, and empty the outputs."""
         whole = self.whole(outputs)
         body = encode(whole)
         free(whole)
@@ -264,7 +259,6 @@ class Generation(ABC):
             yield self.end_of_stream
 
     async def _outputs(self, direct: DirectReader | None = None) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Return the outputs of the engine, as `EngineRequests.outputs` does."""
         adapter = await self._requests.adapter()
         return self._requests.outputs(
             self.prompts, self.params, adapter, self.field_names, record=self._record, direct=direct

@@ -45,7 +45,6 @@ class Caller(msgspec.Struct, frozen=True):
     limits: RateLimits | None = None
 
     def may(self, right: Right) -> bool:
-        """Return whether the caller has this right."""
         return right in self.rights
 
 
@@ -65,7 +64,6 @@ def key_digest(key: bytes) -> bytes:
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who sends this request."""
     caller: Caller = request.scope["state"].get("caller", EVERYONE)
     return caller
 

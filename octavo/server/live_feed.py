@@ -37,7 +37,6 @@ class LiveFeed:
         self._states: list[LiveState] = []
 
     async def states(self, llm: AsyncLLM) -> list[LiveState]:
-        """Return a report of each core, at most `pause_s` old."""
         async with self._lock:
             if time.monotonic() - self._taken_at >= self.pause_s:
                 self._states = await reports(llm, "live", 10 * (self.pause_s + IDLE_INTERVAL_S), LiveState)

@@ -32,7 +32,6 @@ async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float
 
 
 def describe_load(before: SchedulerStats, after: SchedulerStats, seconds: float) -> str:
-    """Return one line about what happened between two moments."""
     prompt_rate = (after.num_prompt_tokens - before.num_prompt_tokens) / seconds
     generated_rate = (after.num_generated_tokens - before.num_generated_tokens) / seconds
     queried = after.num_queried_tokens - before.num_queried_tokens

@@ -48,7 +48,6 @@ def read_form(content_type: str, body: bytes) -> Form:
 
 
 def _read_part(piece: bytes, form: Form) -> None:
-    """Add the part of a form that follows a boundary."""
     head, separator, content = piece.partition(b"\r\n\r\n")
     if not separator or len(head) > MAX_HEADER_BYTES:
         raise _malformed(f"a part has no headers of at most {MAX_HEADER_BYTES:,} bytes")

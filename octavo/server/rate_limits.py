@@ -89,7 +89,6 @@ class Meter:
             self._num_open -= 1
 
     def spend(self, num_tokens: int) -> None:
-        """Count tokens of a prompt or an output."""
         if (tokens := self._buckets.get("tokens")) is not None:
             tokens.take(num_tokens, self._clock())
 

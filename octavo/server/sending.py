@@ -43,12 +43,10 @@ _HEADERS = [
 
 
 def event(encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
-    """Return one server-sent event."""
     return b"data: " + encoder.encode(chunk) + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the event that ends a stream with an error."""
     return event(msgspec.json.Encoder(), error.body)
 
 
@@ -70,7 +68,6 @@ class DirectBody:
         return cycle.response_started and not (cycle.response_complete or cycle.disconnected or cycle.flow.write_paused)
 
     def write(self, data: bytes) -> None:
-        """Write a part of the body."""
         is_chunked = self._cycle.chunked_encoding
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
@@ -144,7 +141,6 @@ class OpenRequests:
                 self.started.clear()
 
     def end_all(self, reason: Exception) -> None:
-        """End every request in progress with this exception."""
         for task in list(self._reasons):
             self._end(task, reason)
 
@@ -154,9 +150,13 @@ class OpenRequests:
             task.cancel()
 
     async def _end_on_disconnect(self, task: asyncio.Task[Any], receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._end(task, ClientDisconnectedError())
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except ApiError as error:  # a body that is not read, and too large
+            self._end(task, error)
+        else:
+            self._end(task, ClientDisconnectedError())
 
 
 class EventStream:
@@ -208,7 +208,6 @@ class LargeResponses:
         self._lock = asyncio.Lock()
 
     async def build(self, build: Callable[[], T]) -> T:
-        """Return what `build` returns."""
         async with self._lock:
             return await asyncio.to_thread(build)
 

@@ -63,7 +63,6 @@ class ServedModels:
 
     @property
     def adapters(self) -> list[LoRARequest]:
-        """Return the adapters that are known."""
         return [*self._loaded.values(), *self._found.values()]
 
     def name(self, asked: str | None) -> str:

@@ -57,16 +57,13 @@ class StopSignals:
     first: asyncio.Event = field(default_factory=asyncio.Event)
     second: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_hangup(self, act: Callable[[], object]) -> None:
-        """Let SIGHUP call `act` on the event loop."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)
-
     def stop(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
-    def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+    def listen(self, on_hangup: Callable[[], object]) -> None:
+        """Handle the signals of this process from now on. on_hangup: what SIGHUP calls on the event loop."""
+        for number, act in ((signal.SIGINT, self.stop), (signal.SIGTERM, self.stop), (signal.SIGHUP, on_hangup)):
+            asyncio.get_running_loop().add_signal_handler(number, act)
 
 
 def serve(engine_args: EngineArgs, server_args: ServerArgs, start_replicas: StartReplicas = Replicas.start) -> int:
@@ -103,10 +100,9 @@ async def _start_and_serve(
         return await start_replicas(app.context.load(config))
 
     signals = StopSignals()
-    signals.listen()
     server = HttpServer(app, listener, tls_context(app.context.args))
+    signals.listen(server.reload)
     await server.start()
-    signals.on_hangup(server.reload)
     try:
         llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start_over(engine_args, start)), signals)
     except BaseException:
@@ -199,31 +195,25 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _http_config(app: App, args: ServerArgs) -> uvicorn.Config:
-    """Return the settings of uvicorn's connections. Its server is not used: its main loop would wake ten times a
-    second."""
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        root_path=args.root_path.rstrip("/"),
-        timeout_keep_alive=_KEEP_ALIVE_S,
-    )
-    config.load()
-    return config
-
-
 class HttpServer:
     """Serves an application on the connections of a listener, from `start` to `close`. tls: None for plain HTTP."""
 
     def __init__(self, app: App, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._app, self.context = app, app.context
         self._args = args = app.context.args
-        self._config = _http_config(app, args)
+        # uvicorn's connections without its server, whose main loop would wake ten times a second
+        self._config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            root_path=args.root_path.rstrip("/"),
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._config.load()
         self._listener = listener
         self._tls = tls
         self._state = uvicorn.server.ServerState()

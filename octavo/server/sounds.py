@@ -58,7 +58,6 @@ class SpokenPiece(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt."""
         return Prompt(token_ids=array("i", self.token_ids).tolist(), media=self.media)
 
 

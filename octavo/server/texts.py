@@ -90,7 +90,6 @@ class TextPolicy(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, args: ServerArgs) -> TextPolicy:
-        """Return the policy that a server's arguments describe."""
         return cls(**{name: getattr(args, name) for name in cls.__struct_fields__})
 
 
@@ -110,7 +109,6 @@ class Preparer:
 
     @cached_property
     def format(self) -> ModelFormat:
-        """The format of what the model writes."""
         policy, tools = self.policy, self.tools
         parsers = policy.tool_call_parser, policy.reasoning_parser
         return ModelFormat(tools.tokenizer_info, tools.tokenizer, parsers, allows_auto=policy.enable_auto_tool_choice)
@@ -317,7 +315,6 @@ class Texts:
 
     @classmethod
     def of(cls, llm: AsyncLLM, policy: TextPolicy, open_requests: OpenRequests) -> Texts:
-        """Return the texts of an engine, with helper processes where the engine has a setup for them."""
         from octavo.server.text_pool import TextPool
 
         pool = None
@@ -327,7 +324,6 @@ class Texts:
 
     @property
     def format(self) -> ModelFormat:
-        """The format of what the model writes."""
         return self._preparer.format
 
     async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:

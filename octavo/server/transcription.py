@@ -131,7 +131,6 @@ class Transcriber:
         return made, round(seconds * rate)
 
     async def _written(self, media: MediaInput, silence: float, before: Sequence[int]) -> _Attempt:
-        """Return the first attempt that is good, or the last one."""
         prompt = self.tokens.prompt(self.language, self.task, timestamps=self.timestamps)
         if before and self.tokens.previous is not None:
             prompt = [self.tokens.previous, *before[-(self.max_model_len // 2 - 1) :], *prompt]
@@ -153,7 +152,6 @@ class Transcriber:
         return attempt
 
     async def _no_speech(self, media: MediaInput) -> float:
-        """Return the probability that nothing is said in a window."""
         prompt = [self.tokens.start, self.tokens.no_speech]
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, output_kind=OutputKind.FINAL_ONLY)
         found = (await self.ask(prompt, media, params)).prompt_logprobs or []
@@ -161,7 +159,6 @@ class Transcriber:
         return math.exp(described[self.tokens.no_speech].logprob) if described else 0.0
 
     async def _detected(self, media: MediaInput) -> str:
-        """Return the code of the likeliest language of a window."""
         codes = {token: code for code, token in self.tokens.languages.items()}
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=tuple(codes), output_kind=OutputKind.FINAL_ONLY

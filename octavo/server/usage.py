@@ -102,7 +102,6 @@ class UsageCounts:
         self._unread[index] = output
 
     def num_new(self) -> int:
-        """Return how many tokens are new since the last call."""
         before = self._sums[0] + self._sums[3]
         self._read()
         return self._sums[0] + self._sums[3] - before
@@ -117,7 +116,6 @@ class UsageCounts:
 
     @property
     def _known(self) -> list[RequestOutput]:
-        """The latest output of each prompt that has one."""
         return [output for output in self._last if output is not None]
 
     def draft_tokens(self) -> dict[str, int]:
@@ -131,7 +129,6 @@ class UsageCounts:
         return {"accepted_prediction_tokens": num_accepted, "rejected_prediction_tokens": num_rejected}
 
     def usage(self, *, without_completion: bool = False) -> Usage:
-        """Return the counts of all prompts together."""
         self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
         infos: list[CacheInfo] | UnsetType = UNSET

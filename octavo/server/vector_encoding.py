@@ -29,11 +29,9 @@ class Encoding(Struct, frozen=True, kw_only=True):
     order: str = "native"
 
     def value(self, array: NDArray[np.float32]) -> Raw | str:
-        """Return an array as JSON has it."""
         return b64encode(self.binary(array)).decode() if self.format == "base64" else Raw(_numbers(array))
 
     def binary(self, array: NDArray[np.float32]) -> bytes:
-        """Return the bytes of an array."""
         import numpy as np
 
         if self.type == "bfloat16":

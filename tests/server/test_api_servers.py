@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.server import api_servers
+from octavo.server.api_servers import ApiServers
+from octavo.server.sockets import bind
 from tests.server.raw import ask, connect, eventually
 from tests.server.test_serve_process import _children, command_of
 
@@ -123,6 +127,18 @@ def test_servers_share_a_unix_socket(tmp_path: Path) -> None:
         servers.process.send_signal(signal.SIGTERM)
         assert servers.wait() == 0, "".join(servers.lines)
     assert not path.exists()
+
+
+def test_a_server_that_cannot_be_started_ends_all_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start_cores(config: Any) -> Any:
+        await asyncio.sleep(100)
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(api_servers.processes, "spawn", spawn)
+    with bind("127.0.0.1", 0) as listener, pytest.raises(OSError, match="no more processes"):
+        ApiServers(EngineArgs(model="octavo-tiny"), ServerArgs(api_server_count=2), listener).run(start_cores)
 
 
 @pytest.mark.anyio

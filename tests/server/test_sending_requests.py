@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from octavo.server.errors import ClientDisconnectedError, shutting_down
+from octavo.server.errors import ApiError, ClientDisconnectedError, shutting_down
 from octavo.server.sending import OpenRequests
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +54,17 @@ async def test_all_requests_end_with_the_reason_given() -> None:
     await asyncio.sleep(0)
     requests.end_all(reason := shutting_down())
     assert await asyncio.gather(*tasks, return_exceptions=True) == [reason] * 3
+
+
+async def test_a_body_that_nobody_reads_and_that_is_too_large_ends_its_request() -> None:
+    """Otherwise nothing would notice that its client goes away, and a stream without an end would go on for ever."""
+
+    async def receive() -> dict[str, str]:
+        raise ApiError(413, "the body has more than 5 bytes")
+
+    with pytest.raises(ApiError, match="more than 5 bytes"):
+        async with OpenRequests().track(receive):
+            await asyncio.sleep(10)
 
 
 async def test_task_goes_on_after_its_request_has_ended() -> None:

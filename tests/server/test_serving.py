@@ -125,10 +125,11 @@ async def test_server_responds_while_its_model_loads_and_says_so() -> None:
 @pytest.mark.anyio
 async def test_hangup_reads_keys_again_and_does_not_end_the_server() -> None:
     hung_up = asyncio.Event()
-    StopSignals().on_hangup(hung_up.set)
+    StopSignals().listen(hung_up.set)
     os.kill(os.getpid(), signal.SIGHUP)
     await asyncio.wait_for(hung_up.wait(), 10)
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 @pytest.mark.anyio

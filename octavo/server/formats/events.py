@@ -140,7 +140,6 @@ class _Input:
         self._is_open = False
 
     def feed(self, piece: str) -> str:
-        """Return what is new of the text."""
         self._held += piece
         if not self._is_open:
             begin = _BEGIN.match(self._held)

@@ -88,7 +88,6 @@ class Format:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Return all marks."""
         parts = [part for part in (self.reasoning, self.calls) if part is not None]
         return (*(mark for part in parts for mark in (*part.opens, *part.closes)), *self.drops)
 

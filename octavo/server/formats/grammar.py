@@ -10,7 +10,7 @@ from typing import Any, Final
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
-from octavo.server.formats.format import CallFormat, Format
+from octavo.server.formats.format import Format
 from octavo.server.formats.marks import Mark
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.tools import Tool
@@ -27,20 +27,12 @@ _GROUPED: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\([^()]*\)", re.DOTALL)
 _UNESCAPED: Final = re.compile(r"(\\.)|[/\n]")
 
 
-def call_form(form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> StructuredOutputsParams:
-    """Return the form of a response, behind its reasoning.
-
-    Where the request demands calls, it is calls alone; else any text, and calls of this form behind each open mark.
-    """
-    assert form.calls is not None
-    return _Grammar(form, form.calls, asked, tokenizer).form()
-
-
-class _Grammar:
+class CallGrammar:
     """The rules of one grammar as they are made."""
 
-    def __init__(self, form: Format, calls: CallFormat, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
-        self._calls = calls
+    def __init__(self, form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
+        assert form.calls is not None
+        self._calls = calls = form.calls
         self._asked = asked
         self._then = form.reasoning.then if form.reasoning is not None else ""
         self._special = {tokenizer.added_tokens[token_id]: token_id for token_id in tokenizer.special_ids}
@@ -53,7 +45,10 @@ class _Grammar:
         self._rules = [r"SPACE: /[ \n]{0,2}/", rf"TEXT: {_TEXT}"]
 
     def form(self) -> StructuredOutputsParams:
-        """Return the form with its triggers."""
+        """Return the form of a response, behind its reasoning.
+
+        Where the request demands calls, it is calls alone; else any text, and calls of this form behind each open mark.
+        """
         calls, trigger = self._calls, self._trigger
         is_list = calls.is_list or calls.content == "pythonic"
         tools = enumerate(self._asked.callable_tools)

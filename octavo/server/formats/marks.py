@@ -104,7 +104,6 @@ class Mark:
         return re.compile("".join(named), re.DOTALL)
 
     def groups(self, text: str) -> Mapping[str, str]:
-        """Return the texts of the groups of a mark that reads `text`."""
         found = self._groups.fullmatch(text)
         return {} if found is None else found.groupdict()
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin
 from octavo.server.formats.format import Format
 from octavo.server.formats.marks import Found, Mark, Marks
-from octavo.server.formats.readers import CallWriter, reader_of
+from octavo.server.formats.readers import READERS, CallWriter
 from octavo.server.formats.source import Malformed, Reading, Source, Trimmed
 
 
@@ -83,7 +83,6 @@ class OutputParser:
 
     @property
     def num_calls(self) -> int:
-        """Return how many calls have begun."""
         return 0 if self._writer is None else self._writer.num_calls
 
     @property
@@ -117,7 +116,7 @@ class OutputParser:
             self._source.keep_from(found.start)
         is_first = True
         try:
-            for event in reader_of(self._format.calls.content)(self._source, self._format.calls, self._writer, found):
+            for event in READERS[self._format.calls.content](self._source, self._format.calls, self._writer, found):
                 if isinstance(event, ToolCallBegin):
                     self._source.drop_kept()
                     if is_first:

@@ -46,11 +46,9 @@ class CallWriter:
         return ToolCallBegin(self.num_calls - 1, call_id, name)
 
     def piece(self, arguments: str) -> Iterable[OutputEvent]:
-        """Return the event of a piece of arguments."""
         return (ToolCallDelta(self.num_calls - 1, arguments),) if arguments else ()
 
     def end(self, *, is_cut: bool = False) -> ToolCallEnd:
-        """End the call."""
         self.is_cut = is_cut
         return ToolCallEnd(self.num_calls - 1, is_cut)
 
@@ -66,13 +64,7 @@ Reader = Callable[[Source, CallFormat, CallWriter, Found | None], Reading[None]]
 no call; what follows the begin is an argument, whatever it is."""
 
 
-def reader_of(content: Content) -> Reader:
-    """Return the reader of a kind of content."""
-    return {"json": _read_arguments, "call": _read_calls, "tags": _read_tags, "pythonic": _read_pythonic}[content]
-
-
 def _read_arguments(source: Source, _: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
-    """Read arguments as JSON behind a mark that has the name."""
     yield writer.begin(_name_in(found), found)
     is_cut = False
     try:
@@ -283,6 +275,14 @@ def _object_in(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+READERS: Final[Mapping[Content, Reader]] = {
+    "json": _read_arguments,
+    "call": _read_calls,
+    "tags": _read_tags,
+    "pythonic": _read_pythonic,
+}
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.events import CustomInputs, OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of
-from octavo.server.formats.grammar import call_form
+from octavo.server.formats.grammar import CallGrammar
 from octavo.server.formats.parser import OutputParser
 from octavo.server.forms import warn_once
 from octavo.server.schema.chat import ChatCompletionRequest
@@ -53,7 +53,6 @@ class ModelFormat:
 
     @cached_property
     def template_reads_tools(self) -> bool:
-        """Whether the chat template knows of tools."""
         return "tools" in self._template
 
     @cached_property
@@ -97,7 +96,7 @@ class ModelFormat:
         if not asked.constrains_calls:
             return
 
-        form = call_form(self.format, asked, self.tokenizer)
+        form = CallGrammar(self.format, asked, self.tokenizer).form()
         try:
             left_out = check_grammar(form)
         except InvalidRequest as error:
@@ -113,7 +112,7 @@ class ModelFormat:
         if self.format is None:
             return form
         if asked.must_call or (form is None and asked.constrains_calls):
-            form = call_form(self.format, asked, self.tokenizer)
+            form = CallGrammar(self.format, asked, self.tokenizer).form()
         reasoning, budget = self.format.reasoning, asked.thinking_token_budget
         if reasoning is None or (form is None and budget is None):
             return form
@@ -199,7 +198,6 @@ class OutputReader:
         self.shows_special = model.has_special_marks
 
     def events(self, output: RequestOutput, completion: CompletionOutput) -> list[OutputEvent]:
-        """Return the events of what is new of a choice."""
         choice = self._choices.get(completion.index)
         if choice is None:
             is_open = self._model.ends_in_reasoning(Prompt(token_ids=output.prompt_token_ids))

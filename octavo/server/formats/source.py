@@ -191,7 +191,6 @@ class Trimmed:
         return ()
 
     def rest(self) -> Iterable[OutputEvent]:
-        """Return the events of what is left at the end of the text."""
         left = "".join(self._pending)
         self._pending = []
         return self._emit(left) if left else ()

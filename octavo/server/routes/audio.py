@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -194,8 +194,8 @@ class _Talk:
     asked: TranscriptionRequest
     requests: EngineRequests
     adapter: LoRARequest | None
-    num_tokens: list[int] = field(default_factory=lambda: [0, 0])
-    """Of prompts and of outputs."""
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
 
     @classmethod
     async def open(cls, context: ServerContext, request: Request, asked: TranscriptionRequest) -> _Talk:
@@ -222,13 +222,11 @@ class _Talk:
                     yield last
         finally:
             if last is not None:
-                self._count(last)
-
-    def _count(self, last: RequestOutput) -> None:
-        counts = len(last.prompt_token_ids), last.num_generated_tokens
-        self.num_tokens = [before + new for before, new in zip(self.num_tokens, counts, strict=True)]
-        if self.requests.meter is not None:
-            self.requests.meter.spend(sum(counts))
+                num_prompt, num_new = len(last.prompt_token_ids), last.num_generated_tokens
+                self.num_prompt_tokens += num_prompt
+                self.num_new_tokens += num_new
+                if self.requests.meter is not None:
+                    self.requests.meter.spend(num_prompt + num_new)
 
 
 def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str) -> Transcriber:
@@ -254,7 +252,6 @@ def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str
 
 
 async def _segment_texts(transcriber: Transcriber) -> AsyncGenerator[str, None]:
-    """Yield the text of each segment, once its window is written."""
     async with aclosing(transcriber.segments()) as windows:
         async for window in windows:
             for segment in window:
@@ -288,13 +285,12 @@ async def _events(talk: _Talk, pieces: AsyncGenerator[str, None]) -> AsyncGenera
             if text := piece if texts else piece.lstrip():
                 texts.append(text)
                 yield make(TextDelta(text))
-    num_in, num_out = talk.num_tokens
+    num_in, num_out = talk.num_prompt_tokens, talk.num_new_tokens
     yield make(TextDone("".join(texts).strip(), SpeechUsage(num_in, num_out, num_in + num_out)))
     yield DONE
 
 
 def subtitles(segments: Iterable[SpeechSegment], kind: Literal["srt", "vtt"]) -> str:
-    """Return segments as subtitles in SubRip's format or in WebVTT."""
     mark, lines = (",", []) if kind == "srt" else (".", ["WEBVTT\n"])
     for number, each in enumerate(segments, 1):
         times = f"{_time(each.start, mark)} --> {_time(each.end, mark)}"

@@ -67,7 +67,6 @@ class Completion(Generation):
 
     @property
     def echoes_only(self) -> bool:
-        """Return whether the response is the prompt alone."""
         return bool(self.asked.echo) and self.asked.max_tokens == 0
 
     def usage(self, *, without_completion: bool = False) -> Usage:

@@ -148,7 +148,6 @@ def _is_news(change: LiveCore) -> bool:
 
 
 def _changed(before: msgspec.Struct | None, now: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields that differ."""
     fields = msgspec.structs.asdict(now)
     return {name: value for name, value in fields.items() if before is None or getattr(before, name) != value}
 

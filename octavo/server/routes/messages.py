@@ -93,7 +93,6 @@ class _Blocks:
         self._pieces: list[str] = []
 
     def add(self, event: OutputEvent) -> Iterator[MessageEvent]:
-        """Yield the events that report what the model has written."""
         match event:
             case TextDelta(text):
                 if self._kind != "text":
@@ -111,7 +110,6 @@ class _Blocks:
                 yield from self.end()
 
     def end(self) -> Iterator[MessageEvent]:
-        """Yield the events that end the open block, if there is one."""
         if not self._is_open:
             return
         block, text = self.blocks[-1], "".join(self._pieces)

@@ -47,7 +47,6 @@ _HEADERS: Final = {
 
 @functools.cache
 def _read(name: str) -> tuple[bytes, dict[str, str]]:
-    """Return the content of a file of the page, and its headers."""
     path = _FOLDER / name
     body = path.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'

@@ -167,7 +167,6 @@ class _Output:
         self._num_noted = 0
 
     def event(self, kind: str, **fields: Any) -> ResponseEvent:
-        """Return the next event."""
         self.num_events += 1
         return ResponseEvent(type=kind, sequence_number=self.num_events - 1, **fields)
 
@@ -180,7 +179,6 @@ class _Output:
         self._without_text = self._without_text[max(0, len(self._without_text) - num_kept) :]
 
     def add(self, event: OutputEvent) -> Iterator[ResponseEvent]:
-        """Yield the events that report what the model has written."""
         match event:
             case TextDelta(text):
                 logprobs, self._without_text = self._without_text, []
@@ -213,7 +211,6 @@ class _Output:
                 yield from self.end("incomplete" if is_cut else "completed")
 
     def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
-        """Yield the events that end the open item, if there is one."""
         if self._item is not None and self._item.type == "message" and self._without_text:
             yield from self.add(TextDelta(""))
         item, text = self._item, "".join(self._pieces)

@@ -160,7 +160,6 @@ class _Done:
 
     @property
     def config(self) -> PoolingConfig:
-        """What the model makes."""
         return self.input.checked(None)
 
     @property
@@ -170,12 +169,10 @@ class _Done:
 
     @property
     def frame(self) -> dict[str, Any]:
-        """What all lists have."""
         return {"id": self.id, "created": int(time()), "model": self.model, "usage": self.usage}
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Cohere's counts."""
         return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self.usage.prompt_tokens}}
 
     def arrays(self, task: str | None = None) -> list[NDArray[np.float32]]:
@@ -187,7 +184,6 @@ class _Done:
         return [encoding.value(each) for each in self.arrays(task)]
 
     def binary(self, asked: VectorRequest) -> Response:
-        """Return the response whose body is the values of all prompts."""
         encoding = asked.encoding()
         content, data = encoding.joined(self.arrays(asked.params().task))
         metadata = to_builtins({**self.frame, "data": data})

@@ -40,7 +40,6 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_timed(self) -> bool:
-        """Whether the response has times."""
         return self.response_format in ("verbose_json", "srt", "vtt")
 
     def check(self) -> None:

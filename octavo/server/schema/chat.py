@@ -197,7 +197,6 @@ class Prediction(Struct, tag_field="type", tag="content", forbid_unknown_fields=
 
     @property
     def text(self) -> str:
-        """Return all of it."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -262,7 +261,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     @property
     def must_call(self) -> bool:
-        """Return whether the response must be calls."""
         return bool(self.tools) and self.call_mode == "required"
 
     @property

@@ -122,7 +122,6 @@ class CustomFormat(Struct, kw_only=True, forbid_unknown_fields=True):
                     raise ValueError(f"Object missing required field `{name}`")
 
     def as_chat(self) -> dict[str, Any]:
-        """Return the format of the tool of the chat."""
         if self.type == "text":
             return {"type": "text"}
         return {"type": "grammar", "grammar": {"syntax": self.syntax, "definition": self.definition}}
@@ -143,7 +142,6 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
     is_async: bool | None = field(default=None, name="async")
 
     def as_chat(self, namespace: str | None) -> dict[str, Any]:
-        """Return the tool of the chat."""
         name = joined_name(namespace, self.name)
         if self.type == "function":
             return function(name, self.description, self.parameters, self.strict)
@@ -159,7 +157,6 @@ class ToolName(Struct, kw_only=True):
     namespace: str | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        """Return the choice of the chat."""
         return {"type": self.type, self.type: {"name": joined_name(self.namespace, self.name)}}
 
 

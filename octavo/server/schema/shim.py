@@ -45,7 +45,6 @@ class PictureBlock(Struct, tag_field="type", kw_only=True, forbid_unknown_fields
 
 
 def tagged(base: type[Struct], *tags: str) -> tuple[type[Struct], ...]:
-    """Return a struct like `base` for each tag."""
     return tuple(_tagged(base, tag) for tag in tags)
 
 
@@ -176,16 +175,13 @@ _COMMON_FIELDS: Final = [
 
 
 def function(name: str, description: str | None, parameters: Any, strict: bool | None = None) -> dict[str, Any]:
-    """Return a tool of a chat."""
     fields = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
 
 def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call in a message of a chat."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def as_json(value: Any) -> str:
-    """Return the JSON of a value as text."""
     return msgspec.json.encode(value).decode()

@@ -92,7 +92,6 @@ class Tool(_OfType, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def function(self) -> Function:
-        """The function that the model sees."""
         if self.custom is not None:
             return self.custom.as_function()
         assert self.given is not None
@@ -127,22 +126,18 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[NamedTool]
 
 
-class ChosenTools(_OfType, kw_only=True, forbid_unknown_fields=True):
+class ChosenTools(NamedTool, kw_only=True, forbid_unknown_fields=True):
     """The tool that is to be called, or the tools that may be."""
 
-    type: Literal["function", "custom", "allowed_tools"] = "function"
-    function: NamedFunction | None = None
-    custom: NamedFunction | None = None
+    type: Literal["function", "custom", "allowed_tools"] = "function"  # type: ignore[assignment]
     allowed_tools: AllowedTools | None = None
 
     @property
     def mode(self) -> Literal["auto", "required"]:
-        """Whether the response must be calls."""
         return "required" if self.allowed_tools is None else self.allowed_tools.mode
 
     @property
     def names(self) -> list[str]:
-        """The names of the tools."""
         chosen = [self] if self.allowed_tools is None else self.allowed_tools.tools
         return [named.name for each in chosen if (named := each.function or each.custom) is not None]
 
@@ -172,7 +167,6 @@ class MessageToolCall(_OfType, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def function(self) -> CalledFunction:
-        """The call of the function that the model sees."""
         if self.custom is not None:
             return CalledFunction(name=self.custom.name, arguments={"input": self.custom.input})
         assert self.given is not None

@@ -189,7 +189,6 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def listed(self) -> list[str]:
-        """The texts of the documents."""
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:

@@ -19,7 +19,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
 from octavo.server.formats.events import ReadOutput, joined
 from octavo.server.formats.format import Field, Format, ResponseTemplate, templates
-from octavo.server.formats.grammar import call_form
+from octavo.server.formats.grammar import CallGrammar
 from octavo.server.formats.parser import OutputParser
 from octavo.server.schema.chat import ChatCompletionRequest
 
@@ -137,6 +137,10 @@ def fits(name: str, arguments: Any) -> bool:
     )
 
 
+def call_form(form: Format, request: ChatCompletionRequest) -> StructuredOutputsParams:
+    return CallGrammar(form, request, tokenizer()).form()
+
+
 def check(form: Format, text: str, draw: random.Random, *, is_open: bool = False) -> ReadOutput:
     whole = read(form, [text], is_open)
     for call in whole.calls:
@@ -151,7 +155,7 @@ def test_calls_that_are_demanded_are_read_back(name: str) -> None:
     form, draw = form_of(name), random.Random(0)
     num_calls = 0
     for seed in range(6):
-        wanted = call_form(form, asked(parallel_tool_calls=seed % 2 == 0), tokenizer())
+        wanted = call_form(form, asked(parallel_tool_calls=seed % 2 == 0))
         assert not wanted.triggers
         text = walk(wanted.grammar or "", seed)
         if text is None:
@@ -168,7 +172,7 @@ def test_calls_that_are_demanded_are_read_back(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_that_a_model_chooses_follow_strict_schemas_behind_the_trigger(name: str) -> None:
     form = form_of(name)
-    wanted = call_form(form, asked(tool_choice="auto", parallel_tool_calls=False), tokenizer())
+    wanted = call_form(form, asked(tool_choice="auto", parallel_tool_calls=False))
     assert wanted.stop_after_first is bool(wanted.triggers)
     before = f"So: {wanted.triggers[0]}" if wanted.triggers else ""
     for prefix in ("",) if before else ("Just text.",):
@@ -188,7 +192,7 @@ def test_the_input_of_a_custom_tool_matches_its_regular_expression(name: str, re
     tool = {"type": "custom", "custom": {"name": "c", "format": definition}}
     for choice in ("required", "auto"):
         request = asked(tools=[tool], tool_choice=choice, parallel_tool_calls=False)
-        wanted = call_form(form, request, tokenizer())
+        wanted = call_form(form, request)
         for seed in range(2):
             text = "".join(wanted.triggers) + (walk(wanted.grammar or "", seed) or "")
             parser = OutputParser(form, {"c": (request.tools or [])[0].function.parameters or {}})
@@ -210,7 +214,7 @@ def test_texts_of_strict_tools_follow_patterns_and_lengths(name: str) -> None:
     schema = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "c", "parameters": schema, "strict": True}}
     form, found = form_of(name), []
-    wanted = call_form(form, asked(tools=[tool], tool_choice="required"), tokenizer())
+    wanted = call_form(form, asked(tools=[tool], tool_choice="required"))
     for seed in range(4):
         parser = OutputParser(form, {"c": schema})
         output = joined(parser.feed(walk(wanted.grammar or "", seed) or "", is_last=True))
@@ -225,7 +229,7 @@ def test_alternatives_beside_anchors_are_refused_where_texts_stand_between_tags(
     def form(pattern: str, *, strict: bool) -> StructuredOutputsParams:
         schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
         tool = {"type": "function", "function": {"name": "c", "parameters": schema, "strict": strict}}
-        return call_form(form_of("qwen3_coder"), asked(tools=[tool]), tokenizer())
+        return call_form(form_of("qwen3_coder"), asked(tools=[tool]))
 
     with pytest.raises(InvalidRequest, match="anchors beside alternatives"):
         form("^a|b$", strict=True)
@@ -236,9 +240,7 @@ def test_alternatives_beside_anchors_are_refused_where_texts_stand_between_tags(
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_that_are_not_allowed_are_not_in_the_grammar(name: str) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
-    wanted = call_form(
-        form_of(name), asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}), tokenizer()
-    )
+    wanted = call_form(form_of(name), asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))
     assert "get-weather" not in (wanted.grammar or "")
     assert "now" in (wanted.grammar or "")
     is_bare = form_of(name).calls.is_bare  # type: ignore[union-attr]
@@ -248,7 +250,7 @@ def test_calls_that_are_not_allowed_are_not_in_the_grammar(name: str) -> None:
 def test_special_tokens_stand_by_their_ids_and_a_named_tool_is_alone() -> None:
     request = asked(tool_choice={"type": "function", "function": {"name": "now"}})
     template = ResponseTemplate(fields={"tool_calls": Field(open="<|im_start|>", close="</x>", content="json")})
-    grammar = call_form(template.format("x"), request, tokenizer()).grammar or ""
+    grammar = call_form(template.format("x"), request).grammar or ""
     assert "get-weather" not in grammar
     assert '<[1]> SPACE "{\\"name\\": \\"now\\", \\"arguments\\": "' in grammar
 
@@ -256,4 +258,4 @@ def test_special_tokens_stand_by_their_ids_and_a_named_tool_is_alone() -> None:
 def test_parameters_that_are_no_object_are_refused() -> None:
     request = asked(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}])
     with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters.type is 'array', must be 'object'"):
-        call_form(form_of("hermes"), request, tokenizer())
+        call_form(form_of("hermes"), request)
