@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Argument, arguments, describe_default, shown
+from octavo.config.fields import Argument, arguments, describe_bounds, describe_default, shown
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_options
 from octavo.core.request_limits import (
@@ -111,17 +111,7 @@ def describe_limits(argument: Argument) -> str:
         if argument.kind is dict and argument.of is Any
         else noun[argument.kind]
     )
-    return words + _bounds(arg)
-
-
-def _bounds(limits: Any) -> str:
-    """Works on Arg and on the sampling parameters' Param alike."""
-    parts = [
-        f"{words} {getattr(limits, name):,}"
-        for name, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"))
-        if getattr(limits, name) is not None
-    ]
-    return f", {', '.join(parts)}" if parts else ""
+    return words + describe_bounds(arg)
 
 
 def _page(title: str, text: str, cls: type, source: str) -> str:
@@ -154,7 +144,7 @@ def _sampling_page() -> str:
     for name, param in documented_fields().items():
         value = getattr(default, name)
         text = value.value if hasattr(value, "value") else shown(value)
-        rows.append(f"| `{name}` | `{text}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
+        rows.append(f"| `{name}` | `{text}` | {describe_bounds(param).removeprefix(', ')} | {param.doc} |")
     introduction = _INTRODUCTION.format(
         title="Sampling parameters", text=_SAMPLING_TEXT.strip(), source="core/sampling_params.py"
     )

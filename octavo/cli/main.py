@@ -133,7 +133,7 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
         said = " ".join(str(error).split())
         # of the list of commands cyclopts shows the first few
         said = re.sub(r"Available commands: .*", "`--help` lists them", said)
-        return _fail(_value_of_others(error) or said, EXIT_USAGE)
+        return _fail(_wrong_value(error) or said, EXIT_USAGE)
     except ServerUnreachable as error:
         return _fail(f"{error}; start a server there with octavo serve, or check the address", EXIT_ERROR)
     except OctavoError as error:
@@ -180,6 +180,8 @@ _MOVED = {
     "checkout draws; it draws recordings too",
 }
 """Options that octavo simulate had, and where they are now."""
+_ALSO_CALLED = {"--num-requests": "--num-prompts", "--num-prompts": "--num-requests"}
+"""Options of benchmarks by the names that others of them have."""
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
@@ -189,11 +191,13 @@ def _unknown_option(error: UnknownOptionError) -> str:
     if flag in _MOVED and "simulate" in (error.command_chain or ()):
         return f"{flag}: {_MOVED[flag]}"
     name = flag.lstrip("-").partition(".")[0].removeprefix("no-").replace("-", "_")
+    options = {option for argument in error.argument_collection for option in argument.names}
+    if (other := _ALSO_CALLED.get(flag)) in options:
+        return f"{flag}: this command calls it {other}"
     if name in renamed_options():
         return f"{flag}: octavo calls it --{renamed_options()[name].replace('_', '-')}"
     if name in absent_options():
         return f"{flag}: {absent_options()[name]}"
-    options = {option for argument in error.argument_collection for option in argument.names}
     begun = [option for option in options if option.startswith(flag)]
     if len(begun) == 1:
         return f"Unknown option: {flag}. Did you mean {begun[0]}?"
@@ -207,17 +211,21 @@ def _missing_argument(error: MissingArgumentError) -> str:
     return f"{said}; `{command} --help` shows what it takes"
 
 
-def _value_of_others(error: CycloptsError) -> str | None:
-    """Return a message about a value that users of other engines give to an option; None for any other error."""
+def _wrong_value(error: CycloptsError) -> str | None:
+    """Return a message about a value that users of other engines give to an option, or that is no number; None for any
+    other error."""
     from cyclopts import CoercionError
 
     from octavo.core.absent import value_remark
 
-    token = error.token if isinstance(error, CoercionError) else None
-    if token is None or token.keyword is None:
+    if not isinstance(error, CoercionError):
         return None
-    said = value_remark(token.keyword.lstrip("-").replace("-", "_"), token.value)
-    return said and f"{token.keyword} {token.value}: {said}"
+    token = error.token
+    name = None if token is None or token.keyword is None else token.keyword.lstrip("-").replace("-", "_")
+    if token is not None and name is not None and (said := value_remark(name, token.value)):
+        return f"{token.keyword} {token.value}: {said}"
+    command = " ".join(("octavo", *(error.command_chain or ())))
+    return f"{error.msg}; `{command} --help` shows what it takes" if error.msg else None
 
 
 def _field_of_requests(name: str, flag: str, options: Collection[str]) -> str | None:

@@ -17,7 +17,7 @@ from cyclopts import Group, Parameter, Token
 
 from octavo.config.args import EngineArgs
 from octavo.config.device_args import RankArgs
-from octavo.config.fields import Argument, arguments, describe_default, whole_number
+from octavo.config.fields import Argument, arguments, describe_bounds, describe_default, whole_number
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
@@ -166,7 +166,8 @@ def _argument_flag(argument: Argument) -> inspect.Parameter:
     elif arg.choices is not None:
         kind = Literal[arg.choices]
     # an argument with a single value so far is in the reference page alone
-    return _flag(argument.name, kind, doc, argument.group, show=arg.only is None or len(arg.only) > 1)
+    bounds, is_shown = describe_bounds(arg), arg.only is None or len(arg.only) > 1
+    return _flag(argument.name, kind, doc, argument.group, bounds, show=is_shown)
 
 
 def _sampling_flags() -> list[inspect.Parameter]:
@@ -181,7 +182,7 @@ def _sampling_flags() -> list[inspect.Parameter]:
         doc = param.doc if value in (None, (), False) or name == "max_tokens" else f"{param.doc} [default: {value}]"
         if name in _JSON_EXAMPLES:
             kind, doc = str, f"{doc} As JSON, such as {_JSON_EXAMPLES[name]}."
-        found.append(_flag(name, kind, doc, "Sampling"))
+        found.append(_flag(name, kind, doc, "Sampling", describe_bounds(param)))
     return found
 
 
@@ -196,8 +197,9 @@ def _plain_kind(hint: Any) -> Any:
     return list[typing.get_args(hint)[0]] if origin is tuple else hint  # type: ignore[misc]
 
 
-def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> inspect.Parameter:
+def _flag(name: str, kind: Any, doc: str, group: str, bounds: str = "", *, show: bool = True) -> inspect.Parameter:
     is_list = typing.get_origin(kind) is list
+    item = typing.get_args(kind)[0] if is_list else kind
     parameter = Parameter(
         help=doc,
         group=heading(group),
@@ -206,16 +208,24 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
         negative=None if kind is bool else (),
         consume_multiple=False if is_list else None,
         allow_leading_hyphen=kind in (int, float),
-        converter=_whole_numbers if kind in (int, list[int]) else None,
+        converter=_numbers(item, bounds, is_list=is_list) if item in (int, float) else None,
     )
     annotation = Annotated[kind | None, parameter]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
-    """Return the value of a flag for whole numbers; cyclopts by itself would round 1.5."""
-    try:
-        values = [whole_number(token.value) for token in tokens]
-    except ValueError as error:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number") from error
-    return values if kind == list[int] else values[0]
+def _numbers(kind: type[int] | type[float], bounds: str, *, is_list: bool) -> Callable[[Any, Sequence[Token]], Any]:
+    """Return what makes the value of a flag for numbers; cyclopts by itself would round 1.5. It raises ValueError with
+    the flag, the text, and what is expected."""
+    read, words = (whole_number, "a whole number") if kind is int else (float, "a number")
+
+    def convert(_: Any, tokens: Sequence[Token]) -> Any:
+        values: list[int | float] = []
+        for token in tokens:
+            try:
+                values.append(read(token.value))
+            except ValueError as error:
+                raise ValueError(f"{token.keyword} is {token.value!r}, expected {words}{bounds}") from error
+        return values if is_list else values[0]
+
+    return convert

@@ -323,6 +323,12 @@ def whole_number(text: str) -> int:
     return int(value) if value == value.to_integral_value() else int(text)
 
 
+def describe_bounds(limits: Any) -> str:
+    """Return ", at least 0, at most 9" for the limits of an `Arg`, or of a sampling parameter; nothing for none."""
+    words = (("ge", "at least"), ("gt", "more than"), ("le", "at most"))
+    return "".join(f", {text} {limit:,}" for name, text in words if (limit := getattr(limits, name)) is not None)
+
+
 _BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 """Units in which a default number of bytes is shown: the largest of which it is a whole number."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
 from octavo.core.outputs import RequestError, RequestOutput
 from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 EMBED: Final = "embed"
 CLASSIFY: Final = "classify"
@@ -149,10 +153,13 @@ def values_of(pooled: bytes | None) -> list[float]:
     return array("f", pooled or b"").tolist()
 
 
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; 0 where one has no length."""
-    lengths = math.hypot(*one) * math.hypot(*other)
-    return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
+def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Return the cosine of the angle between two vectors [size]; 0 where one has no length. Elements of 0 take no time:
+    those of a sparse vector are nearly all."""
+    shared = (one != 0) & (other != 0)
+    products = one[shared].astype("float64") * other[shared]
+    lengths = math.hypot(*one[one != 0].tolist()) * math.hypot(*other[other != 0].tolist())
+    return math.fsum(products.tolist()) / lengths if lengths else 0.0
 
 
 def scored_pair(

@@ -124,7 +124,7 @@ class VectorInput:
         """Return how well two texts match: the cosine of their vectors, [size], or MaxSim of those of their tokens,
         [tokens, size]."""
         if self.late is None:
-            return cosine(query.tolist(), document.tolist())
+            return cosine(query, document)
         return self.late.score(query, document, document_ids)
 
     def _resolved(self, params: PoolingParams) -> PoolingParams:

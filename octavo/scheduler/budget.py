@@ -100,7 +100,8 @@ class SequenceBudget(Budget):
         return max(0, group.max_running_sequences - self.remaining)
 
     def reason(self, group: SequenceGroup) -> str:
-        return f"needs {group.max_running_sequences} sequences, {self.remaining} more may run"
+        needed = group.max_running_sequences
+        return f"needs {needed} sequence{'s' * (needed != 1)}, {self.remaining} more may run"
 
     def admit(self, group: SequenceGroup) -> None:
         self.remaining -= group.max_running_sequences

@@ -61,6 +61,7 @@ class TestGroups:
         assert sequences.num_missing(group(n=2)) == 0
         assert sequences.num_missing(group(n=4)) == 2
         assert sequences.reason(group(n=4)) == "needs 4 sequences, 2 more may run"
+        assert sequences.reason(group()) == "needs 1 sequence, 2 more may run"
         sequences.release(group(n=3))
         assert sequences.num_missing(group(n=5)) == 0
 
