@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from octavo.config.released_step import step_layout
 from octavo.config.section import Section
 
 TEXT_CONFIG: Final = "text_config"
@@ -167,6 +168,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             values[name] = values[other]
     if model_type == "mimo_v2_flash":
         values |= _mimo_layers(values)
+    if model_type == "step3p5":
+        values |= step_layout(values)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), Mapping):
             values[name] = _of_text(values[name])

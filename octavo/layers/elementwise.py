@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from octavo.errors import CheckpointError
 from octavo.layers.layer import Layer, TensorSlot
+from octavo.ops.registry import Ops
 
 OPERATOR_OF: Final[Mapping[str, str]] = {
     "relu": "relu",
@@ -100,6 +101,16 @@ def _check(name: str, value: float, stored: Tensor) -> None:
 def activation(name: str) -> Layer:
     """Make the activation that config.json calls `name`: xielu, or a key of `OPERATOR_OF`."""
     return XIELU() if name == "xielu" else Elementwise(OPERATOR_OF[name])
+
+
+def limited_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
+    """Return `min(silu(gate), limit) · up`, up within the limit on either side; x [tokens, 2 · dim] is gate beside up.
+
+    limit: above 0.3, which no value of SiLU is as far below 0.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    product: Tensor = ops.multiplied(ops.clamped(ops.gated_by_sigmoid(gate, gate), limit), ops.clamped(up, limit))
+    return product
 
 
 def addition() -> Elementwise:

@@ -6,7 +6,7 @@ up by one rank in either case: the same bits on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.elementwise import OPERATOR_OF
+from octavo.layers.elementwise import OPERATOR_OF, limited_swiglu
 from octavo.layers.expert_stack import ExpertStack, StackedWeight
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.ops.codes import NotFinite
@@ -29,6 +29,7 @@ _GATED: Final[Mapping[str, str | None]] = {
     "silu": None,
     "gelu_pytorch_tanh": "gelu_tanh_and_mul",
     "clamped_swiglu": "clamped_swiglu",
+    "limited_swiglu": "limited_swiglu",
 }
 """Operators of gate beside up, by names of activations; that of silu is a part of the product."""
 
@@ -75,13 +76,15 @@ class StoredExperts:
     """Rows of gate and up alternate in stacked tensors."""
     stacks: tuple[str, str] | None = None
     """Names of the stacked tensors where they have others."""
+    is_apart: bool = False
+    """Gates, ups and downs are a stack each, with `.weight` behind the names above."""
 
 
 class Experts(Layer):
     """down(act(gate(x)) · up(x)) of every expert that a token takes, and their weighted sum.
 
-    `activation` is silu, gelu_pytorch_tanh or clamped_swiglu with its `numbers`; without a gate, a key of
-    `OPERATOR_OF`.
+    `activation` is silu, gelu_pytorch_tanh, or clamped_swiglu or limited_swiglu with its `numbers`; without a gate, a
+    key of `OPERATOR_OF`.
     """
 
     def __init__(
@@ -121,7 +124,9 @@ class Experts(Layer):
     def forward(self, x: Tensor, routing: Routing, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """x, shared [tokens, inputs] → [tokens, inputs]; see `expert_sum`."""
         hidden = self._first(x, routing, of_tokens=True)
-        if self._activation is not None:
+        if self._activation == "limited_swiglu":
+            hidden = limited_swiglu(self.ops, hidden, *self._numbers)
+        elif self._activation is not None:
             hidden = getattr(self.ops, self._activation)(hidden, *self._numbers)
         mesh = self._mesh
         if mesh.expert.size > 1:
@@ -161,11 +166,15 @@ class Experts(Layer):
     def _matrices(self, path: str, stack: ExpertStack) -> Iterator[tuple[str, int, str]]:
         """Yield name, expert and piece of each stored matrix; expert -1 for that of all experts."""
         up = "up_proj" if self._stored.gate is None else "gate_up_proj"
+        matrices = {"gate": self._stored.gate, "up": self._stored.up, "down": self._stored.down}
+        if self._stored.is_apart:
+            for piece in stack.pieces:
+                yield f"{path}.{matrices[piece]}.weight", -1, piece
+            return
         if self._stored.is_stacked:
             names = dict(zip(self._stacks, self._stored.stacks or (up, "down_proj"), strict=True))
             yield f"{path}.{names[stack]}", -1, ""
             return
-        matrices = {"gate": self._stored.gate, "up": self._stored.up, "down": self._stored.down}
         for expert in range(self._sizes[2]):
             for piece in stack.pieces:
                 yield f"{path}.{expert}.{matrices[piece]}", expert, piece
@@ -196,16 +205,16 @@ class Experts(Layer):
                 fill = partial(_of_rows, partial(self._fill, name, stack, expert, piece, tensor), rows)
                 yield TensorSlot(name, shape, fill, parts=((rows,),), dtype=dtype)
             return
-        own = ((slice(first, first + count),),)
-        for tensor, (inner, dtype) in stack.tensors(outputs * len(stack.pieces)).items():
+        own, pieces = ((slice(first, first + count),),), (piece,) if piece else stack.pieces
+        for tensor, (inner, dtype) in stack.tensors(outputs * len(pieces)).items():
             name = matrix if tensor == "weight" else f"{matrix}.{tensor}"
             turned = self._stored.is_transposed and tensor == "weight"
             shape = (experts, *(inner[::-1] if turned else inner))
-            fill = partial(self._fill_all, name, stack, tensor, turned)
+            fill = partial(self._fill_all, name, stack, pieces, tensor, turned)
             yield TensorSlot(name, shape, fill, parts=own, dtype=dtype)
         if self._bias:
             name, shape = f"{matrix}_bias", (experts, outputs * len(stack.pieces))
-            yield TensorSlot(name, shape, partial(self._fill_all, name, stack, "bias", False), parts=own)
+            yield TensorSlot(name, shape, partial(self._fill_all, name, stack, pieces, "bias", False), parts=own)
 
     def _rows(self, piece: str) -> slice:
         start, length = self._out_share if piece.startswith("down") else self._width_share
@@ -222,17 +231,19 @@ class Experts(Layer):
                 f"{error.row}); it cannot be quantised, the checkpoint is damaged, download it again"
             ) from error
 
-    def _fill_all(self, name: str, stack: ExpertStack, tensor: str, turned: bool, stored: Tensor) -> None:
+    def _fill_all(
+        self, name: str, stack: ExpertStack, pieces: Sequence[str], tensor: str, turned: bool, stored: Tensor
+    ) -> None:
         for expert in range(self._owned[0], sum(self._owned)):
             whole = stored[expert].t() if turned else stored[expert]
-            for piece, rows in self._pieces(stack, whole):
+            for piece, rows in self._pieces(pieces, whole):
                 self._fill(name, stack, expert, piece, tensor, rows)
 
-    def _pieces(self, stack: ExpertStack, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _pieces(self, pieces: Sequence[str], whole: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each piece with this rank's rows of it. whole: an expert's stacked matrix, outputs first."""
-        for number, piece in enumerate(stack.pieces):
-            is_interleaved = self._stored.is_interleaved and len(stack.pieces) > 1
-            rows = whole[number :: len(stack.pieces)] if is_interleaved else whole.chunk(len(stack.pieces))[number]
+        for number, piece in enumerate(pieces):
+            is_interleaved = self._stored.is_interleaved and len(pieces) > 1
+            rows = whole[number :: len(pieces)] if is_interleaved else whole.chunk(len(pieces))[number]
             yield piece, rows[self._rows(piece)]
 
     def stacked(self) -> tuple[StackedWeight, StackedWeight]:
@@ -248,7 +259,7 @@ class Experts(Layer):
 
     def own_outputs(self, number: int, whole: Tensor) -> Tensor:
         """Return this rank's rows of an expert's stacked matrix [outputs, any], in the order of its products."""
-        return torch.cat([rows for _, rows in self._pieces(self._stacks[number], whole)])
+        return torch.cat([rows for _, rows in self._pieces(self._stacks[number].pieces, whole)])
 
     def linears(self, number: int) -> list[PreparedLinear]:
         """Return each expert's product with one of its weights, which stays where it is."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
+from octavo.layers.elementwise import limited_swiglu
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Filling, PreparedLayer, TensorSlot
 from octavo.ops.prepare_linear import LinearShape
@@ -140,15 +141,20 @@ class GatedLinear(ColumnLinear):
         bias: bool = False,
         reads: Sequence[str] = ("gate_proj", "up_proj"),
         activation: str = "silu",
+        limit: float | None = None,
     ) -> None:
+        """limit: that of `limited_swiglu`, None for none."""
         assert activation in ("silu", "gelu_pytorch_tanh", "gelu"), f"no gated {activation}"
-        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=activation == "silu")
-        self._is_exact = activation == "gelu"
+        is_fused = activation == "silu" and limit is None
+        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=is_fused)
+        self._is_exact, self._limit = activation == "gelu", limit
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, share of width]."""
         product: Tensor = self.prepared(x)
-        if self._is_exact:
+        if self._limit is not None:
+            product = limited_swiglu(self.ops, product, self._limit)
+        elif self._is_exact:
             gate, up = product.chunk(2, dim=-1)
             product = self.ops.multiplied(self.ops.gelu(gate), up)
         elif not self._gated:

@@ -138,7 +138,11 @@ class GatedMLP(nn.Module):
         super().__init__()
         width = c.intermediate_size
         self.gate_up_proj = GatedLinear(
-            c.hidden_size, width, mesh, bias=c.mlp_bias, reads=c.gate_up_reads, activation=c.activation
+            *(c.hidden_size, width, mesh),
+            bias=c.mlp_bias,
+            reads=c.gate_up_reads,
+            activation=c.activation,
+            limit=c.swiglu_limit,
         )
         self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
 

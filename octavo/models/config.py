@@ -85,6 +85,8 @@ class DecoderConfig:
     """Whether the projection after attention has a bias."""
     mlp_bias: bool = False
     activation: str = "silu"
+    swiglu_limit: float | None = None
+    """That of `layers.elementwise.limited_swiglu`; None where nothing is clamped."""
     norm: Callable[[int, float], Norm] = RMSNorm
     """Makes a norm of the stream: (width, eps)."""
     is_transposed: bool = False

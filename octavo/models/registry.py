@@ -39,7 +39,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
         *("MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
-        *("VideoLlama3", "VipLlava"),
+        *("Step3p7", "VideoLlama3", "VipLlava"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
@@ -112,6 +112,7 @@ _FILES: Final = {
     "opt": ("OPT",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     "slopes": ("Bloom", "Mpt"),
+    "step": ("Step3p5",),
     "whisper": ("Whisper",),
 }
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""

@@ -572,6 +572,25 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "step3p5": (
+        "Step3p7TextConfig",
+        "Step3p7ForConditionalGeneration",
+        {
+            **_CORRECTED,
+            **WINDOWS_IN_TWO,
+            "n_routed_experts": 8,
+            "num_sliding_attention_heads": 8,
+            "share_expert_dim": 40,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "moe_router_scaling_factor": 1.7,
+            "swiglu_limits": [0, 0, 0.7],
+            "swiglu_limits_shared": [1.2, None, 0.9],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "smollm3": (
         "SmolLM3Config",
         "SmolLM3ForCausalLM",
@@ -688,6 +707,7 @@ _OTHER_ARCHITECTURES = {
     "exaone": "ExaoneForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
     "sarvam_mla": "SarvamMLAForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
 }
 """Architectures of the hub whose class in transformers has another name."""
 
@@ -809,6 +829,9 @@ def _save_checkpoint(
     import transformers
 
     config = family_config(family, **overrides)
+    if family == "step3p5":  # whose text model has no class of its own with a head
+        vision = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
+        config = transformers.Step3p7Config(text_config=config.to_dict(), vision_config=vision)
     model = getattr(transformers, (FAMILIES | WITH_ENCODERS | ENCODERS)[family][1])(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -839,6 +862,8 @@ def load_oracle(path: Path) -> Any:
     is_mistral4 = config["architectures"] == ["Mistral4ForCausalLM"]
     attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
+    if config["model_type"] == "step3p7":
+        loader = transformers.AutoModelForImageTextToText
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)

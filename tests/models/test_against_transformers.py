@@ -262,7 +262,7 @@ VARIANTS |= {
     family: (family, {})
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
-        *("axk1", "flint", "kolibri1", "minimax"),
+        *("axk1", "flint", "kolibri1", "minimax", "step3p5"),
         *("bloom", "mpt"),
         *("exaone", "falcon", "gpt_bigcode", "gptj", "helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
     )

@@ -189,6 +189,38 @@ def test_minimax_text_01_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_step_3_5_flash_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Lists have elements of layers that predict further tokens, and rotations are stated layer by layer."""
+    path = make_checkpoint("step3p5", tmp_path)
+    expected = logits(path)
+    tensors, config = load_file(path / "model.safetensors"), json.loads((path / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    released = {
+        "architectures": ["Step3p5ForCausalLM"],
+        "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
+        "layer_types": kinds,
+        "max_seq_len": 256,
+        "moe_layers_enum": "1,2",
+        "moe_num_experts": 8,
+        "moe_top_k": 3,
+        "num_attention_groups": 2,
+        "num_nextn_predict_layers": 1,
+        "partial_rotary_factors": [1.0, 0.5, 1.0, 1.0],
+        "rope_theta": [100.0, 5e5, 100.0, 100.0],
+        "swiglu_limits": [0.0, 0.0, 0.7, 0.0],
+        "swiglu_limits_shared": [1.2, 0.0, 0.9, 0.0],
+    }
+    left_out = (
+        *("max_position_embeddings", "mlp_layer_types", "n_routed_experts", "num_experts_per_tok", "rope_parameters"),
+        *("num_key_value_heads", "num_sliding_attention_heads", "per_layer_config", "text_config", "vision_config"),
+    )
+    edit_config(path, **config["text_config"])
+    edit_config(path, remove=left_out, **released)
+    vision = [name for name in tensors if name.startswith(("vision_model.", "vit_"))]
+    edit_tensors(path, remove=tuple(vision), **{"model.layers.3.eh_proj.weight": torch.ones(3)})
+    assert torch.equal(logits(path), expected)
+
+
 def test_ax_k1_as_the_hub_has_it(tmp_path: Path) -> None:
     """Without corrections, and with a norm of dense layers that is not applied."""
     path = make_checkpoint("axk1", tmp_path)

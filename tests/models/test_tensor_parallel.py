@@ -143,6 +143,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "mistral4",
         "sarvam_mla",
         "solar_open",
+        "step3p5",
     )
 }
 MIXTURES["granitemoehybrid"] = ("granitemoehybrid", {"mamba_n_groups": 4})

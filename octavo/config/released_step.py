@@ -1,0 +1,52 @@
+"""Keys of Step 3.5 and 3.7 Flash as their releases have them, in the layout of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_NAMES: Final = {
+    "max_position_embeddings": "max_seq_len",
+    "n_routed_experts": "moe_num_experts",
+    "num_experts_per_tok": "moe_top_k",
+    "num_key_value_heads": "num_attention_groups",
+}
+"""Today's names of keys, and those of the releases."""
+_LISTS: Final = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
+"""Lists whose last elements are those of layers that predict further tokens."""
+
+
+def step_layout(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of today that follow from those of the releases; what is malformed stays as it is."""
+    made = {ours: values[name] for ours, name in _NAMES.items() if values.get(ours) is None and name in values}
+    layers = values.get("num_hidden_layers")
+    if not isinstance(layers, int):
+        return made
+    made |= {name: values[name][:layers] for name in _LISTS if isinstance(values.get(name), list)}
+    others, sparse = values.get("attention_other_setting"), values.get("moe_layers_enum")
+    if isinstance(others, Mapping) and values.get("num_sliding_attention_heads") is None:
+        made["num_sliding_attention_heads"] = others.get("num_attention_heads")
+    if values.get("mlp_layer_types") is None and 0 < layers < 1 << 10:
+        named = set(sparse.replace(" ", "").split(",")) if isinstance(sparse, str) else set(map(str, range(3, layers)))
+        made["mlp_layer_types"] = ["sparse" if str(layer) in named else "dense" for layer in range(layers)]
+    if values.get("rope_parameters") is None and isinstance(values.get("layer_types"), list):
+        made["rope_parameters"] = {
+            kind: _rotation(values, kind) for kind in made["layer_types"] if isinstance(kind, str)
+        }
+    return made
+
+
+def _rotation(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the rotary parameters of a kind of layers: those of its first one."""
+    place, kinds = values["layer_types"].index(kind), values.get("yarn_only_types")
+    found = {}
+    for ours, name, default in (
+        ("rope_theta", "rope_theta", 10_000.0),
+        ("partial_rotary_factor", "partial_rotary_factors", 1.0),
+    ):
+        stated = values.get(name)
+        found[ours] = stated[place] if isinstance(stated, list) and place < len(stated) else stated or default
+    scaling = values.get("rope_scaling")
+    if isinstance(scaling, Mapping) and (kind in kinds if isinstance(kinds, list) else kind == "full_attention"):
+        found |= scaling
+    return found

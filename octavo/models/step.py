@@ -1,0 +1,122 @@
+"""Step 3.5 Flash: gated heads, of which layers with a window have more, and SwiGLU that is clamped in some layers.
+
+Source: https://arxiv.org/abs/2602.10604.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.experts import StoredExperts
+from octavo.layers.heads import Heads
+from octavo.layers.norm import RMSNorm
+from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms, mlp_of
+from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.sparse import Mixture, sparse_by_kind
+from octavo.ops.experts import RouterRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig(DecoderConfig):
+    """`heads` are those of layers that see all tokens; both kinds have as many heads of keys."""
+
+    windowed_heads: Heads
+    limits: tuple[float | None, ...]
+    """For each layer the limit of SwiGLU in its experts, None for none."""
+    shared_limits: tuple[float | None, ...]
+    """Likewise, in the MLP or the expert that all tokens take."""
+
+
+class Step3p5ForCausalLM(GatedDecoder):
+    """The text model of Step 3.7 Flash, too. Mixtures are those of DeepSeek V3."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> StepConfig:
+        for name in (
+            "norm_expert_weight",
+            "use_head_wise_attn_gate",
+            "use_moe_router_bias",
+            "use_qk_norm",
+            "zero_centered",
+        ):
+            c.expect(name, True, default=True)
+        c.expect("attention_bias", False, default=False)
+        c.expect("moe_router_activation", "sigmoid", default="sigmoid")
+        if c.values.get("layer_types") is None:
+            raise c.error("layer_types", "the kind of each layer")
+        kv, query = c.positive("num_key_value_heads", 8), c.positive("num_attention_heads")
+        windowed = Heads(c.positive("num_sliding_attention_heads", query), kv, c.positive("head_dim", 128))
+        if windowed.query % kv:
+            raise c.error("num_sliding_attention_heads", f"a multiple of the key and value heads, which are {kv}")
+        mixture = Mixture(
+            experts=c.positive("n_routed_experts", 288),
+            width=c.positive("moe_intermediate_size", 1280),
+            rule=RouterRule(
+                c.positive("num_experts_per_tok", 8),
+                "sigmoid",
+                is_normalized=True,
+                factor=c.positive_float("moe_router_scaling_factor", 1.0),
+            ),
+            stored=StoredExperts(is_stacked=True, is_apart=True),
+            correction="router_bias",
+            shared_width=c.positive("share_expert_dim", 1280),
+        )
+        return StepConfig.common(
+            c,
+            head_dim=windowed.dim,
+            rotary_share=1.0,
+            norm=partial(RMSNorm, offset=1.0),
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
+            mlp_bias=c.bool("mlp_bias", False),
+            qk_norms=head_norms,
+            attention_gate="g_proj",
+            has_head_gates=True,
+            windows=read_windows(c, is_windowed=False),
+            mixture=mixture,
+            sparse=sparse_by_kind(c, 3),
+            windowed_heads=windowed,
+            limits=_limits(c, "swiglu_limits"),
+            shared_limits=_limits(c, "swiglu_limits_shared"),
+        )
+
+    def __init__(self, c: StepConfig, mesh: Mesh) -> None:
+        def attention(layer: int) -> nn.Module:
+            return RotaryAttention(c if c.window_of(layer) is None else replace(c, heads=c.windowed_heads), mesh, layer)
+
+        def mlp(layer: int) -> nn.Module:
+            assert c.mixture is not None
+            limit, mixture = c.limits[layer], c.mixture
+            if limit is not None:
+                mixture = replace(mixture, activation="limited_swiglu", numbers=(limit,))
+            return mlp_of(replace(c, mixture=mixture, swiglu_limit=c.shared_limits[layer]), mesh, layer)
+
+        super().__init__(c, mesh, attention, mlp)
+
+    def own_name(self, name: str) -> str:
+        for stored, own in (
+            *((".share_expert.", ".mlp.shared_experts."), (".moe.gate.", ".mlp.gate.")),
+            *((".moe.router_bias", ".mlp.router_bias"), (".moe.", ".mlp.experts.")),
+        ):
+            name = name.replace(stored, own)
+        return name
+
+
+def _limits(c: Checkpoint, name: str) -> tuple[float | None, ...]:
+    """Return the limit of each layer; 0 and null stand for none. Raises CheckpointError."""
+    count, stated = c.positive("num_hidden_layers"), c.values.get(name)
+    if not stated:
+        return (None,) * count
+    if (
+        not isinstance(stated, list)
+        or len(stated) != count
+        or not all(
+            each is None or (isinstance(each, int | float) and (each == 0 or 0.3 <= each < 1e30)) for each in stated
+        )
+    ):
+        raise c.error(name, f"for each of {count} layers a limit from 0.3 on, or 0 for none")
+    return tuple(float(each) if each else None for each in stated)
