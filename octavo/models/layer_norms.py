@@ -1,4 +1,4 @@
-"""Families with LayerNorms: Falcon, GPT-2, -J and -NeoX, Jais, Nemotron, OLMo, Phi, StableLM, StarCoder."""
+"""Families with LayerNorms: Falcon, GPT-2, -J, -Neo and -NeoX, Jais, Nemotron, OLMo, Phi, StableLM, StarCoder."""
 
 from __future__ import annotations
 
@@ -177,6 +177,53 @@ class GPTJForCausalLM(GatedDecoder):
             is_transposed=False,
             qkv_reads=("q_proj", "k_proj", "v_proj"),
             layer=ParallelLayer,
+        )
+
+
+class GPTNeoForCausalLM(GatedDecoder):
+    """GPT-Neo: GPT-2 whose scores are not scaled, with a window in the layers that attention_types calls local.
+
+    Source: https://github.com/EleutherAI/gpt-neo.
+    """
+
+    PREFIXES = GPT2LMHeadModel.PREFIXES
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        **GPTBigCodeForCausalLM.RENAMED,
+        "self_attn": "attn.attention",
+        "o_proj": "out_proj",
+    }
+    # causal masks that old checkpoints carry along
+    IGNORED = (r"h\.\d+\.attn\.attention\.(masked_)?bias",)
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        layers, hidden, heads = c.positive("num_layers"), c.positive("hidden_size"), c.positive("num_heads")
+        window, stated = c.positive("window_size", 256), c.values.get("attention_types", [[["global", "local"], 12]])
+        try:
+            kinds = [kind for pattern, count in stated for _ in range(min(count, layers)) for kind in pattern]
+        except (TypeError, ValueError):
+            kinds = []
+        if len(kinds) != layers or any(each not in ("global", "local") for each in kinds):
+            raise c.error(
+                "attention_types", f'patterns of "global" and "local" with counts, for {layers} layers in all'
+            )
+        return DecoderConfig(
+            num_layers=layers,
+            hidden_size=hidden,
+            intermediate_size=c.optional_positive("intermediate_size") or 4 * hidden,
+            heads=Heads(heads, heads, even_share(c, "hidden_size", hidden, heads)),
+            vocab_size=c.positive("vocab_size"),
+            max_positions=c.max_model_len(),
+            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            norm=LayerNorm,
+            position_offset=0,
+            attention_scale=1.0,
+            out_bias=True,
+            mlp_bias=True,
+            windows=tuple(window if kind == "local" else None for kind in kinds),
+            mlp=PlainMLP,
+            activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
         )
 
 

@@ -197,6 +197,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mpt": ("MptConfig", "MptForCausalLM", {"max_seq_len": 256}),
     "falcon": ("FalconConfig", "FalconForCausalLM", {"ffn_hidden_size": 56}),
     "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", {}),
+    "gpt_neo": ("GPTNeoConfig", "GPTNeoForCausalLM", {"window_size": 7, "attention_types": [[["global", "local"], 1]]}),
     "gptj": ("GPTJConfig", "GPTJForCausalLM", {"rotary_dim": 4}),
     "helium": ("HeliumConfig", "HeliumForCausalLM", {"num_key_value_heads": 2, "head_dim": 8}),
     "hyperclovax": (
@@ -769,6 +770,7 @@ _GPT2_WORDS = {
     "max_position_embeddings": "n_positions",
 }
 _OWN_WORDS = {
+    "gpt_neo": {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
     "bloom": {"intermediate_size": None},
     "mpt": {"intermediate_size": None, "max_position_embeddings": None},
     "gpt2": _GPT2_WORDS,
