@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
+from octavo.core.messages import SchedulerStats
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import ConfigError
 from octavo.server.app import App, loading_app
@@ -29,7 +31,7 @@ from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
 from octavo.server.key_file import check_tenant_weights, read_callers
-from octavo.server.load_log import log_load
+from octavo.server.sending import OpenRequests
 from octavo.server.sockets import listening, load_certificate, stop_listening, tls_context, url_of
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ _MOST_FILES = 1 << 16
 
 _OBJECTS_UNTIL_COLLECTION = 50_000
 """New objects after which the garbage collector looks for cycles; those are few."""
+
+_LOG_INTERVAL_S = 5.0
+"""How often the load is logged while there are requests."""
 
 _KEEP_ALIVE_S = 30
 """Clients keep idle connections for less, so that they do not write to one that is being closed."""
@@ -185,6 +190,32 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
                 task.cancel()
         if (tracer := server.context.tracer) is not None:
             await asyncio.to_thread(tracer.close)
+
+
+async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float = _LOG_INTERVAL_S) -> None:
+    """Log until cancelled. Waits, without a timer, while no request is open."""
+    while True:
+        await open_requests.started.wait()
+        before, measured_at = llm.stats, time.monotonic()
+        while open_requests:
+            await asyncio.sleep(interval_s)
+            after, now = llm.stats, time.monotonic()
+            if after.num_steps != before.num_steps or open_requests:
+                logger.info("%s", describe_load(before, after, now - measured_at))
+            before, measured_at = after, now
+
+
+def describe_load(before: SchedulerStats, after: SchedulerStats, seconds: float) -> str:
+    prompt_rate = (after.num_prompt_tokens - before.num_prompt_tokens) / seconds
+    generated_rate = (after.num_generated_tokens - before.num_generated_tokens) / seconds
+    queried = after.num_queried_tokens - before.num_queried_tokens
+    fetched = after.num_fetched_tokens - before.num_fetched_tokens
+    hits = f", {(after.num_cached_tokens - before.num_cached_tokens) / queried:.0%} prefix hits" if queried else ""
+    hits += f", {fetched / queried:.0%} fetched" if queried and fetched else ""
+    return (
+        f"{after.num_running} running, {after.num_waiting} waiting, {after.num_swapped} swapped; "
+        f"KV {after.kv_cache_usage:.1%}; {prompt_rate:,.1f} prompt and {generated_rate:,.1f} generated tokens/s{hits}"
+    )
 
 
 def _raise_open_files() -> None:

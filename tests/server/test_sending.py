@@ -1,22 +1,30 @@
-"""Streams over real sockets: a client that goes away ends its request, a slow one holds it back."""
+"""How responses are sent: streams over real sockets, requests that end early, and large responses in slices."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
-from octavo.server.sending import EventStream, OpenRequests
+from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.server.errors import ApiError, ClientDisconnectedError, shutting_down
+from octavo.server.logprobs import CompletionLogprobs
+from octavo.server.routes.completions import CompletionChoice, CompletionResponse
+from octavo.server.sending import SLICE, EventStream, LargeResponses, OpenRequests, encode, free, is_large
+from octavo.server.usage import PromptTokensDetails, Usage
 from tests.server.conftest import Served
 from tests.server.fake_llm import SENTENCE
 from tests.server.raw import connect, eventually
 
+pytestmark = pytest.mark.anyio
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -115,3 +123,158 @@ def test_events_that_are_all_ready_leave_turns_of_the_loop_to_others() -> None:
     asyncio.run(run())
     assert num_sent == 802
     assert num_turns >= 40
+
+
+class Client:
+    """A connection that can go away."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> dict[str, str]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def generate(requests: OpenRequests, client: Client, seconds: float = 10.0) -> str:
+    async with requests.track(client.receive):
+        await asyncio.sleep(seconds)
+    return "answered"
+
+
+async def test_request_that_is_left_alone_is_answered() -> None:
+    requests = OpenRequests()
+    assert await generate(requests, Client(), 0) == "answered"
+    assert len(requests) == 0
+    assert not requests.started.is_set()
+
+
+async def test_client_that_goes_away_ends_its_own_request() -> None:
+    requests, gone, stays = OpenRequests(), Client(), Client()
+    tasks = [asyncio.create_task(generate(requests, client, 0.1)) for client in (gone, stays)]
+    await asyncio.sleep(0)
+    assert len(requests) == 2
+    assert requests.started.is_set()
+    gone.gone.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], ClientDisconnectedError)
+    assert results[1] == "answered"
+
+
+async def test_all_requests_end_with_the_reason_given() -> None:
+    requests = OpenRequests()
+    tasks = [asyncio.create_task(generate(requests, Client())) for _ in range(3)]
+    await asyncio.sleep(0)
+    requests.end_all(reason := shutting_down())
+    assert await asyncio.gather(*tasks, return_exceptions=True) == [reason] * 3
+
+
+async def test_a_body_that_nobody_reads_and_that_is_too_large_ends_its_request() -> None:
+    """Otherwise nothing would notice that its client goes away, and a stream without an end would go on for ever."""
+
+    async def receive() -> dict[str, str]:
+        raise ApiError(413, "the body has more than 5 bytes")
+
+    with pytest.raises(ApiError, match="more than 5 bytes"):
+        async with OpenRequests().track(receive):
+            await asyncio.sleep(10)
+
+
+async def test_task_goes_on_after_its_request_has_ended() -> None:
+    requests, client = OpenRequests(), Client()
+    client.gone.set()
+    with pytest.raises(ClientDisconnectedError):
+        await generate(requests, client)
+    await asyncio.sleep(0)
+
+
+async def test_cancellation_from_elsewhere_stays_one() -> None:
+    requests = OpenRequests()
+    task = asyncio.create_task(generate(requests, Client()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(requests) == 0
+
+
+def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
+    logprobs = CompletionLogprobs(
+        tokens=["ä"] * num_tokens,
+        token_logprobs=[None, *[-0.5] * num_tokens][:num_tokens],
+        top_logprobs=[{"a": -0.5, "b": -1.5}] * num_tokens,
+        text_offset=list(range(num_tokens)),
+    )
+    positions = [None, *({3: Logprob(-0.5, 1, "a")} for _ in range(num_tokens))]
+    choices = [
+        CompletionChoice(index=index, text="x", logprobs=logprobs, prompt_logprobs=positions)
+        for index in range(num_choices)
+    ]
+    return CompletionResponse(
+        id="1",
+        created=2,
+        model="m",
+        choices=choices,
+        usage=Usage(1, 2, 3, PromptTokensDetails(0, 0, 1)),
+        system_fingerprint="",
+    )
+
+
+@pytest.mark.parametrize(("num_choices", "num_tokens"), [(1, 3), (1, SLICE), (2, SLICE + 1), (SLICE + 1, 1), (1, 2000)])
+def test_slices_make_the_same_bytes(num_choices: int, num_tokens: int) -> None:
+    value = answer(num_choices, num_tokens)
+    assert encode(value) == msgspec.json.encode(value)
+
+
+def test_what_was_sent_is_freed_object_by_object() -> None:
+    value = answer(2, 3)
+    [choice, _] = value.choices
+    free(value)
+    assert (value.choices, choice.prompt_logprobs, choice.logprobs.top_logprobs) == ([], [], [])  # type: ignore[union-attr]
+    assert choice.logprobs.tokens == ["ä"] * 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("num_choices", "num_tokens"), [(256, 8), (16, 100), (2, 500)])
+def test_no_call_encodes_many_short_lists(num_choices: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, sizes, encode_whole = msgspec.json.encode(answer(num_choices, num_tokens)), [], msgspec.json.encode
+
+    def encode_noted(value: object) -> bytes:
+        sizes.append(len(encode_whole(value)) if isinstance(value, list) else 0)
+        return encode_whole(value)
+
+    monkeypatch.setattr(msgspec.json, "encode", encode_noted)
+    assert encode(answer(num_choices, num_tokens)) == expected
+    assert 0 < max(sizes) < 100 * SLICE < len(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_tokens", "num_logprobs", "expected"),
+    [
+        (0, SLICE, 1, False),
+        (0, SLICE + 1, 0, True),
+        (SLICE, 1, 1, True),
+        (60, 60, 20, False),
+        (2, 200, 21, True),
+        (2, 2, 3000, True),
+    ],
+)
+def test_large_responses_are_those_of_many_tokens_or_many_logprobs(
+    num_prompt_tokens: int, num_tokens: int, num_logprobs: int, expected: bool
+) -> None:
+    position = {i: Logprob(-0.5, i + 1, "a") for i in range(num_logprobs)}
+    output = RequestOutput(
+        request_id="1",
+        prompt=None,
+        prompt_token_ids=[0] * num_prompt_tokens,
+        outputs=[CompletionOutput(index=0, text="", token_ids=[0] * num_tokens, logprobs=[position] * num_tokens)],
+        finished=True,
+        prompt_logprobs=[None, *[position] * (num_prompt_tokens - 1)] if num_prompt_tokens else None,
+    )
+    assert is_large([output]) == expected
+
+
+def test_large_responses_are_built_in_a_thread() -> None:
+    async def run() -> None:
+        assert await LargeResponses().build(threading.get_ident) != threading.get_ident()
+
+    asyncio.run(run())

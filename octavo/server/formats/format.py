@@ -51,15 +51,27 @@ class TagFormat:
     is_inline: bool = False
 
 
-@dataclass(frozen=True)
-class CallFormat:
+class CallLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands beside calls.
+
+    begin, end: marks around all calls of a turn. separator: what stands between two calls. is_bare: the calls may be
+    the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for OpenAI's form. id_form: the
+    id as the model writes it, with groups of the open mark in braces; empty where it writes none.
+    """
+
+    begin: str = ""
+    end: str = ""
+    separator: str = ""
+    is_bare: bool = False
+    id_chars: int = 0
+    id_form: str = ""
+
+
+class CallFormat(CallLayout, frozen=True, kw_only=True):
     """How calls are written.
 
     content: what is between the marks: `json`, the arguments alone, with the name in the mark; `call`, objects with
     name and arguments, alone or in a list; `tags`, each argument between tags; `pythonic`, a list of Python calls.
-    begin, end: marks around all calls of a turn. separator: what stands between two calls. is_bare: the calls may be
-    the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for OpenAI's form. id_form: the
-    id as the model writes it, with groups of the open mark in braces; empty where it writes none.
     """
 
     opens: tuple[Mark, ...]
@@ -69,12 +81,6 @@ class CallFormat:
     arguments_key: str = "arguments"
     tag: TagFormat | None = None
     is_list: bool = False
-    begin: str = ""
-    end: str = ""
-    separator: str = ""
-    is_bare: bool = False
-    id_chars: int = 0
-    id_form: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,8 @@ class Format:
         return (*(mark for part in parts for mark in (*part.opens, *part.closes)), *self.drops)
 
 
-class Field(msgspec.Struct, kw_only=True):
-    """A field of a response template, as Hugging Face has it, and from `begin` on what grammars need besides."""
+class Field(CallLayout, frozen=True, kw_only=True):
+    """A field of a response template, as Hugging Face has it, besides the layout of calls, which grammars need."""
 
     open: str | list[str] = []
     open_pattern: str | None = None
@@ -104,12 +110,6 @@ class Field(msgspec.Struct, kw_only=True):
     content_args: dict[str, Any] = {}
     transform: Any = None
     transform_each: bool = False
-    begin: str = ""
-    end: str = ""
-    separator: str = ""
-    is_bare: bool = False
-    id_chars: int = 0
-    id_form: str = ""
     then: str = ""
 
     def marks(self, side: Literal["open", "close"]) -> tuple[Mark, ...]:
@@ -168,12 +168,7 @@ def _calls(field: Field) -> CallFormat:
         arguments_key=arguments_key,
         tag=tag,
         is_list=field.transform_each,
-        begin=field.begin,
-        end=field.end,
-        separator=field.separator,
-        is_bare=field.is_bare,
-        id_chars=field.id_chars,
-        id_form=field.id_form,
+        **{name: getattr(field, name) for name in CallLayout.__struct_fields__},
     )
 
 

@@ -22,16 +22,17 @@ from octavo.engine.vector_output import array_of
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
 from octavo.server.schema.vectors import (
+    BINARY,
     ClassifyRequest,
     CohereEmbedRequest,
     EmbeddingRequest,
+    Encoding,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
     VectorRequest,
 )
 from octavo.server.sending import encode
-from octavo.server.vector_encoding import BINARY, Encoding
 
 if TYPE_CHECKING:
     import numpy as np
