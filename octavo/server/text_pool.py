@@ -95,7 +95,8 @@ class TextPool:
 
     async def _message(self, lane: _Lane, kind: str, pieces: Sequence[bytes]) -> FromWorker:
         """Return what a worker sends about a job. Raises ApiError when no worker works on it."""
-        head = frames.head(len(kind)) + kind.encode() + frames.head(sum(map(len, pieces)))
+        name = kind.encode()
+        head = frames.head(len(name)) + name + frames.head(sum(map(len, pieces)))
         for _ in range(_MOST_TRIES):
             try:
                 async with asyncio.timeout(self._silence_s):

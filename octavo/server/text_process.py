@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,6 @@ import msgspec
 
 from octavo.core import frames
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
-from octavo.errors import OctavoError
 from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.decode import RequestBody, decode
 from octavo.server.errors import as_api_error
@@ -104,8 +102,6 @@ def _result(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWo
     except MemoryError:
         return Failed(400, "the request needs too much memory; send less", None, "request_too_large")
     except Exception as error:
-        if not isinstance(error, OctavoError):
-            traceback.print_exc()
         refusal = as_api_error(error)
         return Failed(refusal.status, str(refusal), refusal.param, refusal.code)
 

@@ -22,6 +22,7 @@ from octavo.server.errors import ApiError
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
+from octavo.server.sounds import HEAR
 from octavo.server.text_pool import SHORT_JOB_BYTES, TextPool
 from octavo.server.texts import Prepared, TextPolicy, TextSetup, TokensResponse, name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
@@ -112,6 +113,16 @@ def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
             assert (error.status, error.param) == (status, param)
 
     with_pool(setup(tmp_path), use)
+
+
+def test_letters_beyond_ascii_in_the_type_of_a_form_keep_no_worker_busy(tmp_path: Path) -> None:
+    kind = f"{HEAR}transcribe multipart/form-data; boundary=\u00e9abc"
+
+    async def use(pool: TextPool) -> None:
+        error = await error_of(pool.run(kind, [b"x" * 300]))
+        assert (error.status, error.code) == (400, "invalid_form")
+
+    with_pool(setup(tmp_path), use, silence_s=20)
 
 
 def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_path: Path) -> None:
