@@ -89,65 +89,59 @@ def answered(reply: bytes) -> Any:
     return json.loads(msgspec.msgpack.decode(reply, type=TokensResponse).body)
 
 
-def test_answers_about_tokens_are_made_there(tmp_path: Path) -> None:
-    async def use(pool: TextPool) -> None:
-        asked = body(prompt="ab", return_token_strs=True, add_special_tokens=False)
-        answer = answered(await pool.run(TOKENIZE, asked))
-        assert (answer["tokens"], answer["token_strs"]) == ([97, 98], ["a", "b"])
-        assert answered(await pool.run(DETOKENIZE, body(tokens=[97, 98]))) == {"prompt": "ab"}
-
-    with_pool(setup(tmp_path), use)
-
-
-def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
-    async def use(pool: TextPool) -> None:
-        for kind, asked, status, param in (
-            (CHAT, body(messages=MESSAGES, stop=["x" * 300]), 400, "stop[0]"),
-            (CHAT, [b"{"], 400, None),
-            (COMPLETION, body(prompt=["a", "x" * (1 << 21) + "x"]), 400, "prompt[1]"),
-            (COMPLETION, body(prompt=[[999]]), 400, "prompt"),
-            (COMPLETION, body(prompt=["a", [98]]), 400, "prompt"),
-            (DETOKENIZE, body(tokens=[1, 99999]), 400, "tokens[1]"),
-        ):
-            error = await error_of(pool.run(kind, asked))
-            assert (error.status, error.param) == (status, param)
-
-    with_pool(setup(tmp_path), use)
+@pytest.mark.anyio
+async def test_answers_about_tokens_are_made_there(tmp_path: Path) -> None:
+    pool = TextPool(setup(tmp_path))
+    asked = body(prompt="ab", return_token_strs=True, add_special_tokens=False)
+    answer = answered(await pool.run(TOKENIZE, asked))
+    assert (answer["tokens"], answer["token_strs"]) == ([97, 98], ["a", "b"])
+    assert answered(await pool.run(DETOKENIZE, body(tokens=[97, 98]))) == {"prompt": "ab"}
 
 
-def test_letters_beyond_ascii_in_the_type_of_a_form_keep_no_worker_busy(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
+    pool = TextPool(setup(tmp_path))
+    for kind, asked, status, param in (
+        (CHAT, body(messages=MESSAGES, stop=["x" * 300]), 400, "stop[0]"),
+        (CHAT, [b"{"], 400, None),
+        (COMPLETION, body(prompt=["a", "x" * (1 << 21) + "x"]), 400, "prompt[1]"),
+        (COMPLETION, body(prompt=[[999]]), 400, "prompt"),
+        (COMPLETION, body(prompt=["a", [98]]), 400, "prompt"),
+        (DETOKENIZE, body(tokens=[1, 99999]), 400, "tokens[1]"),
+    ):
+        error = await error_of(pool.run(kind, asked))
+        assert (error.status, error.param) == (status, param)
+
+
+@pytest.mark.anyio
+async def test_letters_beyond_ascii_in_the_type_of_a_form_keep_no_worker_busy(tmp_path: Path) -> None:
     kind = f"{HEAR}transcribe multipart/form-data; boundary=\u00e9abc"
-
-    async def use(pool: TextPool) -> None:
-        error = await error_of(pool.run(kind, [b"x" * 300]))
-        assert (error.status, error.code) == (400, "invalid_form")
-
-    with_pool(setup(tmp_path), use, silence_s=20)
+    pool = TextPool(setup(tmp_path), silence_s=20)
+    error = await error_of(pool.run(kind, [b"x" * 300]))
+    assert (error.status, error.code) == (400, "invalid_form")
 
 
-def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_path: Path) -> None:
     """One sender's long jobs take one worker after the other; a long job of another sender does not wait for them."""
     long = [b'{"prompt":"', b"x" * (SHORT_JOB_BYTES + 1), b'"}']
+    pool = TextPool(setup(tmp_path))
+    order: list[str] = []
 
-    async def use(pool: TextPool) -> None:
-        order: list[str] = []
+    async def run(name: str, asked: list[bytes], sender: str) -> None:
+        await pool.run(COMPLETION, asked, sender)
+        order.append(name)
 
-        async def run(name: str, asked: list[bytes], sender: str) -> None:
-            await pool.run(COMPLETION, asked, sender)
-            order.append(name)
-
-        await asyncio.gather(run("", long, "a"), run("", long, "b"), run("", body(prompt="a"), "a"))
-        order.clear()  # the workers have started: what follows takes as long as it computes
-        await asyncio.gather(
-            *(run(f"long {number}", long, "a") for number in range(4)),
-            run("long of another", long, "b"),
-            run("short", body(prompt="a"), "a"),
-        )
-        assert [name for name in order if name.startswith("long ")][-1] == "long 3"
-        assert order.index("long of another") < order.index("long 2")
-        assert order.index("short") < order.index("long 2")
-
-    with_pool(setup(tmp_path), use)
+    await asyncio.gather(run("", long, "a"), run("", long, "b"), run("", body(prompt="a"), "a"))
+    order.clear()  # the workers have started: what follows takes as long as it computes
+    await asyncio.gather(
+        *(run(f"long {number}", long, "a") for number in range(4)),
+        run("long of another", long, "b"),
+        run("short", body(prompt="a"), "a"),
+    )
+    assert [name for name in order if name.startswith("long ")][-1] == "long 3"
+    assert order.index("long of another") < order.index("long 2")
+    assert order.index("short") < order.index("long 2")
 
 
 def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(
@@ -184,19 +178,17 @@ def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(
         with_pool(msgspec.structs.replace(given, input=msgspec.structs.replace(given.input, model=model)), use)
 
 
-def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path) -> None:
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-    async def use(pool: TextPool) -> None:
-        refused, others = await asyncio.gather(
-            error_of(pool.run(CHAT, body(messages=MESSAGES))),
-            pool.run(COMPLETION, body(prompt="a")),
-        )
-        assert "takes more than 1,000,000 steps" in str(refused)
-        assert "tokenizer_config.json does not render" in str(refused)
-        assert prompts_of(others) == [[97]]
-
-    with_pool(setup(tmp_path, chat_template=endless), use)
+    pool = TextPool(setup(tmp_path, chat_template=endless))
+    refused, others = await asyncio.gather(
+        error_of(pool.run(CHAT, body(messages=MESSAGES))),
+        pool.run(COMPLETION, body(prompt="a")),
+    )
+    assert "takes more than 1,000,000 steps" in str(refused)
+    assert "tokenizer_config.json does not render" in str(refused)
+    assert prompts_of(others) == [[97]]
 
 
 finds_workers = pytest.mark.skipif(
@@ -222,6 +214,7 @@ async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool) 
     return refused
 
 
+@pytest.mark.anyio
 @finds_workers
 @pytest.mark.parametrize(
     ("number", "status", "code"),
@@ -231,55 +224,48 @@ async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool) 
         (signal.SIGKILL, 503, "server_busy"),
     ],
 )
-def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
+async def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
     tmp_path: Path, number: signal.Signals, status: int, code: str
 ) -> None:
     """It ends as the system ends one whose job takes too long, as a library that gets no memory, or from outside."""
-
-    async def use(pool: TextPool) -> None:
-        refused = await refused_by_a_worker_that_gets(number, pool)
-        assert (refused.status, refused.code) == (status, code)
-
-    with_pool(setup(tmp_path), use)
+    pool = TextPool(setup(tmp_path))
+    refused = await refused_by_a_worker_that_gets(number, pool)
+    assert (refused.status, refused.code) == (status, code)
 
 
+@pytest.mark.anyio
 @finds_workers
-def test_a_worker_that_hangs_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
-    async def use(pool: TextPool) -> None:
-        # the limit is for the hanging job alone: a new worker has to start
-        await pool.run(COMPLETION, body(prompt="a"))
-        for process in workers_of(pool):
-            os.kill(process, signal.SIGSTOP)
-        pool._silence_s = 0.2
-        job = asyncio.create_task(error_of(pool.run(COMPLETION, body(prompt="a"))))
-        await asyncio.sleep(0)
-        pool._silence_s = 60.0
-        other = asyncio.create_task(pool.run(COMPLETION, body(prompt="b")))
-        refused = await job
-        assert (refused.status, refused.code, refused.headers) == (503, "server_busy", {"Retry-After": "1"})
-        assert prompts_of(await other) == [[98]]
-
-    with_pool(setup(tmp_path), use)
+async def test_a_worker_that_hangs_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
+    pool = TextPool(setup(tmp_path))
+    await pool.run(COMPLETION, body(prompt="a"))
+    for process in workers_of(pool):
+        os.kill(process, signal.SIGSTOP)
+    pool._silence_s = 0.2
+    job = asyncio.create_task(error_of(pool.run(COMPLETION, body(prompt="a"))))
+    await asyncio.sleep(0)
+    pool._silence_s = 60.0
+    other = asyncio.create_task(pool.run(COMPLETION, body(prompt="b")))
+    refused = await job
+    assert (refused.status, refused.code, refused.headers) == (503, "server_busy", {"Retry-After": "1"})
+    assert prompts_of(await other) == [[98]]
 
 
+@pytest.mark.anyio
 @finds_workers
-def test_a_worker_ends_when_the_client_of_its_job_goes_away(tmp_path: Path) -> None:
+async def test_a_worker_ends_when_the_client_of_its_job_goes_away(tmp_path: Path) -> None:
     """The system ends it, also inside a library; the next job gets another worker."""
     endless = "{% for a in range(9999) %}{% for b in range(99) %}{% endfor %}{% endfor %}"
-
-    async def use(pool: TextPool) -> None:
-        assert prompts_of(await pool.run(COMPLETION, body(prompt="a"))) == [[97]]
-        [worker] = workers_of(pool)
-        job = asyncio.create_task(pool.run(CHAT, body(messages=MESSAGES)))
-        before = cpu_s(worker)
-        while cpu_s(worker) < before + 0.02:
-            await asyncio.sleep(0.001)
-        job.cancel()
-        while is_running(worker):
-            await asyncio.sleep(0.001)
-        assert prompts_of(await pool.run(COMPLETION, body(prompt="b"))) == [[98]]
-
-    with_pool(setup(tmp_path, chat_template=endless), use)
+    pool = TextPool(setup(tmp_path, chat_template=endless))
+    assert prompts_of(await pool.run(COMPLETION, body(prompt="a"))) == [[97]]
+    [worker] = workers_of(pool)
+    job = asyncio.create_task(pool.run(CHAT, body(messages=MESSAGES)))
+    before = cpu_s(worker)
+    while cpu_s(worker) < before + 0.02:
+        await asyncio.sleep(0.001)
+    job.cancel()
+    while is_running(worker):
+        await asyncio.sleep(0.001)
+    assert prompts_of(await pool.run(COMPLETION, body(prompt="b"))) == [[98]]
 
 
 def cpu_s(process: int) -> float:
@@ -336,36 +322,31 @@ def workers_of(pool: TextPool) -> list[int]:
     return [worker for parent in children_of(pool._process.pid) for worker in children_of(parent)]
 
 
-def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
     config = setup(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-
-    async def use(pool: TextPool) -> None:
-        error = await error_of(pool.run(COMPLETION, body(prompt="a")))
-        assert (error.status, error.code) == (503, "server_busy")
-
-    with_pool(config, use)
+    pool = TextPool(config)
+    error = await error_of(pool.run(COMPLETION, body(prompt="a")))
+    assert (error.status, error.code) == (503, "server_busy")
 
 
-def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
-    async def use(pool: TextPool) -> None:
-        await pool.run(COMPLETION, body(prompt="a"))
-        task = asyncio.create_task(pool.run(COMPLETION, body(prompt=["x" * 1000] * 200)))
-        await asyncio.sleep(0)
-        task.cancel()
-        assert prompts_of(await pool.run(COMPLETION, body(prompt="b"))) == [[98]]
+@pytest.mark.anyio
+async def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
+    pool = TextPool(setup(tmp_path))
+    await pool.run(COMPLETION, body(prompt="a"))
+    task = asyncio.create_task(pool.run(COMPLETION, body(prompt=["x" * 1000] * 200)))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert prompts_of(await pool.run(COMPLETION, body(prompt="b"))) == [[98]]
 
-    with_pool(setup(tmp_path), use)
 
-
-def test_special_tokens_in_content_are_text_there_too(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_special_tokens_in_content_are_text_there_too(tmp_path: Path) -> None:
     asked = body(messages=[{"role": "user", "content": "<eos>"}], add_generation_prompt=False)
-
-    async def use(pool: TextPool) -> None:
-        whole = [BOS, *b"[user]<eos>", EOS]
-        for kind in (CHAT, name_of(PrefixRequest)):
-            assert prompts_of(await pool.run(kind, asked)) == [whole]
-        assert answered(await pool.run(TOKENIZE, asked))["tokens"] == whole
-        assert prompts_of(await pool.run(COMPLETION, body(prompt="a<eos>"))) == [[97, EOS]]
-
-    with_pool(setup(tmp_path), use)
+    pool = TextPool(setup(tmp_path))
+    whole = [BOS, *b"[user]<eos>", EOS]
+    for kind in (CHAT, name_of(PrefixRequest)):
+        assert prompts_of(await pool.run(kind, asked)) == [whole]
+    assert answered(await pool.run(TOKENIZE, asked))["tokens"] == whole
+    assert prompts_of(await pool.run(COMPLETION, body(prompt="a<eos>"))) == [[97, EOS]]

@@ -118,95 +118,84 @@ ATTACKS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-def test_no_body_holds_up_the_loop(tmp_path: Path) -> None:
-    async def run() -> None:
-        reads = texts(tmp_path)
-        await reads.read(request({"prompt": "x" * INLINE_BYTES}), CompletionRequest)
-        for name, (kind, make, field) in ATTACKS.items():
-            asked = request(make())
-            job: Any = reads.respond(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
-            error, seconds = await longest_turn(job)
-            assert isinstance(error, ApiError), name
-            assert (error.status, error.param) == (400, field), name
-            assert seconds < TURN_CPU_S, name
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_no_body_holds_up_the_loop(tmp_path: Path) -> None:
+    reads = texts(tmp_path)
+    await reads.read(request({"prompt": "x" * INLINE_BYTES}), CompletionRequest)
+    for name, (kind, make, field) in ATTACKS.items():
+        asked = request(make())
+        job: Any = reads.respond(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
+        error, seconds = await longest_turn(job)
+        assert isinstance(error, ApiError), name
+        assert (error.status, error.param) == (400, field), name
+        assert seconds < TURN_CPU_S, name
 
 
-def test_a_costly_template_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_costly_template_does_not_hold_up_the_loop(tmp_path: Path) -> None:
     """A small request is rendered on the loop first, with a small budget."""
     costly = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-    async def run() -> None:
-        error, seconds = await longest_turn(
-            texts(tmp_path, costly).read(request({"messages": [USER]}), ChatCompletionRequest)
-        )
-        assert isinstance(error, ApiError)
-        assert (error.status, error.code) == (400, "template_too_expensive")
-        assert seconds < TURN_CPU_S
-
-    asyncio.run(run())
+    error, seconds = await longest_turn(
+        texts(tmp_path, costly).read(request({"messages": [USER]}), ChatCompletionRequest)
+    )
+    assert isinstance(error, ApiError)
+    assert (error.status, error.code) == (400, "template_too_expensive")
+    assert seconds < TURN_CPU_S
 
 
-def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> None:
-    async def run() -> None:
-        reads = texts(tmp_path)
-        tokenizer = byte_tokenizer(tmp_path)
-        kinds: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, MessagesRequest)
-        for length, kind in itertools.product((1, INLINE_BYTES), kinds):
-            content = "x" * length
-            messages = [{"role": "user", "content": content}]
-            fields: Any = {"input": content} if kind is ResponsesRequest else {"messages": messages}
-            if kind is MessagesRequest:
-                fields["max_tokens"] = 5
-            asked, [prompt] = await reads.read(request({**fields, "temperature": 0.5}), kind)
-            ids = prompt.token_ids or tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
-            assert ids == [BOS, *b"[user]", *content.encode(), EOS, *b"[assistant]"]
-            assert asked.temperature == 0.5
-            if kind is MessagesRequest:
-                counted = await reads.respond(request({"messages": messages}), CountTokensRequest)
-                assert json.loads(counted.body) == {"input_tokens": len(ids)}
-            if kind is ResponsesRequest:
-                counted = await reads.respond(request({"input": content}), InputTokensRequest)
-                assert json.loads(counted.body) == {"input_tokens": len(ids), "object": "response.input_tokens"}
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> None:
+    reads = texts(tmp_path)
+    tokenizer = byte_tokenizer(tmp_path)
+    kinds: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, MessagesRequest)
+    for length, kind in itertools.product((1, INLINE_BYTES), kinds):
+        content = "x" * length
+        messages = [{"role": "user", "content": content}]
+        fields: Any = {"input": content} if kind is ResponsesRequest else {"messages": messages}
+        if kind is MessagesRequest:
+            fields["max_tokens"] = 5
+        asked, [prompt] = await reads.read(request({**fields, "temperature": 0.5}), kind)
+        ids = prompt.token_ids or tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
+        assert ids == [BOS, *b"[user]", *content.encode(), EOS, *b"[assistant]"]
+        assert asked.temperature == 0.5
+        if kind is MessagesRequest:
+            counted = await reads.respond(request({"messages": messages}), CountTokensRequest)
+            assert json.loads(counted.body) == {"input_tokens": len(ids)}
+        if kind is ResponsesRequest:
+            counted = await reads.respond(request({"input": content}), InputTokensRequest)
+            assert json.loads(counted.body) == {"input_tokens": len(ids), "object": "response.input_tokens"}
 
 
-def test_a_small_request_starts_no_process(tmp_path: Path) -> None:
-    async def run() -> None:
-        reads = texts(tmp_path)
-        await reads.read(request({"messages": [USER]}), ChatCompletionRequest)
-        with pytest.raises(InvalidRequest):
-            await reads.read(request({"messages": []}), ChatCompletionRequest)
-        assert reads.pool is not None
-        assert reads.pool._process is None
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_a_small_request_starts_no_process(tmp_path: Path) -> None:
+    reads = texts(tmp_path)
+    await reads.read(request({"messages": [USER]}), ChatCompletionRequest)
+    with pytest.raises(InvalidRequest):
+        await reads.read(request({"messages": []}), ChatCompletionRequest)
+    assert reads.pool is not None
+    assert reads.pool._process is None
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("kind", [CompletionRequest, TokenizeRequest])
-def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops(tmp_path: Path, kind: Any) -> None:
-    async def run() -> None:
-        reads = texts(tmp_path)
-        assert reads.pool is not None
-        started = asyncio.Event()
+async def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops(tmp_path: Path, kind: Any) -> None:
+    reads = texts(tmp_path)
+    assert reads.pool is not None
+    started = asyncio.Event()
 
-        async def stuck(kind: str, pieces: Any, sender: str) -> bytes:
-            started.set()
-            await asyncio.Event().wait()
-            return b""
+    async def stuck(kind: str, pieces: Any, sender: str) -> bytes:
+        started.set()
+        await asyncio.Event().wait()
+        return b""
 
-        reads.pool.run = stuck  # type: ignore[method-assign]
-        asked = request({"prompt": "x" * 2 * INLINE_BYTES})
-        coroutine: Any = reads.respond(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
-        job = asyncio.create_task(coroutine)
-        await started.wait()
-        reads._open_requests.end_all(shutting_down())
-        with pytest.raises(ApiError, match="shutting down"):
-            await job
-
-    asyncio.run(run())
+    reads.pool.run = stuck  # type: ignore[method-assign]
+    asked = request({"prompt": "x" * 2 * INLINE_BYTES})
+    coroutine: Any = reads.respond(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
+    job = asyncio.create_task(coroutine)
+    await started.wait()
+    reads._open_requests.end_all(shutting_down())
+    with pytest.raises(ApiError, match="shutting down"):
+        await job
 
 
 @pytest.mark.anyio
