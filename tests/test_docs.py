@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from octavo.cli.main import main
+from octavo.cli.main import build_app, main
 from octavo.config.server_args import ServerArgs
 from octavo.config.speculative_args import Method
 from octavo.engine.metrics import Metrics
@@ -146,6 +146,18 @@ def test_the_page_on_the_server_names_every_metric() -> None:
     named = {f"octavo:{name}" for name in re.findall(r"`([a-z0-9_]+)`", told)}
     made = {family.name for family in Metrics("m").registry.collect()}
     assert made - named == set()
+
+
+def test_octavo_takes_every_command_in_the_blocks_of_the_pages() -> None:
+    fenced = [block for page in PAGES for block in re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", page.read_text())]
+    lines = [
+        line for kind, text in fenced if kind in ("", "sh", "bash") for line in text.replace("\\\n", "").splitlines()
+    ]
+    commands = [found[1] for line in lines if (found := re.search(r"(?:^|&& )(octavo [^|…>]*)(?:[|>]|$)", line))]
+    assert len(commands) > 50
+    app = build_app()
+    for command in commands:
+        app.parse_args(shlex.split(command, comments=True)[1:], exit_on_error=False, print_error=False)
 
 
 def test_the_commands_of_the_sizing_recipe_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

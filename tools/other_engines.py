@@ -76,8 +76,9 @@ def _vllm_page() -> str:
 
 
 def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
-    """Return a row for each name. absent: the reason why octavo does not have it, or that it is not there yet."""
-    rows = []
+    """Return rows of names with the same fate. absent: the reason why octavo does not have a name, or that it is not
+    there yet."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for name in names.split():
         note = notes.get(name, "")
         if name in renamed_options():
@@ -94,8 +95,8 @@ def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], note
             note = note or known[name].otherwise
         else:
             fate = "same"
-        rows.append(Row(f"`{name}`", fate, note))
-    return rows
+        rows.setdefault((fate, note), []).append(f"`{name}`")
+    return [Row(", ".join(listed), fate, note) for (fate, note), listed in rows.items()]
 
 
 def _llama_cpp_page() -> str:

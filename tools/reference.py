@@ -15,7 +15,6 @@ from typing import Any
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Argument, arguments, describe_bounds, describe_default, shown
 from octavo.config.server_args import ServerArgs
-from octavo.core.absent import absent_options
 from octavo.core.request_limits import (
     MAX_DEPTH,
     MAX_LOGPROB_ENTRIES,
@@ -37,14 +36,11 @@ _ENGINE_TEXT = """\
 Each argument has one name in four spellings: the keyword `max_num_seqs` of `LLM` and `EngineArgs`, the flag
 `--max-num-seqs`, the key `max_num_seqs` (or `max-num-seqs`) of the YAML file given by `--config`, and the variable
 `OCTAVO_MAX_NUM_SEQS`. A flag or keyword wins over a variable, a variable over the file, the file over the default.
-A name that octavo does not know is an error that names the nearest one; variables that Kubernetes sets for a service
+A name that octavo does not know is an error that names the nearest one, or what octavo has in the place of an option of
+[vLLM](../recipes/from-vllm.md) or another engine; variables that Kubernetes sets for a service
 named octavo, such as `OCTAVO_SERVICE_HOST` and `OCTAVO_PORT=tcp://…`, are ignored with a note. A flag that is on or off
 has a second form, such as `--no-enable-prefix-caching`. A whole number may have a suffix: `32k` is 32,000 and `32K` is
 32,768, and so are m, g, M and G.
-"""
-
-_ABSENT_TEXT = """\
-Options that users of other engines know, and what octavo says when it is given one.
 """
 
 _SERVER_TEXT = "What `octavo serve` takes besides the [engine arguments](engine-arguments.md), spelt in the same ways."
@@ -70,23 +66,13 @@ _FLAG = re.compile(r"(?<![`\w-])--[a-z][a-z-]*")
 def pages() -> dict[str, str]:
     """File name → Markdown of every generated page."""
     return {
-        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, EngineArgs, "config/args.py")
-        + "\n"
-        + _absent_options(),
+        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, EngineArgs, "config/args.py"),
         "server-arguments.md": _page("Server arguments", _SERVER_TEXT, ServerArgs, "config/server_args.py"),
         "sampling-parameters.md": _sampling_page(),
         "request-limits.md": _limits_page(),
         "models.md": families.page(),
         "devices.md": devices.page(),
     }
-
-
-def _absent_options() -> str:
-    names: dict[str, list[str]] = {}
-    for name, said in absent_options().items():
-        names.setdefault(said, []).append(f"`{name}`")
-    rows = [f"| {', '.join(listed)} | {said} |" for said, listed in sorted(names.items(), key=lambda row: row[1])]
-    return "\n".join(["## Not there\n", _ABSENT_TEXT, name_table(["| option | |", "|---|---|", *rows])])
 
 
 def describe_limits(argument: Argument) -> str:
