@@ -33,8 +33,7 @@ class Elementwise(Layer):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return the function of tensors [tokens, dim], of the same shape."""
-        result: Tensor = getattr(self.ops, self._operator)(*tensors, *self._numbers)
-        return result
+        return getattr(self.ops, self._operator)(*tensors, *self._numbers)
 
 
 class RoundedFactor(Elementwise):
@@ -48,8 +47,7 @@ class RoundedFactor(Elementwise):
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return the product, of the same shape."""
         (x,) = tensors
-        product: Tensor = self.ops.scaled(x, self._factors[x.dtype])
-        return product
+        return self.ops.scaled(x, self._factors[x.dtype])
 
 
 class StoredFactor(Layer):
@@ -62,8 +60,7 @@ class StoredFactor(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product, of the same shape."""
-        product: Tensor = self.ops.multiplied(x, self.weight)
-        return product
+        return self.ops.multiplied(x, self.weight)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensor [numbers]."""
@@ -79,8 +76,7 @@ class XIELU(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, dim] → the same shape."""
-        result: Tensor = self.ops.xielu(x, self.weight)
-        return result
+        return self.ops.xielu(x, self.weight)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield what the factors [1] are made of, and what is the same in all layers."""

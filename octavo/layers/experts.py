@@ -53,8 +53,7 @@ class IdleExperts(Layer):
 
     def forward(self, out: Tensor, x: Tensor, routing: Routing) -> Tensor:
         """out [tokens, inputs], the sum of the others, and x, their input → the sum of all."""
-        total: Tensor = self.ops.add_inputs(out, x, routing, self._experts)
-        return total
+        return self.ops.add_inputs(out, x, routing, self._experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,7 @@ class Experts(Layer):
         if mesh.expert.size > 1:
             # every row is that of one rank, plus zeros
             rows = mesh.sum(self._second(hidden, routing, of_tokens=False, in_float32=True))
-            whole: Tensor = self.ops.expert_sum(rows, routing, x.dtype, shared, gate)
-            return whole
+            return self.ops.expert_sum(rows, routing, x.dtype, shared, gate)
         rows = self._second(mesh.gather(hidden), routing, of_tokens=False, in_float32=True)
         if shared is not None:
             shared = shared.narrow(1, *self._out_share)

@@ -68,8 +68,7 @@ class Binding:
         """Return `make()` at the first call with `key`, and the same object afterwards: what layers share."""
         if key not in self.made:
             self.made[key] = make()
-        value: T = self.made[key]
-        return value
+        return self.made[key]
 
 
 class Layer(nn.Module):

@@ -64,8 +64,7 @@ class RMSNorm(Norm):
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ops.rms_norm(x, self.weight, self.eps, self.offset)
-        return normed
+        return self.ops.rms_norm(x, self.weight, self.eps, self.offset)
 
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         normed, residual = self.ops.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
@@ -87,8 +86,7 @@ class LayerNorm(Norm):
         super().hold(name, value.to(self.weight.dtype) + self._offset if name == "weight" and self._offset else value)
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ops.layer_norm(x, self.weight, self.bias, self.eps)
-        return normed
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         normed, residual = self.ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
@@ -103,8 +101,7 @@ class ScaledNorm(RMSNorm):
         self._factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.ops.scaled(super().forward(x), self._factor)
-        return scaled
+        return self.ops.scaled(super().forward(x), self._factor)
 
 
 class UnscaledRMSNorm(RMSNorm):

@@ -111,8 +111,7 @@ class ShortConvolution(Layer):
             return in_turns(self.ops.short_convolution, (x,), (self.weight, self.bias, states), metadata)
 
         def run(x: Tensor, before: Tensor, after: Tensor, rows: AttentionMetadata) -> Tensor:
-            out: Tensor = self.ops.short_convolution(x, self.weight, self.bias, states, rows, (before, after))
-            return out
+            return self.ops.short_convolution(x, self.weight, self.bias, states, rows, (before, after))
 
         return in_turns(run, (x, *gates), (), metadata)
 
@@ -163,8 +162,7 @@ class GatedNorm(Layer):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """x and gate [tokens, dim] → the same shape."""
-        normed: Tensor = self.ops.gated_rms_norm(x, gate, self.weight, *self._numbers)
-        return normed
+        return self.ops.gated_rms_norm(x, gate, self.weight, *self._numbers)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         def fill(stored: Tensor) -> None:
@@ -259,8 +257,7 @@ class GatedDeltaNet(RecurrentLayer):
         v = v.view(tokens, own.heads, own.value_dim)
         numbers = self.A_log, self.dt_bias, *self._factors
         out = in_turns(self.ops.gated_delta_rule, (q, k, v, step, beta), (numbers, states[:, self._tail :]), metadata)
-        projected: Tensor = self.out_proj(self.gated_norm(out.view(tokens, -1), gate))
-        return projected
+        return self.out_proj(self.gated_norm(out.view(tokens, -1), gate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +322,7 @@ class Mamba2(RecurrentLayer):
         others = numbers, self._limits, states[:, self._tail :]
         out = in_turns(self.ops.mamba2_scan, (q, k, v, step), others, metadata).view(tokens, -1)
         out = self.ops.silu_times(gate, out) if self.norm is None else self.norm(out, gate)
-        projected: Tensor = self.out_proj(out)
-        return projected
+        return self.out_proj(out)
 
 
 class GatedConvolution(RecurrentLayer):
@@ -344,5 +340,4 @@ class GatedConvolution(RecurrentLayer):
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         before, after, inner = self.in_proj(x).chunk(3, dim=1)
-        out: Tensor = self.out_proj(self.conv(inner, *self.states(batch), gates=(before, after)))
-        return out
+        return self.out_proj(self.conv(inner, *self.states(batch), gates=(before, after)))

@@ -203,8 +203,7 @@ class Rope:
     def table(self, ops: Ops, num_positions: int, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [num_positions, dim], the table of the operator `rotary`."""
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        table: Tensor = ops.rotary_table(self.inverse_frequencies(max_model_len, device), num_positions, factor)
-        return table
+        return ops.rotary_table(self.inverse_frequencies(max_model_len, device), num_positions, factor)
 
     def query_table(self, table: Tensor) -> Tensor:
         """Return the table of queries: `table` of the keys, multiplied where queries grow."""

@@ -65,8 +65,7 @@ class Router(ExactLinear):
         if self._corrects_logits:
             wanted = (logits + self._beside["correction"]).sort(dim=-1, descending=True, stable=True).indices
             logits, correction = logits.scatter(1, wanted[:, self.rule.top_k :], float("-inf")), None
-        routing: Routing = self.ops.route(logits, self.rule, correction, get("factors"))
-        return routing
+        return self.ops.route(logits, self.rule, correction, get("factors"))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         yield from super().tensor_slots(path)

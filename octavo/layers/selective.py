@@ -80,8 +80,7 @@ class SelectiveMixer(RecurrentLayer):
         b, c = self.b_layernorm(b), self.c_layernorm(c)
         others = numbers, states[:, self._tail :]
         out = in_turns(self.ops.selective_scan, (c, b, mixed, step), others, metadata)
-        projected: Tensor = self.out_proj(self.ops.silu_times(gate, out))
-        return projected
+        return self.out_proj(self.ops.silu_times(gate, out))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         parts = ((self._rows,),)

@@ -74,8 +74,7 @@ class Encoder(GatedDecoder):
         """Add the embeddings of types and positions, and normalise the sum."""
         if self.embed_types is not None:
             x = self.add_types(x, self.embed_types(self._types(batch)))
-        normed: Tensor = self.embed_norm(super().embed(x, batch))
-        return normed
+        return self.embed_norm(super().embed(x, batch))
 
     def _types(self, batch: ModelInput) -> Tensor:
         if batch.token_types is not None and self.encoder_config.num_types > 1:
@@ -167,5 +166,4 @@ class BertEncoder(Encoder):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         assert self.masked_head is not None, "the model has no head for tokens"
-        logits: Tensor = self.masked_head.decoder(super().compute_logits(self.masked_head(hidden)))
-        return logits
+        return self.masked_head.decoder(super().compute_logits(self.masked_head(hidden)))

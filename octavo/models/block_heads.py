@@ -92,8 +92,7 @@ class BlockHead(DraftHead):
         x = self.embedded(batch)
         for layer in self.layers.values():
             x, residual = layer(x, residual, batch)
-        stream: Tensor = self.add(x, residual)
-        return stream
+        return self.add(x, residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         assert self.norm is not None

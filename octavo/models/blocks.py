@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, PromptAttention, SinkAttention, SpanAttention
 from octavo.layers.distance import SlopeAttention
@@ -22,6 +23,7 @@ from octavo.layers.rotary import Rotary
 from octavo.layers.routers import ExactLinear, Router, ThresholdRouter
 from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
+from octavo.models.fields import read_fields
 from octavo.models.sparse import Mixture
 
 
@@ -127,8 +129,7 @@ class RotaryAttention(nn.Module):
         attended = self.attend(q, k, v, batch, rotation)
         if self.gate is not None:
             attended = self.gate(attended, gates[0].flatten(1))
-        out: Tensor = self.o_proj(attended)
-        return out
+        return self.o_proj(attended)
 
 
 class GatedMLP(nn.Module):
@@ -148,8 +149,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.gate_up_proj(x))
-        return out
+        return self.down_proj(self.gate_up_proj(x))
 
 
 class PlainMLP(nn.Module):
@@ -164,8 +164,7 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.act(self.up_proj(x)))
-        return out
+        return self.down_proj(self.act(self.up_proj(x)))
 
 
 class SparseMLP(nn.Module):
@@ -260,8 +259,7 @@ class SandwichLayer(GatedLayer):
 
     def feed_forward(self, x: Tensor, stream: Tensor) -> Tensor:
         """x [tokens, hidden], the normalised stream, → [tokens, hidden]."""
-        out: Tensor = self.mlp(x)
-        return out
+        return self.mlp(x)
 
 
 class LateNormLayer(nn.Module):
@@ -321,7 +319,21 @@ def mlp_of(c: DecoderConfig, mesh: Mesh, layer: int) -> nn.Module:
 
 
 class GatedDecoder(DecoderStack):
-    """A stack of decoder layers; `attention` and `mlp` make the modules of the layer with a given index."""
+    """A stack of decoder layers; `attention` and `mlp` make the modules of the layer with a given index.
+
+    Its config is what `COMMON` reads beside the `FIELDS` (`models.fields`) of a family, where the config.json has the
+    values that are `EXPECTED`, or lacks their keys.
+    """
+
+    COMMON: ClassVar[Callable[..., Any]] = DecoderConfig.common
+    FIELDS: ClassVar[Mapping[str, Any]] = {}
+    EXPECTED: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> Any:
+        for name, value in cls.EXPECTED.items():
+            c.expect(name, value)
+        return cls.COMMON(c, **read_fields(c, cls.FIELDS))
 
     def __init__(
         self,

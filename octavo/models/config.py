@@ -125,12 +125,14 @@ class DecoderConfig:
         rotary_share: float | None = None,
         interleaved: bool = False,
         bias: bool = False,
+        turns_all: bool = True,
         **own: Any,
     ) -> Self:
         """Read the keys that Llama and its descendants share; `own` adds or replaces fields.
 
         `head_dim` defaults to the config's key, else to an even share of the hidden size. `rotary_share` and
-        `interleaved` are those of `read_rope`. `bias`: of all projections of attention.
+        `interleaved` are those of `read_rope`. `bias`: of all projections of attention. turns_all: False leaves heads
+        as they are in layers that see all tokens.
         """
         if "activation" not in own:
             c.expect("hidden_act", "silu")
@@ -168,7 +170,11 @@ class DecoderConfig:
                 kinds = [KINDS[window is not None] for window in own.get("windows", ())]
                 ropes = {kind: read(kind=kind) for kind in kinds}
                 fields["ropes"] = tuple(ropes[kind] for kind in kinds)
-        return cls(**{**fields, **own})
+        made = cls(**{**fields, **own})
+        if turns_all:
+            return made
+        windows = made.windows or (None,) * made.num_layers
+        return replace(made, ropes=tuple(None if window is None else made.rope for window in windows))
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the caches that a rank of `mesh` has of a layer, in the order of its cached modules."""
@@ -260,10 +266,11 @@ def read_windows(
     return tuple(window if each else None for each in has_window)
 
 
-def turn_within_windows(config: DecoderConfig) -> DecoderConfig:
-    """Return a config whose layers that see all tokens do not rotate."""
-    windows = config.windows or (None,) * config.num_layers
-    return replace(config, ropes=tuple(None if window is None else config.rope for window in windows))
+def windows_by_kind(c: Checkpoint, default: int | None = None) -> tuple[int | None, ...]:
+    """Return the window of each layer, as `layer_types` says, which has to be there. Raises CheckpointError."""
+    if c.values.get("layer_types") is None:
+        raise c.error("layer_types", "the kind of each layer")
+    return read_windows(c, is_windowed=False, default=default)
 
 
 def even_share(c: Checkpoint, name: str, size: int, num_heads: int) -> int:

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedLayer, SparseMLP, stream_norm
+from octavo.models.fields import EPS, TIED, Read, fields
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.ropes import with_query_growth
-from octavo.models.sparse import corrected, dense_first, lacks_tensor, read_mixture, sparse_by_kind, stated_counts
+from octavo.models.sparse import (
+    Mixture,
+    corrected,
+    dense_first,
+    lacks_tensor,
+    read_mixture,
+    softmax_mixture,
+    sparse_by_kind,
+    stated_counts,
+)
 from octavo.ops.experts import RouterRule
+
+
+def _by_group(c: Checkpoint) -> Mixture:
+    has_groups = c.str("topk_method", "greedy") == "group_limited_greedy"
+    if not has_groups and c.str("topk_method", "greedy") != "greedy":
+        raise c.error("topk_method", '"greedy" or "group_limited_greedy"')
+    rule = RouterRule(
+        c.positive("num_experts_per_tok"),
+        factor=c.positive_float("routed_scaling_factor", 1.0),
+        num_groups=c.positive("n_group") if has_groups else 1,
+        groups_kept=c.positive("topk_group") if has_groups else 1,
+        group_best=1,
+    )
+    return read_mixture(c, rule)
 
 
 class DeepseekV2ForCausalLM(LatentDecoder):
@@ -24,22 +46,8 @@ class DeepseekV2ForCausalLM(LatentDecoder):
     Source: https://arxiv.org/abs/2405.04434.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        c.expect("scoring_func", "softmax", default="softmax")
-        c.expect("moe_layer_freq", 1, default=1)
-        method = c.str("topk_method", "greedy")
-        if method not in ("greedy", "group_limited_greedy"):
-            raise c.error("topk_method", '"greedy" or "group_limited_greedy"')
-        has_groups = method == "group_limited_greedy"
-        rule = RouterRule(
-            c.positive("num_experts_per_tok"),
-            factor=c.positive_float("routed_scaling_factor", 1.0),
-            num_groups=c.positive("n_group") if has_groups else 1,
-            groups_kept=c.positive("topk_group") if has_groups else 1,
-            group_best=1,
-        )
-        return LatentConfig.common_latent(c, mixture=read_mixture(c, rule), sparse=dense_first(c, 0))
+    EXPECTED = fields(scoring_func="softmax", moe_layer_freq=1)
+    FIELDS = fields(mixture=Read(_by_group), sparse=Read(dense_first, 0))
 
 
 class DeepseekV3ForCausalLM(LatentDecoder):
@@ -48,31 +56,11 @@ class DeepseekV3ForCausalLM(LatentDecoder):
     Sources: https://arxiv.org/abs/2412.19437, https://arxiv.org/abs/2507.20534.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        c.expect("moe_layer_freq", 1, default=1)
-        mixture = corrected(c, groups=(8, 4), factor=2.5)
-        return LatentConfig.common_latent(c, mixture=mixture, sparse=dense_first(c, 3))
+    EXPECTED = fields(moe_layer_freq=1)
+    FIELDS = fields(mixture=Read(corrected, groups=(8, 4), factor=2.5), sparse=Read(dense_first, 3))
 
 
 KimiK2ForCausalLM = DeepseekV3ForCausalLM
-
-
-class AXK1ForCausalLM(LatentDecoder):
-    """A.X K1: DeepSeek V3's blocks with a norm behind mixtures. Source: https://arxiv.org/abs/2601.09200.
-
-    Its release stores that norm for dense layers, too, and no corrections of its router.
-    """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"mlp_output_norm": "post_mlp_layernorm"}
-    IGNORED = (*LatentDecoder.IGNORED, r"layers\.\d+\.post_mlp_layernorm\.weight")
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        mixture = corrected(c, groups=(8, 4), factor=2.5)
-        if lacks_tensor(c, ".e_score_correction_bias"):
-            mixture = replace(mixture, correction=None)
-        return LatentConfig.common_latent(c, mixture=mixture, sparse=sparse_by_kind(c, 1), layer=NormedMixtureLayer)
 
 
 class NormedMixtureLayer(GatedLayer):
@@ -88,13 +76,28 @@ class NormedMixtureLayer(GatedLayer):
         return x if self.mlp_output_norm is None else self.mlp_output_norm(x), residual
 
 
+def _perhaps_corrected(c: Checkpoint) -> Mixture:
+    mixture = corrected(c, groups=(8, 4), factor=2.5)
+    return replace(mixture, correction=None) if lacks_tensor(c, ".e_score_correction_bias") else mixture
+
+
+class AXK1ForCausalLM(LatentDecoder):
+    """A.X K1: DeepSeek V3's blocks with a norm behind mixtures. Source: https://arxiv.org/abs/2601.09200.
+
+    Its release stores that norm for dense layers, too, and no corrections of its router.
+    """
+
+    RENAMED = {"mlp_output_norm": "post_mlp_layernorm"}
+    IGNORED = (*LatentDecoder.IGNORED, r"layers\.\d+\.post_mlp_layernorm\.weight")
+    FIELDS = fields(mixture=Read(_perhaps_corrected), sparse=Read(sparse_by_kind, 1), layer=NormedMixtureLayer)
+
+
 class SarvamMLAForCausalLM(LatentDecoder):
     """Sarvam 105B: DeepSeek V3's blocks with one group of experts. Source: Sarvam's releases."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        mixture = corrected(c, factor=2.5, counts=stated_counts(c))
-        return LatentConfig.common_latent(c, mixture=mixture, sparse=dense_first(c, 1))
+    FIELDS = fields(
+        mixture=Read(lambda c: corrected(c, factor=2.5, counts=stated_counts(c))), sparse=Read(dense_first, 1)
+    )
 
 
 class DeepseekV32ForCausalLM(LatentDecoder):
@@ -133,10 +136,7 @@ class Glm4MoeLiteForCausalLM(LatentDecoder):
     Source: https://huggingface.co/zai-org/GLM-4.7-Flash.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        mixture, eps = corrected(c, factor=1.8), c.positive_float("rms_norm_eps", 1e-5)
-        return LatentConfig.common_latent(c, norm_eps=eps, mixture=mixture, sparse=sparse_by_kind(c, 1))
+    FIELDS = fields(mixture=Read(corrected, factor=1.8), norm_eps=EPS, sparse=Read(sparse_by_kind, 1))
 
 
 class Mistral4ForCausalLM(LatentDecoder):
@@ -145,16 +145,13 @@ class Mistral4ForCausalLM(LatentDecoder):
     Source: Mistral AI's releases.
     """
 
+    FIELDS = fields(
+        mixture=Read(softmax_mixture, norm_topk_prob=True, top_k=4, has_groups=True), sparse=Read(dense_first, 0)
+    )
+
     @classmethod
     def read(cls, c: Checkpoint) -> LatentConfig:
-        rule = RouterRule(
-            c.positive("num_experts_per_tok", 4),
-            is_normalized=c.bool("norm_topk_prob", True),
-            factor=c.positive_float("routed_scaling_factor", 1.0),
-            num_groups=c.positive("n_group", 1),
-            groups_kept=c.positive("topk_group", 1),
-        )
-        config = LatentConfig.common_latent(c, mixture=read_mixture(c, rule), sparse=dense_first(c, 0))
+        config: LatentConfig = super().read(c)
         if config.latent_heads.plain % 2:
             raise c.error("qk_nope_head_dim", "an even number, whose pairs grow with the position")
         return replace(config, rope=with_query_growth(c, config.rope))
@@ -166,6 +163,4 @@ class YoutuForCausalLM(LatentDecoder):
     Source: https://arxiv.org/abs/2512.24618.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        return LatentConfig.common_latent(c, tied=c.bool("tie_word_embeddings", True))
+    FIELDS = fields(tied=TIED)

@@ -145,8 +145,7 @@ class DraftHead(DecoderStack):
     def embedded(self, batch: ModelInput) -> Tensor:
         """Return the embeddings of the next tokens, [tokens, hidden]."""
         if self.embed_tokens is not None:
-            own: Tensor = self.embed_tokens(batch.token_ids)
-            return own
+            return self.embed_tokens(batch.token_ids)
         if self._lent is None:  # a dry run
             return torch.empty(len(batch.token_ids), self.config.hidden_size, dtype=_states(batch).dtype, device="meta")
         return self._lent[0](batch.token_ids)
@@ -195,8 +194,7 @@ class EagleHead(DraftHead):
     def forward(self, batch: ModelInput) -> Tensor:
         x = self.fc(torch.cat((self.embedded(batch), _states(batch)), 1))
         x, residual = self.layers["0"](x, batch)
-        stream: Tensor = self.add(x, residual)
-        return stream
+        return self.add(x, residual)
 
 
 class _Eagle3Layer(nn.Module):
@@ -277,13 +275,11 @@ class Eagle3Head(DraftHead):
             states = self.input_norm(states)
         if self.fc_norm is not None:
             states = self.fc_norm(states)
-        joined: Tensor = self.fc(states)
-        return joined
+        return self.fc(states)
 
     def _normed(self, stream: Tensor) -> Tensor:
         assert self.norm is not None
-        normed: Tensor = self.norm(stream)
-        return normed
+        return self.norm(stream)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         hidden = hidden if self.config.is_output_normed else self._normed(hidden)

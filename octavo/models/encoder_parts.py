@@ -51,8 +51,7 @@ class DisentangledAttention(RotaryAttention):
         places, rows = metadata.once("places", lambda: self._shared[0](metadata))
         place_q, place_k, _ = self.qkv_proj(places)
         q, k, v = self.qkv_proj(x)
-        out: Tensor = self.o_proj(self.scored.among((q, k, v), (place_q, place_k), rows, batch))
-        return out
+        return self.o_proj(self.scored.among((q, k, v), (place_q, place_k), rows, batch))
 
 
 class LabelHead(nn.Module):
@@ -64,8 +63,7 @@ class LabelHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, hidden] → [rows, labels]."""
-        scores: Tensor = self.classifier(x)
-        return scores
+        return self.classifier(x)
 
 
 class ClassifierHead(LabelHead):
@@ -108,8 +106,7 @@ class MaskedHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden] → what is multiplied by the table, [rows, hidden]."""
-        out: Tensor = self.norm(self.act(self.dense(hidden)))
-        return out
+        return self.norm(self.act(self.dense(hidden)))
 
 
 class UpGateLinear(GatedLinear):
@@ -118,8 +115,7 @@ class UpGateLinear(GatedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, share of width]."""
         up, gate = self.prepared(x).chunk(2, dim=-1)
-        product: Tensor = self.ops.multiplied(self.ops.gelu(gate), up)
-        return product
+        return self.ops.multiplied(self.ops.gelu(gate), up)
 
 
 class GateUpMLP(nn.Module):
@@ -132,8 +128,7 @@ class GateUpMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.gate_up_proj(x))
-        return out
+        return self.down_proj(self.gate_up_proj(x))
 
 
 class UpGateMLP(nn.Module):
@@ -146,5 +141,4 @@ class UpGateMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.up_gate_proj(x))
-        return out
+        return self.down_proj(self.up_gate_proj(x))

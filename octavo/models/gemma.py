@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar
-
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import SandwichLayer, head_norms
 from octavo.models.config import read_windows
-from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaConfig, GemmaDecoder, read_attention_scale, read_cap
+from octavo.models.fields import Read, fields, read_cap
+from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaConfig, GemmaDecoder, read_attention_scale
 
 
 class GemmaForCausalLM(GemmaDecoder):
@@ -21,8 +18,7 @@ class GemmaForCausalLM(GemmaDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> GemmaConfig:
         c.expect("hidden_act", GELU, "gelu")
-        c.expect("hidden_activation", GELU)
-        return GemmaConfig.gemma(c)
+        return super().read(c)
 
 
 class Gemma2ForCausalLM(GemmaDecoder):
@@ -32,28 +28,29 @@ class Gemma2ForCausalLM(GemmaDecoder):
     """
 
     RENAMED = BETWEEN_NORMS
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> GemmaConfig:
-        c.expect("hidden_activation", GELU)
-        return GemmaConfig.gemma(
-            c,
-            windows=read_windows(c, is_windowed=True),
-            attention_scale=read_attention_scale(c),
-            attention_soft_cap=read_cap(c, "attn_logit_softcapping", 50.0),
-            logit_soft_cap=read_cap(c, "final_logit_softcapping", 30.0),
-            layer=SandwichLayer,
-        )
+    FIELDS = fields(
+        windows=Read(read_windows, is_windowed=True),
+        attention_scale=Read(read_attention_scale),
+        attention_soft_cap=Read(read_cap, "attn_logit_softcapping", 50.0),
+        logit_soft_cap=Read(read_cap, "final_logit_softcapping", 30.0),
+        layer=SandwichLayer,
+    )
 
 
 class VaultGemmaForCausalLM(Gemma2ForCausalLM):
     """VaultGemma: Gemma 2 with norms before attention and MLP alone. Source: https://arxiv.org/abs/2510.15001."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"post_attention_layernorm": "pre_feedforward_layernorm"}
+    RENAMED = {"post_attention_layernorm": "pre_feedforward_layernorm"}
+    FIELDS = {**Gemma2ForCausalLM.FIELDS, "layer": None}
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> GemmaConfig:
-        return replace(super().read(c), layer=None)
+
+def _sees_both(c: Checkpoint) -> bool:
+    return c.values.get("use_bidirectional_attention") is True
+
+
+def _half_windows(c: Checkpoint) -> tuple[int | None, ...]:
+    windows = read_windows(c, is_windowed=True)
+    return tuple(None if each is None else each // 2 + 1 for each in windows) if _sees_both(c) else windows
 
 
 class Gemma3ForCausalLM(GemmaDecoder):
@@ -64,21 +61,17 @@ class Gemma3ForCausalLM(GemmaDecoder):
     """
 
     RENAMED = BETWEEN_NORMS
+    FIELDS = fields(
+        windows=Read(_half_windows),
+        is_bidirectional=Read(_sees_both),
+        has_whole_spans=True,
+        qk_norms=head_norms,
+        attention_scale=Read(read_attention_scale),
+        logit_soft_cap=Read(read_cap, "final_logit_softcapping", None),
+        layer=SandwichLayer,
+    )
 
     @classmethod
     def read(cls, c: Checkpoint) -> GemmaConfig:
-        c.expect("hidden_activation", GELU)
         c.refuse("attn_logit_softcapping", because="Gemma 3 has no cap of scores; set it to null")
-        windows, sees_both = read_windows(c, is_windowed=True), c.values.get("use_bidirectional_attention") is True
-        if sees_both:
-            windows = tuple(None if window is None else window // 2 + 1 for window in windows)
-        return GemmaConfig.gemma(
-            c,
-            is_bidirectional=sees_both,
-            has_whole_spans=True,
-            qk_norms=head_norms,
-            windows=windows,
-            attention_scale=read_attention_scale(c),
-            logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
-            layer=SandwichLayer,
-        )
+        return super().read(c)

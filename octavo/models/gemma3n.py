@@ -26,8 +26,9 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.routers import ExactLinear
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import read_windows
+from octavo.models.fields import read_cap
 from octavo.models.gemma_inputs import Attention, LayerInput, SharingConfig, SharingDecoder, read_sharing
-from octavo.models.gemma_parts import GELU, read_cap
+from octavo.models.gemma_parts import GELU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,7 @@ class SparseGates(nn.Module):
         """x [tokens, hidden] → [tokens, hidden]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         largest = self.largest(self._mesh.gather(self.dense(gate)))[:, self._own]
-        out: Tensor = self.down_proj(self.multiply(self.act(largest), up))
-        return out
+        return self.down_proj(self.multiply(self.act(largest), up))
 
 
 class LowRank(nn.Module):
@@ -99,8 +99,7 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.add(x, self.post_laurel_norm(self.linear_right(self.linear_left(x))))
-        return out
+        return self.add(x, self.post_laurel_norm(self.linear_right(self.linear_left(x))))
 
 
 class Coefficients(Layer):
@@ -113,8 +112,7 @@ class Coefficients(Layer):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return streams [tokens, n · hidden]."""
-        result: Tensor = getattr(self.ops, self._operator)(*tensors, self.weight, *self._numbers)
-        return result
+        return getattr(self.ops, self._operator)(*tensors, self.weight, *self._numbers)
 
 
 class AltUp(nn.Module):
@@ -133,8 +131,7 @@ class AltUp(nn.Module):
 
     def states(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → float32 [tokens, streams]."""
-        states: Tensor = self.tanh(self.modality_router(self.input_factor(self.router_norm(x))))
-        return states
+        return self.tanh(self.modality_router(self.input_factor(self.router_norm(x))))
 
 
 class StreamsLayer(SandwichLayer):

@@ -22,8 +22,9 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.routers import Router
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import KINDS, read_windows
+from octavo.models.fields import read_cap
 from octavo.models.gemma_inputs import Attention, LayerInput, SharingConfig, SharingDecoder, read_sharing
-from octavo.models.gemma_parts import GELU, read_cap
+from octavo.models.gemma_parts import GELU
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule, Routing
@@ -107,8 +108,7 @@ class SparseRouter(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         """x [tokens, hidden] → routing."""
-        routing: Routing = self.proj(self.scale(x))
-        return routing
+        return self.proj(self.scale(x))
 
 
 class Layer(SandwichLayer):
@@ -146,8 +146,7 @@ class Layer(SandwichLayer):
             return dense
         sparse = self.experts(self.pre_feedforward_layernorm_2(stream), self.router(stream))
         normed = self.post_feedforward_layernorm_1(dense), self.post_feedforward_layernorm_2(sparse)
-        out: Tensor = self.add(*normed)
-        return out
+        return self.add(*normed)
 
 
 class Gemma4ForCausalLM(SharingDecoder):

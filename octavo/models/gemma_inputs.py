@@ -108,8 +108,7 @@ class Attention(nn.Module):
             q = self.q_proj(x).view(x.shape[0], -1, self._heads.dim)
             q, _ = self.rope(q, q[:, :0], batch, norms=(self.q_norm, self.q_norm))
             k = v = q[:0, : self._heads.kv]  # nothing to write
-        out: Tensor = self.o_proj(self.attend(q, k, v, batch, rotation))
-        return out
+        return self.o_proj(self.attend(q, k, v, batch, rotation))
 
 
 class LayerInput(nn.Module):
@@ -127,8 +126,7 @@ class LayerInput(nn.Module):
     def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
         """x [tokens, hidden], inputs [tokens, layers · input_size] → [tokens, hidden]."""
         gated = self.multiply(self.act(self.per_layer_input_gate(x)), inputs[:, self._own])
-        out: Tensor = self.post_per_layer_input_norm(self.per_layer_projection(gated))
-        return out
+        return self.post_per_layer_input_norm(self.per_layer_projection(gated))
 
 
 class SharingDecoder(DecoderStack):

@@ -17,6 +17,7 @@ from octavo.layers.elementwise import Elementwise, RoundedFactor
 from octavo.layers.norm import RMSNorm
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
+from octavo.models.fields import BEHIND, fields
 
 GELU = "gelu_pytorch_tanh"
 
@@ -45,29 +46,23 @@ class GemmaConfig(DecoderConfig):
         return cls.common(c, **{**fields, **own})
 
 
-def read_cap(c: Checkpoint, name: str, default: float | None) -> float | None:
-    """Return the soft cap `name`: None where it is null, `default` where the config does not have it."""
-    if name not in c.values:
-        return default
-    return None if c.values[name] is None else c.positive_float(name)
-
-
 def read_attention_scale(c: Checkpoint) -> float:
     """Return the factor of scores that `query_pre_attn_scalar` makes."""
-    scale: float = c.positive_float("query_pre_attn_scalar", 256.0) ** -0.5
-    return scale
+    return c.positive_float("query_pre_attn_scalar", 256.0) ** -0.5
 
 
 BETWEEN_NORMS: Final[Mapping[str, str]] = {
-    "attention_output_norm": "post_attention_layernorm",
+    **BEHIND,
     "post_attention_layernorm": "pre_feedforward_layernorm",
-    "mlp_output_norm": "post_feedforward_layernorm",
 }
 """The names of a `SandwichLayer`'s norms."""
 
 
 class GemmaDecoder(GatedDecoder):
     """A stack whose embeddings are multiplied by the root of their width, and whose logits may have a soft cap."""
+
+    COMMON = GemmaConfig.gemma
+    EXPECTED = fields(hidden_activation=GELU)
 
     def __init__(self, c: GemmaConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)

@@ -73,8 +73,7 @@ class SoundReader(ImageReader):
         mask = torch.zeros(1, 1, width, width, dtype=dtype, device=features.device)
         mask[..., num_heard:] = torch.finfo(dtype).min
         states = tower(features[None], attention_mask=mask).last_hidden_state
-        found: Tensor = encoder.multi_modal_projector(states)[0, :num_vectors]
-        return found
+        return encoder.multi_modal_projector(states)[0, :num_vectors]
 
 
 def _in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,8 +66,7 @@ class KimiDeltaAttention(RecurrentLayer):
         q, k, v = (each.view(tokens, own.heads, -1) for each in torch.split(mixed, own.key_size, dim=1))
         step, numbers = self.f_b_proj(low_step), (self.A_log, self.dt_bias)
         out = in_turns(self.ops.gated_delta_rule, (q, k, v, step, beta), (numbers, states[:, self._tail :]), metadata)
-        projected: Tensor = self.o_proj(self.gate(self.o_norm(out).view(tokens, -1), self.g_b_proj(low_gate)))
-        return projected
+        return self.o_proj(self.gate(self.o_norm(out).view(tokens, -1), self.g_b_proj(low_gate)))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         rows, wide, every = self._rows, self._wide, slice(None)

@@ -119,12 +119,13 @@ class LatentBlock(nn.Module):
             turned, keys = self.rope(turned, key.unsqueeze(1), batch)
             key = keys.squeeze(1)
         sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key), batch)
-        out: Tensor = self.o_proj(self.kv_b_proj.values(sums))
-        return out
+        return self.o_proj(self.kv_b_proj.values(sums))
 
 
 class LatentDecoder(GatedDecoder):
     """A stack of such blocks."""
+
+    COMMON = LatentConfig.common_latent
 
     def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, attention=lambda _: LatentBlock(c, mesh))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -13,7 +12,8 @@ from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm, UnscaledLayerNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, PlainMLP, head_layer_norms, head_norms
-from octavo.models.config import DecoderConfig, even_share, read_windows
+from octavo.models.config import DecoderConfig, even_share
+from octavo.models.fields import BIAS, MLP_BIAS, TIED, WHERE_STATED, Read, activation, chosen, eps, fields, flag
 from octavo.models.ropes import read_rope
 
 
@@ -25,7 +25,7 @@ class FalconForCausalLM(GatedDecoder):
     """
 
     PREFIXES = ("transformer.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "embed_tokens": "word_embeddings",
         "layers": "h",
         "norm": "ln_f",
@@ -74,8 +74,8 @@ class GPT2LMHeadModel(GatedDecoder):
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners".
     """
 
-    PREFIXES = ("transformer.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    PREFIXES: ClassVar[tuple[str, ...]] = ("transformer.",)
+    RENAMED = {
         "embed_tokens": "wte",
         "embed_positions": "wpe",
         "layers": "h",
@@ -90,12 +90,12 @@ class GPT2LMHeadModel(GatedDecoder):
     }
     # causal masks that old checkpoints carry along
     IGNORED = (r"h\.\d+\.attn\.(masked_)?bias",)
+    EXPECTED = fields(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("scale_attn_weights", True)
-        c.expect("scale_attn_by_inverse_layer_idx", False)
-        c.expect("add_cross_attention", False)
+        for name, value in cls.EXPECTED.items():
+            c.expect(name, value)
         hidden_size, num_heads = c.positive("n_embd"), c.positive("n_head")
         return DecoderConfig(
             num_layers=c.positive("n_layer"),
@@ -118,19 +118,17 @@ class GPT2LMHeadModel(GatedDecoder):
         )
 
 
-class GPTBigCodeForCausalLM(GatedDecoder):
+class GPTBigCodeForCausalLM(GPT2LMHeadModel):
     """StarCoder and SantaCoder: GPT-2 whose queries share one head of keys, with weights stored [outputs, inputs].
 
     Source: https://arxiv.org/abs/2305.06161.
     """
 
-    PREFIXES = GPT2LMHeadModel.PREFIXES
-    RENAMED: ClassVar[Mapping[str, str]] = {k: v for k, v in GPT2LMHeadModel.RENAMED.items() if k != "qkv_proj"}
-    IGNORED = GPT2LMHeadModel.IGNORED
+    RENAMED = {k: v for k, v in GPT2LMHeadModel.RENAMED.items() if k != "qkv_proj"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        config = GPT2LMHeadModel.read(c)
+        config = super().read(c)
         heads = replace(config.heads, kv=1) if c.bool("multi_query", True) else config.heads
         activation = c.expect("activation_function", *OPERATOR_OF, default="gelu_pytorch_tanh")
         return replace(
@@ -143,14 +141,13 @@ class GPTBigCodeForCausalLM(GatedDecoder):
         )
 
 
-class GPTJForCausalLM(GatedDecoder):
+class GPTJForCausalLM(GPT2LMHeadModel):
     """GPT-J: attention and a plain MLP beside each other, behind one norm; a part of each head turns, in pairs.
 
     Source: https://github.com/kingoflolz/mesh-transformer-jax.
     """
 
-    PREFIXES = ("transformer.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "embed_tokens": "wte",
         "layers": "h",
         "norm": "ln_f",
@@ -160,11 +157,10 @@ class GPTJForCausalLM(GatedDecoder):
         "up_proj": "fc_in",
         "down_proj": "fc_out",
     }
-    IGNORED = GPT2LMHeadModel.IGNORED
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        config = GPT2LMHeadModel.read(c)
+        config = super().read(c)
         dim, turning = config.heads.dim, c.positive("rotary_dim", 64)
         return replace(
             config,
@@ -234,7 +230,7 @@ class GPTNeoXForCausalLM(GatedDecoder):
     """
 
     PREFIXES = ("gpt_neox.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "embed_tokens": "embed_in",
         "norm": "final_layer_norm",
         "lm_head": "embed_out",
@@ -245,41 +241,37 @@ class GPTNeoXForCausalLM(GatedDecoder):
     }
     # causal masks and frequencies that old checkpoints carry along
     IGNORED = (r"layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)",)
+    FIELDS = fields(
+        rotary_share=0.25,
+        norm=LayerNorm,
+        norm_eps=eps("layer_norm_eps"),
+        bias=flag("attention_bias", True),
+        mlp_bias=True,
+        qkv_reads=("query_key_value",),
+        is_qkv_grouped=True,
+        activation=activation("gelu"),
+        mlp=PlainMLP,
+        layer=chosen("use_parallel_residual", True, partial(ParallelLayer, has_two_norms=True)),
+    )
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         if c.values.get("num_key_value_heads") not in (None, c.values.get("num_attention_heads")):
             raise c.error("num_key_value_heads", "num_attention_heads: each head has keys and values of its own")
-        is_parallel = c.bool("use_parallel_residual", True)
-        return DecoderConfig.common(
-            c,
-            rotary_share=0.25,
-            norm=LayerNorm,
-            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
-            bias=c.bool("attention_bias", True),
-            mlp_bias=True,
-            qkv_reads=("query_key_value",),
-            is_qkv_grouped=True,
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="gelu"),
-            mlp=PlainMLP,
-            layer=partial(ParallelLayer, has_two_norms=True) if is_parallel else None,
-        )
+        return super().read(c)
 
 
 class Jais2ForCausalLM(GatedDecoder):
     """Jais 2: Llama's attention with biases, and a plain MLP that squares ReLUs. Source: Inception's releases."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            norm=LayerNorm,
-            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
-            bias=c.bool("attention_bias", True),
-            mlp_bias=c.bool("mlp_bias", True),
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
-            mlp=PlainMLP,
-        )
+    FIELDS = fields(
+        norm=LayerNorm,
+        norm_eps=eps("layer_norm_eps"),
+        bias=flag("attention_bias", True),
+        mlp_bias=flag("mlp_bias", True),
+        activation=activation("relu2"),
+        mlp=PlainMLP,
+    )
 
 
 class NemotronForCausalLM(GatedDecoder):
@@ -288,28 +280,26 @@ class NemotronForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2402.16819.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            rotary_share=0.5,
-            norm=partial(LayerNorm, offset=1.0),
-            norm_eps=c.positive_float("norm_eps", 1e-5),
-            bias=c.bool("attention_bias", False),
-            mlp_bias=c.bool("mlp_bias", False),
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
-            mlp=PlainMLP,
-        )
+    FIELDS = fields(
+        rotary_share=0.5,
+        norm=partial(LayerNorm, offset=1.0),
+        norm_eps=eps("norm_eps"),
+        bias=BIAS,
+        mlp_bias=MLP_BIAS,
+        activation=activation("relu2"),
+        mlp=PlainMLP,
+    )
 
 
 class OlmoForCausalLM(GatedDecoder):
     """OLMo 1 and 1.7: Llama with norms that have no weights. Source: https://arxiv.org/abs/2402.00838."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        limit = None if c.values.get("clip_qkv") is None else c.positive_float("clip_qkv")
-        bias = c.bool("attention_bias", False)
-        return DecoderConfig.common(c, norm=UnscaledLayerNorm, norm_eps=1e-5, bias=bias, qkv_limit=limit)
+    FIELDS = fields(
+        qkv_limit=Read(lambda c: None if c.values.get("clip_qkv") is None else c.positive_float("clip_qkv")),
+        bias=BIAS,
+        norm=UnscaledLayerNorm,
+        norm_eps=1e-5,
+    )
 
 
 class PhiForCausalLM(GatedDecoder):
@@ -318,7 +308,7 @@ class PhiForCausalLM(GatedDecoder):
     Every linear has a bias, the head included. Source: https://arxiv.org/abs/2306.11644.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "final_layernorm",
         "o_proj": "dense",
         "q_norm": "q_layernorm",
@@ -326,23 +316,18 @@ class PhiForCausalLM(GatedDecoder):
         "up_proj": "fc1",
         "down_proj": "fc2",
     }
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            rotary_share=0.5,
-            norm=LayerNorm,
-            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
-            qkv_bias=True,
-            out_bias=True,
-            mlp_bias=True,
-            head_bias=True,
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="gelu_new"),
-            qk_norms=head_norms if c.bool("qk_layernorm", False) else None,
-            mlp=PlainMLP,
-            layer=ParallelLayer,
-        )
+    FIELDS = fields(
+        rotary_share=0.5,
+        norm=LayerNorm,
+        norm_eps=eps("layer_norm_eps"),
+        bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        activation=activation("gelu_new"),
+        qk_norms=chosen("qk_layernorm", False, head_norms),
+        mlp=PlainMLP,
+        layer=ParallelLayer,
+    )
 
 
 class StableLmForCausalLM(GatedDecoder):
@@ -352,19 +337,15 @@ class StableLmForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2402.17834.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            rotary_share=0.25,
-            norm=LayerNorm,
-            norm_eps=c.positive_float("layer_norm_eps", 1e-5),
-            qkv_bias=c.bool("use_qkv_bias", False),
-            qk_norms=partial(head_layer_norms, is_apart=True) if c.bool("qk_layernorm", False) else None,
-            layer=ParallelLayer if c.bool("use_parallel_residual", False) else None,
-        )
+    RENAMED = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+    FIELDS = fields(
+        rotary_share=0.25,
+        norm=LayerNorm,
+        norm_eps=eps("layer_norm_eps"),
+        qkv_bias=flag("use_qkv_bias"),
+        qk_norms=chosen("qk_layernorm", False, partial(head_layer_norms, is_apart=True)),
+        layer=chosen("use_parallel_residual", False, ParallelLayer),
+    )
 
 
 OrionForCausalLM = StableLmForCausalLM
@@ -376,19 +357,14 @@ class Starcoder2ForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2402.19173.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"up_proj": "c_fc", "down_proj": "c_proj"}
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        bias = c.bool("use_bias", True)
-        return DecoderConfig.common(
-            c,
-            norm=LayerNorm,
-            norm_eps=c.positive_float("norm_epsilon", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            bias=bias,
-            mlp_bias=bias,
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="gelu_pytorch_tanh"),
-            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
-            mlp=PlainMLP,
-        )
+    RENAMED = {"up_proj": "c_fc", "down_proj": "c_proj"}
+    FIELDS = fields(
+        bias=flag("use_bias", True),
+        mlp_bias=flag("use_bias", True),
+        norm=LayerNorm,
+        norm_eps=eps("norm_epsilon"),
+        tied=TIED,
+        activation=activation("gelu_pytorch_tanh"),
+        windows=WHERE_STATED,
+        mlp=PlainMLP,
+    )

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.models.blocks import GatedDecoder, LateNormLayer, PlainMLP, SandwichLayer, head_norms, width_norms
-from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
+from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.fields import (
+    BEHIND,
+    BIAS,
+    BY_KIND,
+    EPS,
+    HEAD_DIM,
+    MLP_BIAS,
+    TIED,
+    WHERE_STATED,
+    WHERE_USED,
+    Read,
+    activation,
+    eps,
+    fields,
+    flag,
+)
 from octavo.models.ropes import with_query_growth
 
 _INTERNLM2: Final[Mapping[str, Any]] = {
@@ -52,37 +68,24 @@ LLaMAForCausalLM = TeleChat3ForCausalLM = LlamaForCausalLM
 class ApertusForCausalLM(GatedDecoder):
     """Apertus: norms of query and key heads, and a plain MLP with xIELU. Source: https://arxiv.org/abs/2509.14233."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "input_layernorm": "attention_layernorm",
         "post_attention_layernorm": "feedforward_layernorm",
         "act": "act_fn",
     }
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            bias=c.bool("attention_bias", False),
-            qk_norms=head_norms,
-            activation=c.expect("hidden_act", "xielu", *OPERATOR_OF, default="xielu"),
-            mlp=PlainMLP,
-        )
+    FIELDS = fields(
+        norm_eps=EPS,
+        bias=BIAS,
+        qk_norms=head_norms,
+        mlp=PlainMLP,
+        activation=Read(Checkpoint.expect, "hidden_act", "xielu", *OPERATOR_OF, default="xielu"),
+    )
 
 
 class ArceeForCausalLM(GatedDecoder):
     """AFM-4.5B: Llama with a plain MLP that squares ReLUs. Source: Arcee's releases."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            bias=c.bool("attention_bias", False),
-            mlp_bias=c.bool("mlp_bias", False),
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
-            mlp=PlainMLP,
-        )
+    FIELDS = fields(norm_eps=EPS, bias=BIAS, mlp_bias=MLP_BIAS, activation=activation("relu2"), mlp=PlainMLP)
 
 
 class CwmForCausalLM(GatedDecoder):
@@ -91,13 +94,7 @@ class CwmForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2510.02387.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        if c.values.get("layer_types") is None:
-            raise c.error("layer_types", "the kind of each layer")
-        windows = read_windows(c, is_windowed=True)
-        eps = c.positive_float("rms_norm_eps", 1e-5)
-        return DecoderConfig.common(c, norm_eps=eps, mlp_bias=c.bool("mlp_bias", False), windows=windows)
+    FIELDS = fields(windows=BY_KIND, norm_eps=EPS, mlp_bias=MLP_BIAS)
 
 
 class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
@@ -106,25 +103,21 @@ class Ernie4_5ForCausalLM(GatedDecoder):  # noqa: N801
     The text model of PaddleOCR-VL turns halves of heads. Source: Baidu's releases.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        bias = c.bool("use_bias", False)
-        return DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 128),
-            interleaved=not c.str("model_type", "").startswith("paddleocr_vl"),
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            bias=bias,
-            mlp_bias=bias,
-        )
+    FIELDS = fields(
+        bias=flag("use_bias"),
+        mlp_bias=flag("use_bias"),
+        head_dim=HEAD_DIM,
+        norm_eps=EPS,
+        tied=TIED,
+        interleaved=Read(lambda c: not c.str("model_type", "").startswith("paddleocr_vl")),
+    )
 
 
 class ExaoneForCausalLM(GatedDecoder):
     """EXAONE 3 and 3.5, EXAONE Deep: Llama with GPT-2's names. Source: https://arxiv.org/abs/2412.04862."""
 
     PREFIXES = ("transformer.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "embed_tokens": "wte",
         "layers": "h",
         "norm": "ln_f",
@@ -134,11 +127,7 @@ class ExaoneForCausalLM(GatedDecoder):
         "post_attention_layernorm": "ln_2",
         "down_proj": "c_proj",
     }
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        eps = c.positive_float("layer_norm_epsilon", 1e-5)
-        return DecoderConfig.common(c, norm_eps=eps, gate_up_reads=("c_fc_0", "c_fc_1"))
+    FIELDS = fields(norm_eps=eps("layer_norm_epsilon"), gate_up_reads=("c_fc_0", "c_fc_1"))
 
 
 class Exaone4ForCausalLM(GatedDecoder):
@@ -147,10 +136,7 @@ class Exaone4ForCausalLM(GatedDecoder):
     `sliding_window` null means that all layers see all tokens, and rotate. Source: https://arxiv.org/abs/2507.11407.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "attention_output_norm": "post_attention_layernorm",
-        "mlp_output_norm": "post_feedforward_layernorm",
-    }
+    RENAMED = BEHIND
     carries_residual = False
 
     @classmethod
@@ -158,14 +144,18 @@ class Exaone4ForCausalLM(GatedDecoder):
         is_windowed = c.values.get("sliding_window", 4096) is not None
         if c.values.get("layer_types") is None and isinstance(c.values.get("sliding_window_pattern"), str):
             raise c.error("layer_types", "the kind of each layer, where sliding_window_pattern is a string")
-        config = DecoderConfig.common(
+        return DecoderConfig.common(
             c,
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             qk_norms=head_norms,
             windows=read_windows(c, is_windowed=is_windowed, default=4096, pattern=4 if is_windowed else None),
             layer=LateNormLayer,
+            turns_all=not is_windowed,
         )
-        return turn_within_windows(config) if is_windowed else config
+
+
+def _reads_images(c: Checkpoint) -> bool:
+    return c.text_model_type in ("glm4v", "glm_ocr")  # whose configs have other defaults
 
 
 class GlmForCausalLM(GatedDecoder):
@@ -174,60 +164,39 @@ class GlmForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2406.12793.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        reads_images = c.text_model_type in ("glm4v", "glm_ocr")  # whose configs have other defaults
-        return DecoderConfig.common(
-            c,
-            head_dim=c.optional_positive("head_dim") or (None if reads_images else 128),
-            rotary_share=1.0 if reads_images else 0.5,
-            interleaved=True,
-            norm_eps=c.positive_float("rms_norm_eps", 1.5625e-07),
-            qkv_bias=c.bool("attention_bias", True),
-            gate_up_reads=(),
-            **own,
-        )
+    FIELDS = fields(
+        head_dim=Read(lambda c: c.optional_positive("head_dim") or (None if _reads_images(c) else 128)),
+        rotary_share=Read(lambda c: 1.0 if _reads_images(c) else 0.5),
+        interleaved=True,
+        norm_eps=eps(default=1.5625e-07),
+        qkv_bias=flag("attention_bias", True),
+        gate_up_reads=(),
+    )
 
 
 class Glm4ForCausalLM(GlmForCausalLM):
     """GLM-4-0414: GLM-4 with norms before and after attention and MLP."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "attention_output_norm": "post_self_attn_layernorm",
-        "mlp_output_norm": "post_mlp_layernorm",
-    }
-
-    @classmethod
-    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        return super().read(c, layer=SandwichLayer, **own)
+    RENAMED = {"attention_output_norm": "post_self_attn_layernorm", "mlp_output_norm": "post_mlp_layernorm"}
+    FIELDS = fields(**GlmForCausalLM.FIELDS, layer=SandwichLayer)
 
 
 class HeliumForCausalLM(GatedDecoder):
     """Helium: Llama whose heads turn in neighbouring pairs. Source: https://arxiv.org/abs/2410.00037."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 128),
-            interleaved=True,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-8),
-            qkv_bias=c.bool("attention_bias", False),
-            mlp_bias=c.bool("mlp_bias", False),
-        )
+    FIELDS = fields(head_dim=HEAD_DIM, interleaved=True, norm_eps=eps(default=1e-8), qkv_bias=BIAS, mlp_bias=MLP_BIAS)
 
 
 class HunYuanDenseV1ForCausalLM(GatedDecoder):
     """Hunyuan's dense models: heads are normalised after they turn. Source: Tencent's releases."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
+    RENAMED = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
+    EXPECTED = fields(use_qk_norm=True, use_cla=False)
+    FIELDS = fields(norm_eps=EPS, bias=BIAS, qk_norms=head_norms, are_norms_last=True)
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("use_qk_norm", True)
-        c.expect("use_cla", False)
-        eps, bias = c.positive_float("rms_norm_eps", 1e-5), c.bool("attention_bias", False)
-        return DecoderConfig.common(c, norm_eps=eps, bias=bias, qk_norms=head_norms, are_norms_last=True)
+
+def _first_window(c: Checkpoint) -> tuple[int | None, ...]:
+    return read_windows(c, is_windowed=c.values.get("sliding_window", 4096) is not None, default=4096)
 
 
 class MistralForCausalLM(GatedDecoder):
@@ -237,10 +206,7 @@ class MistralForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2310.06825.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        is_windowed = c.values.get("sliding_window", 4096) is not None
-        return DecoderConfig.common(c, windows=read_windows(c, is_windowed=is_windowed, default=4096))
+    FIELDS = fields(windows=Read(_first_window))
 
 
 MinistralForCausalLM = MistralForCausalLM
@@ -252,14 +218,11 @@ class Ministral3ForCausalLM(GatedDecoder):
     Source: Mistral AI's releases.
     """
 
+    FIELDS = fields(head_dim=HEAD_DIM, norm_eps=EPS, windows=WHERE_STATED)
+
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        config = DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 128),
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
-        )
+        config: DecoderConfig = super().read(c)
         return replace(config, rope=with_query_growth(c, config.rope))
 
 
@@ -269,15 +232,9 @@ class Olmo2ForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2501.00656.
     """
 
-    RENAMED = Exaone4ForCausalLM.RENAMED
+    RENAMED = BEHIND
+    FIELDS = fields(norm_eps=EPS, bias=BIAS, qk_norms=width_norms, layer=LateNormLayer)
     carries_residual = False
-
-    @classmethod
-    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        eps = c.positive_float("rms_norm_eps", 1e-5)
-        return DecoderConfig.common(
-            c, norm_eps=eps, bias=c.bool("attention_bias", False), qk_norms=width_norms, layer=LateNormLayer, **own
-        )
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
@@ -287,14 +244,15 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
     Source: https://arxiv.org/abs/2512.13961.
     """
 
+    FIELDS = fields(windows=Read(read_windows, is_windowed=True, default=4096, pattern=4), **Olmo2ForCausalLM.FIELDS)
+
     @classmethod
-    def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        windows = read_windows(c, is_windowed=True, default=4096, pattern=4)
-        config = super().read(c, windows=windows, **own)
-        if config.rope is None or config.ropes or not windows:
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config: DecoderConfig = super().read(c)
+        if config.rope is None or config.ropes or not config.windows:
             return config
         plain = replace(config.rope, scaling=None)
-        return replace(config, ropes=tuple(config.rope if window is None else plain for window in windows))
+        return replace(config, ropes=tuple(config.rope if window is None else plain for window in config.windows))
 
 
 class Phi3ForCausalLM(GatedDecoder):
@@ -303,16 +261,7 @@ class Phi3ForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2404.14219.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            rotary_share=1.0,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            qkv_reads=(),
-            gate_up_reads=(),
-            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
-        )
+    FIELDS = fields(rotary_share=1.0, norm_eps=EPS, qkv_reads=(), gate_up_reads=(), windows=WHERE_STATED)
 
 
 class Qwen2ForCausalLM(GatedDecoder):
@@ -322,10 +271,7 @@ class Qwen2ForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2407.10671.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        windows = read_windows(c, is_windowed=c.bool("use_sliding_window", False))
-        return DecoderConfig.common(c, qkv_bias=True, windows=windows)
+    FIELDS = fields(qkv_bias=True, windows=WHERE_USED)
 
 
 MiMoForCausalLM = Qwen2ForCausalLM
@@ -337,15 +283,7 @@ class Qwen3ForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2505.09388.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 128),
-            qk_norms=head_norms,
-            bias=c.bool("attention_bias", False),
-            windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
-        )
+    FIELDS = fields(head_dim=HEAD_DIM, qk_norms=head_norms, bias=BIAS, windows=WHERE_USED)
 
 
 class SeedOssForCausalLM(GatedDecoder):
@@ -354,15 +292,9 @@ class SeedOssForCausalLM(GatedDecoder):
     Source: ByteDance's releases.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 128),
-            qkv_bias=c.bool("attention_bias", True),
-            out_bias=c.bool("attention_out_bias", False),
-            mlp_bias=c.bool("mlp_bias", False),
-        )
+    FIELDS = fields(
+        head_dim=HEAD_DIM, qkv_bias=flag("attention_bias", True), out_bias=flag("attention_out_bias"), mlp_bias=MLP_BIAS
+    )
 
 
 class SmolLM3ForCausalLM(GatedDecoder):
@@ -371,17 +303,13 @@ class SmolLM3ForCausalLM(GatedDecoder):
     Source: Hugging Face's releases.
     """
 
+    FIELDS = fields(bias=BIAS, mlp_bias=MLP_BIAS, tied=TIED, windows=Read(read_windows, is_windowed=False))
+
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         if c.values.get("layer_types") is None:
             c.expect("use_sliding_window", False)
-        config = DecoderConfig.common(
-            c,
-            bias=c.bool("attention_bias", False),
-            mlp_bias=c.bool("mlp_bias", False),
-            tied=c.bool("tie_word_embeddings", True),
-            windows=read_windows(c, is_windowed=False),
-        )
+        config: DecoderConfig = super().read(c)
         interval = c.positive("no_rope_layer_interval", 4)
         turns = c.values.get("no_rope_layers") or [
             int((layer + 1) % interval != 0) for layer in range(config.num_layers)

@@ -101,8 +101,7 @@ class FalconH1MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.after(self.down_proj(self.gate_up_proj(x)))
-        return out
+        return self.after(self.down_proj(self.gate_up_proj(x)))
 
 
 class FalconH1Layer(nn.Module):

@@ -92,8 +92,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv_proj(x)
         wide = F.pad(v, (0, self._dim - self._value_dim))
         attended = self.attend(q, k, wide, batch, self.rope.rotation(batch)).unflatten(1, (-1, self._dim))
-        out: Tensor = self.o_proj(self.factor(attended[:, :, : self._value_dim].flatten(1)))
-        return out
+        return self.o_proj(self.factor(attended[:, :, : self._value_dim].flatten(1)))
 
 
 class MiMoV2FlashForCausalLM(GatedDecoder):

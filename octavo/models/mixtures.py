@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
-from octavo.models.config import DecoderConfig, read_windows, turn_within_windows
+from octavo.models.config import read_windows, windows_by_kind
+from octavo.models.fields import BEHIND, BIAS, EPS, HEAD_DIM, WHERE_STATED, WHERE_USED, Read, eps, fields, flag
 from octavo.models.sparse import (
+    NUMBERED,
     Mixture,
-    read_mixture,
+    numbered_names,
     read_shared_mixture,
     read_stored,
+    softmax_mixture,
     sparse_by_kind,
     sparse_layers,
+    usual_mixture,
 )
 from octavo.ops.experts import RouterRule
+
+
+def _clamped(c: Checkpoint) -> Mixture:
+    stacked = StoredExperts(is_stacked=True, is_transposed=True, is_interleaved=True)
+    made = usual_mixture(c, "num_local_experts", "intermediate_size", like=stacked, router_bias=True, bias=True)
+    numbers = c.positive_float("swiglu_alpha", 1.702), c.positive_float("swiglu_limit", 7.0)
+    return replace(made, activation="clamped_swiglu", numbers=numbers)
 
 
 class GptOssForCausalLM(GatedDecoder):
@@ -29,64 +38,26 @@ class GptOssForCausalLM(GatedDecoder):
     conversions to bfloat16 are read.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"gate": "router"}
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        mixture = Mixture(
-            experts=c.positive("num_local_experts"),
-            width=c.positive("intermediate_size"),
-            # softmax over the chosen ones alone
-            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=True),
-            stored=read_stored(c, StoredExperts(is_stacked=True, is_transposed=True, is_interleaved=True)),
-            router_bias=True,
-            bias=True,
-            activation="clamped_swiglu",
-            numbers=(c.positive_float("swiglu_alpha", 1.702), c.positive_float("swiglu_limit", 7.0)),
-        )
-        return DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 64),
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            windows=read_windows(c, is_windowed=True),
-            bias=c.bool("attention_bias", True),
-            has_sinks=True,
-            mixture=mixture,
-        )
+    RENAMED = {"gate": "router"}
+    FIELDS = fields(
+        mixture=Read(_clamped),
+        head_dim=Read(Checkpoint.positive, "head_dim", 64),
+        norm_eps=EPS,
+        windows=Read(read_windows, is_windowed=True),
+        bias=flag("attention_bias", True),
+        has_sinks=True,
+    )
 
 
-class HunYuanMoEV1ForCausalLM(GatedDecoder):
-    """Hunyuan-A13B: heads are normalised after they turn, and a shared expert is as wide as the others.
-
-    Source: Tencent's releases.
-    """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "gate": "gate.wg",
-        "shared_experts": "shared_mlp",
-        "q_norm": "query_layernorm",
-        "k_norm": "key_layernorm",
-    }
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        width = c.positive("intermediate_size")
-        mixture = Mixture(
-            experts=c.positive("num_experts"),
-            width=_of_all_layers(c, "moe_intermediate_size", width),
-            rule=RouterRule(_of_all_layers(c, "moe_topk", c.positive("num_experts_per_tok", 1)), is_normalized=True),
-            stored=read_stored(c),
-            shared_width=width * _of_all_layers(c, "num_shared_expert", 1),
-        )
-        c.expect("use_cla", False, default=False)
-        return DecoderConfig.common(
-            c,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            bias=c.bool("attention_bias", False),
-            qk_norms=head_norms,
-            are_norms_last=True,
-            mixture=mixture,
-        )
+def _shared_of_all_layers(c: Checkpoint) -> Mixture:
+    width = c.positive("intermediate_size")
+    return Mixture(
+        experts=c.positive("num_experts"),
+        width=_of_all_layers(c, "moe_intermediate_size", width),
+        rule=RouterRule(_of_all_layers(c, "moe_topk", c.positive("num_experts_per_tok", 1)), is_normalized=True),
+        stored=read_stored(c),
+        shared_width=width * _of_all_layers(c, "num_shared_expert", 1),
+    )
 
 
 def _of_all_layers(c: Checkpoint, name: str, default: int) -> int:
@@ -99,22 +70,33 @@ def _of_all_layers(c: Checkpoint, name: str, default: int) -> int:
     return found[0]
 
 
+class HunYuanMoEV1ForCausalLM(GatedDecoder):
+    """Hunyuan-A13B: heads are normalised after they turn, and a shared expert is as wide as the others.
+
+    Source: Tencent's releases.
+    """
+
+    RENAMED = {
+        "gate": "gate.wg",
+        "shared_experts": "shared_mlp",
+        "q_norm": "query_layernorm",
+        "k_norm": "key_layernorm",
+    }
+    EXPECTED = fields(use_cla=False)
+    FIELDS = fields(
+        mixture=Read(_shared_of_all_layers), norm_eps=EPS, bias=BIAS, qk_norms=head_norms, are_norms_last=True
+    )
+
+
 class MixtralForCausalLM(GatedDecoder):
     """Mixtral: Mistral with experts as wide as `intermediate_size`. Source: https://arxiv.org/abs/2401.04088."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        mixture = Mixture(
-            experts=c.positive("num_local_experts"),
-            width=c.positive("intermediate_size"),
-            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=True),
-            stored=read_stored(c, StoredExperts("w1", "w3", "w2")),
-        )
-        is_windowed = c.optional_positive("sliding_window") is not None
-        eps = c.positive_float("rms_norm_eps", 1e-5)
-        windows = read_windows(c, is_windowed=is_windowed)
-        renamed = {"mlp": "mlp" if mixture.stored.is_stacked else "block_sparse_moe"}
-        return DecoderConfig.common(c, norm_eps=eps, windows=windows, mixture=mixture, renamed=renamed)
+    FIELDS = fields(
+        mixture=Read(usual_mixture, "num_local_experts", "intermediate_size", like=NUMBERED),
+        norm_eps=EPS,
+        windows=WHERE_STATED,
+        renamed=Read(numbered_names),
+    )
 
 
 class OlmoeForCausalLM(GatedDecoder):
@@ -123,19 +105,13 @@ class OlmoeForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2409.02060.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("clip_qkv", None, default=None)
-        eps = c.float("rms_norm_eps", 1e-5)
-        mixture = Mixture(
-            experts=c.positive("num_experts"),
-            width=c.positive("intermediate_size"),
-            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", False)),
-            stored=read_stored(c),
-        )
-        return DecoderConfig.common(
-            c, norm_eps=eps, bias=c.bool("attention_bias", False), qk_norms=width_norms, mixture=mixture
-        )
+    EXPECTED = fields(clip_qkv=None)
+    FIELDS = fields(
+        norm_eps=Read(Checkpoint.float, "rms_norm_eps", 1e-5),
+        mixture=Read(usual_mixture, "num_experts", "intermediate_size", norm_topk_prob=False),
+        bias=BIAS,
+        qk_norms=width_norms,
+    )
 
 
 class DeepseekForCausalLM(GatedDecoder):
@@ -144,22 +120,8 @@ class DeepseekForCausalLM(GatedDecoder):
     Sources: https://arxiv.org/abs/2401.06066, https://arxiv.org/abs/2510.18234, https://arxiv.org/abs/2601.20552.
     """
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("scoring_func", "softmax", default="softmax")
-        c.expect("moe_layer_freq", 1, default=1)
-        c.expect("topk_method", "greedy", default="greedy")
-        rule = RouterRule(
-            c.positive("num_experts_per_tok"),
-            is_normalized=c.bool("norm_topk_prob", False),
-            factor=c.positive_float("routed_scaling_factor", 1.0),
-        )
-        return DecoderConfig.common(
-            c,
-            bias=c.bool("attention_bias", False),
-            mixture=read_mixture(c, rule),
-            sparse=sparse_by_kind(c, 0),
-        )
+    EXPECTED = fields(scoring_func="softmax", moe_layer_freq=1, topk_method="greedy")
+    FIELDS = fields(mixture=Read(softmax_mixture, norm_topk_prob=False), bias=BIAS, sparse=Read(sparse_by_kind, 0))
 
 
 class FlintForCausalLM(GatedDecoder):
@@ -167,24 +129,17 @@ class FlintForCausalLM(GatedDecoder):
     do not rotate. Source: RecursiveSI's releases.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        if c.values.get("layer_types") is None:
-            raise c.error("layer_types", "the kind of each layer")
-        mixture = read_shared_mixture(c, is_normalized=True)
-        config = DecoderConfig.common(
-            c,
-            head_dim=c.positive("head_dim", 128),
-            bias=c.bool("attention_bias", False),
-            qk_norms=head_norms,
-            windows=read_windows(c, is_windowed=False, default=513),
-            has_sinks=True,
-            mixture=replace(mixture, is_shared_gated=False, rule=replace(mixture.rule, score="sigmoid")),
-            sparse=sparse_layers(c),
-        )
-        return turn_within_windows(config)
+    RENAMED = {"shared_experts": "shared_expert"}
+    FIELDS = fields(
+        windows=Read(windows_by_kind, 513),
+        mixture=Read(read_shared_mixture, norm_topk_prob=True, score="sigmoid", is_shared_gated=False),
+        head_dim=HEAD_DIM,
+        bias=BIAS,
+        qk_norms=head_norms,
+        has_sinks=True,
+        sparse=Read(sparse_layers),
+        turns_all=False,
+    )
 
     def own_name(self, name: str) -> str:
         return name.replace(".softmax_offset", ".sinks")
@@ -193,16 +148,19 @@ class FlintForCausalLM(GatedDecoder):
 class FlexOlmoForCausalLM(OlmoeForCausalLM):
     """FlexOlmo: OLMoE with OLMo 2's norms, behind attention and MLP. Source: https://arxiv.org/abs/2507.07024."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "attention_output_norm": "post_attention_layernorm",
-        "mlp_output_norm": "post_feedforward_layernorm",
-    }
+    RENAMED = BEHIND
+    FIELDS = {**OlmoeForCausalLM.FIELDS, **fields(norm_eps=eps(default=1e-6), layer=LateNormLayer)}
     carries_residual = False
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        eps = c.positive_float("rms_norm_eps", 1e-6)
-        return replace(super().read(c), norm_eps=eps, layer=LateNormLayer)
+
+def _of_two(c: Checkpoint) -> Mixture:
+    return Mixture(
+        experts=c.positive("num_local_experts", 16),
+        width=c.positive("intermediate_size"),
+        rule=RouterRule(c.expect("num_experts_per_tok", 2)),
+        stored=NUMBERED,
+        threshold=2 * c.float("router_jitter_noise", 0.01),
+    )
 
 
 class PhimoeForCausalLM(GatedDecoder):
@@ -211,26 +169,15 @@ class PhimoeForCausalLM(GatedDecoder):
     Sources: https://arxiv.org/abs/2404.14219, https://arxiv.org/abs/2506.18349.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"mlp": "block_sparse_moe"}
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        mixture = Mixture(
-            experts=c.positive("num_local_experts", 16),
-            width=c.positive("intermediate_size"),
-            rule=RouterRule(c.expect("num_experts_per_tok", 2)),
-            stored=StoredExperts("w1", "w3", "w2"),
-            threshold=2 * c.float("router_jitter_noise", 0.01),
-        )
-        return DecoderConfig.common(
-            c,
-            norm=LayerNorm,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5),
-            bias=c.bool("attention_bias", False),
-            head_bias=c.bool("lm_head_bias", False),
-            windows=read_windows(c, is_windowed=c.values.get("sliding_window") is not None),
-            mixture=mixture,
-        )
+    RENAMED = {"mlp": "block_sparse_moe"}
+    FIELDS = fields(
+        mixture=Read(_of_two),
+        norm=LayerNorm,
+        norm_eps=EPS,
+        bias=BIAS,
+        head_bias=flag("lm_head_bias"),
+        windows=WHERE_STATED,
+    )
 
 
 PhiMoEForCausalLM = PhimoeForCausalLM
@@ -242,45 +189,29 @@ class Qwen2MoeForCausalLM(GatedDecoder):
     Source: https://qwenlm.github.io/blog/qwen-moe/.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert"}
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("use_sliding_window", False, default=False)
-        return DecoderConfig.common(
-            c,
-            qkv_bias=c.bool("qkv_bias", True),
-            windows=read_windows(c, is_windowed=False),
-            mixture=read_shared_mixture(c, is_normalized=False),
-            sparse=sparse_layers(c),
-        )
+    RENAMED = {"shared_experts": "shared_expert"}
+    EXPECTED = fields(use_sliding_window=False)
+    FIELDS = fields(
+        qkv_bias=flag("qkv_bias", True),
+        windows=Read(read_windows, is_windowed=False),
+        mixture=Read(read_shared_mixture, norm_topk_prob=False),
+        sparse=Read(sparse_layers),
+    )
 
 
 class Qwen3MoeForCausalLM(GatedDecoder):
     """Qwen3-MoE: Qwen3 with mixtures of experts. Source: https://arxiv.org/abs/2505.09388."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        mixture = Mixture(
-            experts=c.positive("num_local_experts" if c.values.get("num_local_experts") else "num_experts"),
-            width=c.positive("moe_intermediate_size"),
-            rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", False)),
-            stored=read_stored(c),
-        )
-        return DecoderConfig.common(
-            c,
-            head_dim=c.optional_positive("head_dim"),
-            qk_norms=head_norms,
-            bias=c.bool("attention_bias", False),
-            windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
-            mixture=mixture,
-            sparse=sparse_layers(c),
-        )
+    FIELDS = fields(
+        mixture=Read(usual_mixture, norm_topk_prob=False),
+        qk_norms=head_norms,
+        bias=BIAS,
+        windows=WHERE_USED,
+        sparse=Read(sparse_layers),
+    )
 
 
 class MellumForCausalLM(Qwen3MoeForCausalLM):
     """Mellum 2: Qwen3-MoE with windows and rotations by kind of layer. Source: JetBrains' releases."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        return replace(super().read(c), sparse=sparse_by_kind(c, 0))
+    FIELDS = {**Qwen3MoeForCausalLM.FIELDS, "sparse": Read(sparse_by_kind, 0)}

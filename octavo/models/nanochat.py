@@ -5,20 +5,19 @@ Source: https://github.com/karpathy/nanochat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import OPERATOR_OF, Elementwise
+from octavo.layers.elementwise import Elementwise
 from octavo.layers.norm import UnscaledRMSNorm
 from octavo.layers.rope import LinearScaling
 from octavo.models.blocks import GatedDecoder, PlainMLP, unscaled_head_norms
 from octavo.models.config import DecoderConfig
+from octavo.models.fields import BIAS, Read, activation, fields, read_cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +30,21 @@ class NanoChatConfig(DecoderConfig):
 class NanoChatForCausalLM(GatedDecoder):
     """The whole model. Heads turn the other way round."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"up_proj": "fc1", "down_proj": "fc2"}
+    RENAMED = {"up_proj": "fc1", "down_proj": "fc2"}
+    COMMON = NanoChatConfig.common
+    FIELDS = fields(
+        norm=UnscaledRMSNorm,
+        bias=BIAS,
+        qk_norms=unscaled_head_norms,
+        are_norms_last=True,
+        activation=activation("relu2"),
+        mlp=PlainMLP,
+        logit_soft_cap=Read(read_cap, "final_logit_softcapping", 15.0),
+    )
 
     @classmethod
     def read(cls, c: Checkpoint) -> NanoChatConfig:
-        has_cap = c.values.get("final_logit_softcapping", 15.0) is not None
-        config = NanoChatConfig.common(
-            c,
-            norm=UnscaledRMSNorm,
-            bias=c.bool("attention_bias", False),
-            qk_norms=unscaled_head_norms,
-            are_norms_last=True,
-            activation=c.expect("hidden_act", *OPERATOR_OF, default="relu2"),
-            mlp=PlainMLP,
-            logit_soft_cap=c.positive_float("final_logit_softcapping", 15.0) if has_cap else None,
-        )
+        config: NanoChatConfig = super().read(c)
         if config.rope is None or config.rope.scaling is not None:
             raise c.error("rope_parameters", 'those of rope_type "default"')
         return replace(config, rope=replace(config.rope, scaling=LinearScaling(-1.0)))

@@ -144,8 +144,7 @@ class PredictionLayer(DecoderStack):
             )
         (model,) = self._lent
         assert model.embed_tokens is not None
-        embedded: Tensor = model.embed_tokens(batch.token_ids)
-        return embedded
+        return model.embed_tokens(batch.token_ids)
 
     @property
     def _layer(self) -> Any:
@@ -175,15 +174,13 @@ class PredictionLayer(DecoderStack):
         return self._normed(stream) if self.layout.is_normed else stream
 
     def _normed(self, stream: Tensor) -> Tensor:
-        normed: Tensor = self._layer.shared_head.norm(stream) if self.layout.has_norm else stream
-        return normed
+        return self._layer.shared_head.norm(stream) if self.layout.has_norm else stream
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, tokens] behind streams of this layer, [rows, hidden]."""
         hidden = hidden if self.layout.is_normed else self._normed(hidden)
         if self.has_own_head:
-            logits: Tensor = self._layer.shared_head.head(hidden)
-            return logits
+            return self._layer.shared_head.head(hidden)
         if self._lent is None:  # a dry run
             return torch.empty(len(hidden), self.config.vocab_size, device="meta")
         (model,) = self._lent

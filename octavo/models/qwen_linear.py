@@ -44,7 +44,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
             raise c.error("linear_num_key_heads", f"a divisor of linear_num_value_heads, which is {sizes.heads}")
         own: dict[str, Any] = {}
         if c.values.get("num_experts") not in (None, 0):
-            own = {"mixture": read_shared_mixture(c, is_normalized=True), "sparse": sparse_layers(c)}
+            own = {"mixture": read_shared_mixture(c, norm_topk_prob=True), "sparse": sparse_layers(c)}
             if "intermediate_size" not in c.values:
                 own["intermediate_size"] = c.positive("moe_intermediate_size")  # no layer is dense
         return HybridConfig.common(

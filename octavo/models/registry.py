@@ -179,8 +179,7 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
         names.append(checkpoint.text_model_type or checkpoint.str("model_type", ""))
     for architecture, file in _FILE_OF.items():
         if architecture in names or _plain_type(_family(architecture).lower()) in map(_plain_type, names):
-            model: ModelClass = getattr(import_module(f"octavo.models.{file}"), architecture)
-            return model
+            return getattr(import_module(f"octavo.models.{file}"), architecture)
     without = f"; with transformers there are more: {INSTALL}" if library_version() is None else ""
     own_code = (
         "; its auto_map names code in its directory, which octavo does not run"
@@ -188,8 +187,7 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
         else ""
     )
     if library_version() is not None and find_class(checkpoint) is not None:
-        fallback: ModelClass = import_module("octavo.models.fallback.model").FallbackModel
-        return fallback
+        return import_module("octavo.models.fallback.model").FallbackModel
     where = checkpoint.origin("architectures", "model_type")
     raise UnsupportedModel(
         f"{where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,13 +14,18 @@ from octavo.layers.distance import alibi_slopes
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, PlainMLP
 from octavo.models.config import DecoderConfig
+from octavo.models.fields import TIED, Read, eps, fields
+
+
+def _four_times(c: Checkpoint) -> int:
+    return 4 * c.positive("hidden_size")
 
 
 class BloomForCausalLM(GatedDecoder):
     """BLOOM: a norm of the embeddings, pre-norm blocks. Source: https://arxiv.org/abs/2211.05100."""
 
     PREFIXES = ("transformer.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "embed_tokens": "word_embeddings",
         "embed_norm": "word_embeddings_layernorm",
         "layers": "h",
@@ -33,24 +37,21 @@ class BloomForCausalLM(GatedDecoder):
     }
     FIRST_STAGE = ("embed_tokens", "embed_norm")
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("apply_residual_connection_post_layernorm", False)
-        return DecoderConfig.common(
-            c,
-            intermediate_size=4 * c.positive("hidden_size"),
-            rope=None,
-            slopes=alibi_slopes(c.positive("num_attention_heads")),
-            norm=LayerNorm,
-            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            bias=True,
-            mlp_bias=True,
-            qkv_reads=("query_key_value",),
-            is_qkv_grouped=True,
-            activation="gelu_pytorch_tanh",
-            mlp=PlainMLP,
-        )
+    EXPECTED = fields(apply_residual_connection_post_layernorm=False)
+    FIELDS = fields(
+        intermediate_size=Read(_four_times),
+        rope=None,
+        slopes=Read(lambda c: alibi_slopes(c.positive("num_attention_heads"))),
+        norm=LayerNorm,
+        norm_eps=eps("layer_norm_epsilon"),
+        tied=TIED,
+        bias=True,
+        mlp_bias=True,
+        qkv_reads=("query_key_value",),
+        is_qkv_grouped=True,
+        activation="gelu_pytorch_tanh",
+        mlp=PlainMLP,
+    )
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
@@ -66,7 +67,7 @@ class MptForCausalLM(GatedDecoder):
     """MPT: no biases, four times as wide MLPs. Source: https://www.databricks.com/blog/mpt-7b."""
 
     PREFIXES = ("transformer.",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "embed_tokens": "wte",
         "layers": "blocks",
         "norm": "norm_f",
@@ -77,9 +78,21 @@ class MptForCausalLM(GatedDecoder):
         "mlp": "ffn",
     }
 
+    EXPECTED = fields(no_bias=True)
+    FIELDS = fields(
+        intermediate_size=Read(_four_times),
+        rope=None,
+        norm=partial(LayerNorm, bias=False),
+        norm_eps=eps("layer_norm_epsilon"),
+        tied=TIED,
+        qkv_reads=("Wqkv",),
+        activation="gelu",
+        mlp=PlainMLP,
+    )
+
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect("no_bias", True)
+        config: DecoderConfig = super().read(c)
         c.refuse("logit_scale", because="factors of logits are not implemented")
         own = c.section("attn_config") or c
         own.expect("attn_type", "multihead_attention")
@@ -88,17 +101,5 @@ class MptForCausalLM(GatedDecoder):
             None if own.values.get(name) is None else own.positive_float(name) for name in ("clip_qkv", "softmax_scale")
         )
         own.refuse("prefix_lm", "qk_ln", because="this variant of MPT is not implemented")
-        return DecoderConfig.common(
-            c,
-            intermediate_size=4 * c.positive("hidden_size"),
-            rope=None,
-            slopes=alibi_slopes(c.positive("num_attention_heads"), own.positive_float("alibi_bias_max", 8.0)),
-            attention_scale=scale,
-            qkv_limit=limit,
-            norm=partial(LayerNorm, bias=False),
-            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            qkv_reads=("Wqkv",),
-            activation="gelu",
-            mlp=PlainMLP,
-        )
+        slopes = alibi_slopes(config.heads.query, own.positive_float("alibi_bias_max", 8.0))
+        return replace(config, slopes=slopes, attention_scale=scale, qkv_limit=limit)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import REQUIRED
 from octavo.errors import CheckpointError
 from octavo.layers.experts import StoredExperts
 from octavo.ops.experts import RouterRule
@@ -58,6 +60,15 @@ class Mixture:
                 f"config.json: num_experts_per_tok is {rule.top_k}, expected at most the experts that are chosen from, "
                 f"of {self.experts} in {groups} groups"
             )
+
+
+NUMBERED: Final = StoredExperts("w1", "w3", "w2")
+"""Experts whose tensors have numbers, as in Mixtral."""
+
+
+def numbered_names(c: Checkpoint) -> dict[str, str]:
+    """Return the name of a mixture of `NUMBERED` experts, which is the usual one where they are stacked."""
+    return {"mlp": "mlp" if read_stored(c, NUMBERED).is_stacked else "block_sparse_moe"}
 
 
 def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 0) -> StoredExperts:
@@ -130,16 +141,52 @@ def read_mixture(
     )
 
 
-def read_shared_mixture(c: Checkpoint, *, is_normalized: bool) -> Mixture:
-    """Read Qwen's mixture beside a gated expert that all tokens take; `is_normalized` where the config is silent."""
-    return Mixture(
-        experts=c.positive("num_experts"),
-        width=c.positive("moe_intermediate_size"),
-        rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", is_normalized)),
-        stored=read_stored(c),
-        shared_width=c.positive("shared_expert_intermediate_size"),
-        is_shared_gated=True,
+def usual_mixture(
+    c: Checkpoint,
+    experts: str | None = None,
+    width: str = "moe_intermediate_size",
+    *,
+    score: Literal["softmax", "sigmoid"] = "softmax",
+    norm_topk_prob: bool | None = None,
+    like: StoredExperts | None = None,
+    **own: Any,
+) -> Mixture:
+    """Read a mixture without groups. Raises CheckpointError.
+
+    experts, width: keys of the config, num_local_experts or num_experts unless given. norm_topk_prob: holds where the
+    config is silent, None where weights are always normalised. like: as in `read_stored`. own: other fields.
+    """
+    experts = experts or ("num_local_experts" if c.values.get("num_local_experts") else "num_experts")
+    count, size = c.positive(experts), c.positive(width)
+    top_k = c.positive("num_experts_per_tok")
+    is_normalized = norm_topk_prob is None or c.bool("norm_topk_prob", norm_topk_prob)
+    rule = RouterRule(top_k, score, is_normalized=is_normalized)
+    return Mixture(experts=count, width=size, rule=rule, stored=read_stored(c, like), **own)
+
+
+def read_shared_mixture(
+    c: Checkpoint,
+    *,
+    norm_topk_prob: bool,
+    score: Literal["softmax", "sigmoid"] = "softmax",
+    is_shared_gated: bool = True,
+) -> Mixture:
+    """Read Qwen's mixture beside an expert that all tokens take; `norm_topk_prob` where the config is silent."""
+    made = usual_mixture(c, "num_experts", norm_topk_prob=norm_topk_prob, score=score, is_shared_gated=is_shared_gated)
+    return replace(made, shared_width=c.positive("shared_expert_intermediate_size"))
+
+
+def softmax_mixture(c: Checkpoint, *, norm_topk_prob: bool, top_k: int = REQUIRED, has_groups: bool = False) -> Mixture:
+    """Read a mixture beside shared experts, whose router chooses by softmax. top_k, norm_topk_prob: hold where the
+    config is silent."""
+    rule = RouterRule(
+        c.positive("num_experts_per_tok", top_k),
+        is_normalized=c.bool("norm_topk_prob", norm_topk_prob),
+        factor=c.positive_float("routed_scaling_factor", 1.0),
+        num_groups=c.positive("n_group", 1) if has_groups else 1,
+        groups_kept=c.positive("topk_group", 1) if has_groups else 1,
     )
+    return read_mixture(c, rule)
 
 
 def corrected(

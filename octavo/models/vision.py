@@ -117,8 +117,7 @@ class ImageReader(DecoderStack):
         library, others = self.config.library, (*_TEXT_MODELS, *self.UNUSED)
         if self.ARCHITECTURE == _DOTS_OCR:
             return DotsOcrEncoder(library)
-        made: nn.Module = _without(self.library_name(), library, others)
-        return made
+        return _without(self.library_name(), library, others)
 
     @property
     def encoding_size(self) -> int:

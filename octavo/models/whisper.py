@@ -59,8 +59,7 @@ class EncoderAttention(nn.Module):
             k, v = self.key_value(each.states)
             self.attention.store(k, v, each.written, batch)
         (q,) = self.query(x)
-        out: Tensor = self.o_proj(self.attention.attend(q, batch))
-        return out
+        return self.o_proj(self.attention.attend(q, batch))
 
 
 class WhisperLayer(GatedLayer):
@@ -133,8 +132,7 @@ class WhisperForConditionalGeneration(DecoderStack):
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of one sound, whose `input_features` are [mel bands, frames]."""
         features = arrays["input_features"].to(self.encoder.get_parameter("conv1.weight").dtype)
-        states: Tensor = self.encoder(features[None]).last_hidden_state[0]
-        return states
+        return self.encoder(features[None]).last_hidden_state[0]
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))

@@ -189,8 +189,7 @@ class Resampler:
 def _kernel(distances: NDArray[np.float64], cutoff: float, end: int) -> NDArray[np.float64]:
     """Return the windowed sinc at distances in input samples, which is 0 from `end` on."""
     window = np.i0(_BETA * np.sqrt(np.maximum(0.0, 1 - (distances / end) ** 2))) / np.i0(_BETA)
-    values: NDArray[np.float64] = cutoff * np.sinc(distances * cutoff) * window
-    return values
+    return cutoff * np.sinc(distances * cutoff) * window
 
 
 def _finite(samples: Samples, first: int, field: str) -> Samples:

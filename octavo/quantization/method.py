@@ -58,8 +58,7 @@ class FromPlain:
         return tensors["weight"]
 
     def format(self, ops: Ops) -> LinearFormat:
-        found: LinearFormat = ops.prepare_linear if self.spec is None else ops.prepare_quantized(self.spec)
-        return found
+        return ops.prepare_linear if self.spec is None else ops.prepare_quantized(self.spec)
 
     def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
         return self.format(ops)(tensors["weight"], bias, gated=shape.is_gated)
@@ -87,12 +86,10 @@ class Coded:
         return tensors
 
     def format(self, ops: Ops) -> LinearFormat:
-        found: LinearFormat = ops.prepare_coded(self.spec)
-        return found
+        return ops.prepare_coded(self.spec)
 
     def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
-        made: PreparedLinear = ops.prepare_coded(self.spec)(tensors, shape.dtype, bias, gated=shape.is_gated)
-        return made
+        return ops.prepare_coded(self.spec)(tensors, shape.dtype, bias, gated=shape.is_gated)
 
 
 UNQUANTIZED = FromPlain("unquantized")

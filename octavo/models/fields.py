@@ -1,0 +1,75 @@
+"""Fields of configs as tables: what a family states, and what is read of its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.layers.elementwise import OPERATOR_OF
+from octavo.models.config import read_windows, windows_by_kind
+
+
+class Read:
+    """A field that `function` reads, which is given the checkpoint and the other arguments."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        self._function, self._arguments, self._named = function, arguments, named
+
+    def __call__(self, c: Checkpoint) -> Any:
+        """Return the field. Raises CheckpointError or UnsupportedModel."""
+        return self._function(c, *self._arguments, **self._named)
+
+
+def fields(**own: Any) -> Mapping[str, Any]:
+    """Return fields by their names, each a value or a `Read`."""
+    return own
+
+
+def read_fields(c: Checkpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields, those that are a `Read` as it reads them. Raises CheckpointError or UnsupportedModel."""
+    return {name: each(c) if isinstance(each, Read) else each for name, each in fields.items()}
+
+
+def flag(name: str, default: bool = False) -> Read:
+    """Read true or false."""
+    return Read(Checkpoint.bool, name, default)
+
+
+def eps(name: str = "rms_norm_eps", default: float = 1e-5) -> Read:
+    """Read what is added under the root of a norm."""
+    return Read(Checkpoint.positive_float, name, default)
+
+
+def activation(default: str, name: str = "hidden_act") -> Read:
+    """Read the name of an activation, one of `OPERATOR_OF`."""
+    return Read(Checkpoint.expect, name, *OPERATOR_OF, default=default)
+
+
+def chosen(name: str, default: bool, value: Any, other: Any = None) -> Read:
+    """Return `value` where the config has true, else `other`."""
+    return Read(lambda c: value if c.bool(name, default) else other)
+
+
+def read_cap(c: Checkpoint, name: str, default: float | None) -> float | None:
+    """Return the soft cap `name`: None where it is null, `default` where the config does not have it."""
+    if name not in c.values:
+        return default
+    return None if c.values[name] is None else c.positive_float(name)
+
+
+BIAS: Final = flag("attention_bias")
+MLP_BIAS: Final = flag("mlp_bias")
+TIED: Final = flag("tie_word_embeddings", True)
+EPS: Final = eps()
+HEAD_DIM: Final = Read(Checkpoint.positive, "head_dim", 128)
+BY_KIND: Final = Read(windows_by_kind)
+WHERE_STATED: Final = Read(lambda c: read_windows(c, is_windowed=c.values.get("sliding_window") is not None))
+"""Windows where the config has one."""
+WHERE_USED: Final = Read(lambda c: read_windows(c, is_windowed=c.bool("use_sliding_window", False)))
+"""Windows where the config says that they are used."""
+BEHIND: Final[Mapping[str, str]] = {
+    "attention_output_norm": "post_attention_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+"""Usual names of norms behind attention and MLP, for `RENAMED`."""
