@@ -69,7 +69,7 @@ class Scheduler:
         self.block_manager = block_manager
         self.config = config
         self.connector = connector
-        self.policy = policy = policy or Policy()
+        self.policy = policy = Policy() if policy is None else policy  # one that is its own queue may be empty
         self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()
         all_wait = sends_tokens or proposer is not None

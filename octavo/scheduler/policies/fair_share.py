@@ -5,9 +5,8 @@ Source: Sheng et al., "Fairness in Serving Large Language Models", https://arxiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
-from typing import Any
 
 from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.policy import GroupQueue, Policy
@@ -27,6 +26,8 @@ class FairShare(Policy):
 
     A tenant without requests whose counter is not above the one with which it would return is forgotten: it returns
     with the same. That is checked when `max_idle` more counters are kept than after the last check.
+
+    It has a queue for each tenant, and is the queue of all; `peek` costs as much as there are tenants that wait.
     """
 
     counts_service = True
@@ -36,87 +37,72 @@ class FairShare(Policy):
         self._max_idle = max_idle
         self._num_kept = 0
         self.counters: dict[str, float] = {}
-        self._queue = _TenantQueue(self.counters, self.key)
-
-    def make_queue(self) -> GroupQueue:
-        return self._queue
-
-    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
-        return max(running, key=lambda group: (self.counters.get(tenant_of(group), 0.0), group.arrival))
-
-    def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
-        tenant = tenant_of(group)
-        cost = (num_tokens + DRAW_COST * num_draws) / self._weights.get(tenant, 1.0)
-        self.counters[tenant] = self.counters.get(tenant, 0.0) + cost
-
-    def note_arrival(self, group: SequenceGroup) -> None:
-        self._queue.note_arrival(tenant_of(group))
-
-    def note_end(self, group: SequenceGroup) -> None:
-        self._queue.note_end(tenant_of(group))
-        if len(self.counters) > 2 * self._num_kept + self._max_idle:
-            self._num_kept = self._queue.forget_idle()
-
-
-def tenant_of(group: SequenceGroup) -> str:
-    return group.request.tenant or ""
-
-
-class _TenantQueue:
-    """A queue for each tenant; `peek` costs as much as there are tenants that wait."""
-
-    def __init__(self, counters: dict[str, float], key: Callable[[SequenceGroup], tuple[Any, ...]]) -> None:
-        self._counters = counters
-        self._key = key
         self._queues: dict[str, WaitingQueue] = {}
         self._num_open: dict[str, int] = {}
         self._last: str | None = None
         self._floor = 0.0
 
+    def make_queue(self) -> GroupQueue:
+        return self
+
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def push(self, group: SequenceGroup) -> None:
-        tenant = tenant_of(group)
-        self._counters.setdefault(tenant, 0.0)
-        self._queues.setdefault(tenant, WaitingQueue(self._key)).push(group)
+        tenant = _tenant_of(group)
+        self.counters.setdefault(tenant, 0.0)
+        self._queues.setdefault(tenant, WaitingQueue(self.key)).push(group)
 
     def peek(self, now: float) -> SequenceGroup | None:
         if not self._queues:
             return None
-        return self._queues[min(self._queues, key=self._counters.__getitem__)].peek()
+        return self._queues[min(self._queues, key=self.counters.__getitem__)].peek()
 
     def remove(self, group: SequenceGroup) -> None:
-        tenant = tenant_of(group)
+        tenant = _tenant_of(group)
         self._queues[tenant].remove(group)
         if not len(self._queues[tenant]):
             del self._queues[tenant]
             self._last = tenant
 
-    def note_arrival(self, tenant: str) -> None:
-        """A group of this tenant is about to be pushed for the first time."""
+    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
+        return max(running, key=lambda group: (self.counters.get(_tenant_of(group), 0.0), group.arrival))
+
+    def note_arrival(self, group: SequenceGroup) -> None:
+        tenant = _tenant_of(group)
         self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
         if tenant not in self._queues:
-            self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._raise_floor())
+            self.counters[tenant] = max(self.counters.get(tenant, 0.0), self._raise_floor())
 
-    def note_end(self, tenant: str) -> None:
-        """A group of this tenant has ended."""
+    def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
+        tenant = _tenant_of(group)
+        cost = (num_tokens + DRAW_COST * num_draws) / self._weights.get(tenant, 1.0)
+        self.counters[tenant] = self.counters.get(tenant, 0.0) + cost
+
+    def note_end(self, group: SequenceGroup) -> None:
+        tenant = _tenant_of(group)
         self._num_open[tenant] -= 1
         if self._num_open[tenant] == 0:
             del self._num_open[tenant]
+        if len(self.counters) > 2 * self._num_kept + self._max_idle:
+            self._forget_idle()
 
-    def forget_idle(self) -> int:
-        """Drop the counters of tenants without groups that would return with the same. Returns how many are left."""
+    def _forget_idle(self) -> None:
+        """Drop the counters of tenants without groups that would return with the same."""
         floor = self._raise_floor()
-        for tenant in [name for name, counter in self._counters.items() if counter <= floor]:
+        for tenant in [name for name, counter in self.counters.items() if counter <= floor]:
             if tenant not in self._num_open:
-                del self._counters[tenant]
-        return len(self._counters)
+                del self.counters[tenant]
+        self._num_kept = len(self.counters)
 
     def _raise_floor(self) -> float:
         """Return the smallest counter with which a tenant returns now. It never falls: no tenant that waits is below
         it."""
         tenants = self._queues or ([] if self._last is None else [self._last])
-        least = min((self._counters.get(tenant, 0.0) for tenant in tenants), default=0.0)
+        least = min((self.counters.get(tenant, 0.0) for tenant in tenants), default=0.0)
         self._floor = max(self._floor, least)
         return self._floor
+
+
+def _tenant_of(group: SequenceGroup) -> str:
+    return group.request.tenant or ""

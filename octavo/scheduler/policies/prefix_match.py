@@ -14,40 +14,25 @@ admissions."""
 
 
 class LongestPrefixMatch(Policy):
-    """First come, first served among groups that find equally much."""
+    """First come, first served among groups that find equally much. It is its own queue: preempted groups come first,
+    then those that find most in the cache at this moment."""
 
     def __init__(self, block_manager: BlockManager) -> None:
-        self._queue = _MatchQueue(self, block_manager)
-
-    def make_queue(self) -> GroupQueue:
-        return self._queue
-
-    def note_admitted(self, group: SequenceGroup) -> None:
-        self._queue.note_admitted(group)
-
-    def note_end(self, group: SequenceGroup) -> None:
-        self._queue.num_passes.pop(group.request_id, None)
-
-
-class _MatchQueue:
-    """Preempted groups first, then by what they find in the cache at this moment.
-
-    num_passes: how often a group was the oldest when another was admitted.
-    """
-
-    def __init__(self, policy: Policy, block_manager: BlockManager) -> None:
-        self._policy = policy
         self._block_manager = block_manager
         self._groups: dict[str, SequenceGroup] = {}
-        self.num_passes: dict[str, int] = {}
+        self._num_passes: dict[str, int] = {}
+        """How often a group was the oldest when another was admitted."""
+
+    def make_queue(self) -> GroupQueue:
+        return self
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def push(self, group: SequenceGroup) -> None:
-        if self._groups and self._policy.key(group) < self._policy.key(next(reversed(self._groups.values()))):
+        if self._groups and self.key(group) < self.key(next(reversed(self._groups.values()))):
             # a group that was in the queue before: back to its place
-            ordered = sorted([*self._groups.values(), group], key=self._policy.key)
+            ordered = sorted([*self._groups.values(), group], key=self.key)
             self._groups = {each.request_id: each for each in ordered}
         else:
             self._groups[group.request_id] = group
@@ -55,7 +40,7 @@ class _MatchQueue:
     def peek(self, now: float) -> SequenceGroup | None:
         best, most = None, -1
         for place, group in enumerate(self._groups.values()):
-            if place == 0 and (group.was_preempted or self.num_passes.get(group.request_id, 0) >= MOST_PASSES):
+            if place == 0 and (group.was_preempted or self._num_passes.get(group.request_id, 0) >= MOST_PASSES):
                 return group
             if place == WINDOW:
                 break
@@ -68,7 +53,10 @@ class _MatchQueue:
         del self._groups[group.request_id]
 
     def note_admitted(self, group: SequenceGroup) -> None:
-        self.num_passes.pop(group.request_id, None)
+        self._num_passes.pop(group.request_id, None)
         oldest = next(iter(self._groups.values()), None)
-        if oldest is not None and self._policy.key(oldest) < self._policy.key(group):
-            self.num_passes[oldest.request_id] = self.num_passes.get(oldest.request_id, 0) + 1
+        if oldest is not None and self.key(oldest) < self.key(group):
+            self._num_passes[oldest.request_id] = self._num_passes.get(oldest.request_id, 0) + 1
+
+    def note_end(self, group: SequenceGroup) -> None:
+        self._num_passes.pop(group.request_id, None)
