@@ -266,7 +266,7 @@ class EngineCore:
     def log_kv_events(self) -> None:
         """Keep what enters and leaves the prefix cache from now on, for the control call `kv_events`."""
         self._kv_events = EventLog()
-        self.scheduler.block_manager.listeners.add(self._kv_events)
+        self.scheduler.block_manager.listeners.append(self._kv_events)
 
     def kv_events(self, read: list[int]) -> list[BlockEvents]:
         """Return what a reader lacks (`EventLog.after`); nothing where no events are kept."""

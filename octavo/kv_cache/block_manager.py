@@ -21,7 +21,7 @@ from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.encodings import Encodings
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.holds import BlockHolds
-from octavo.kv_cache.listener import Listeners
+from octavo.kv_cache.listener import BlockListener
 from octavo.kv_cache.pins import Pins
 from octavo.kv_cache.prefix_search import find_hit
 from octavo.kv_cache.swap import SwapSpace
@@ -80,7 +80,9 @@ class BlockManager:
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
         self.holds = BlockHolds([cache.pool for cache in self.groups])
-        self.listeners = Listeners([cache.pool for cache in self.token_groups])
+        self.listeners: list[BlockListener] = []
+        for cache in self.token_groups:
+            cache.pool.listeners = self.listeners
         self._fetched_tokens: dict[int, int] = {}
 
     @property
@@ -392,7 +394,10 @@ class BlockManager:
                 cache.pool.demote(digest)
 
     def _table(self, sequence: Sequence) -> BlockTable:
-        return self._tables.setdefault(sequence.seq_id, BlockTable())
+        table = self._tables.get(sequence.seq_id)
+        if table is None:
+            table = self._tables[sequence.seq_id] = BlockTable()
+        return table
 
     def _release(self, table: BlockTable) -> None:
         for cache, blocks in zip(self.groups, table.blocks, strict=False):

@@ -35,9 +35,8 @@ class Content(NamedTuple):
 class BlockPool:
     """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to.
 
-    cached_bytes: the limit on the bytes of cached blocks; None for no limit. group: the cache group. listener: called
-    when content enters or leaves the prefix index; None where nothing listens. on_evicted: called with the digest of
-    content that is evicted.
+    cached_bytes: the limit on the bytes of cached blocks; None for no limit. group: the cache group. listeners: called
+    when content enters or leaves the prefix index. on_evicted: called with the digest of content that is evicted.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class BlockPool:
         group: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
-        self.listener: BlockListener | None = None
+        self.listeners: list[BlockListener] = []
         self.on_evicted: Callable[[bytes], None] | None = None
         self._group = group
         self._cached_bytes = cached_bytes
@@ -219,8 +218,8 @@ class BlockPool:
             self._hits[block] = 0
             self._after.setdefault(content.parent, []).append(block)
             self._evicted.pop(content.digest, None)
-            if self.listener is not None:
-                self.listener.stored(self._group, block, content)
+            for listener in self.listeners:
+                listener.stored(self._group, block, content)
 
     def invalidate(self, digest: bytes) -> None:
         """Remove content that is not to be trusted from the index; its block, if cached, becomes empty."""
@@ -252,8 +251,8 @@ class BlockPool:
         siblings.remove(block)
         if not siblings:
             del self._after[content.parent]
-        if self.listener is not None:
-            self.listener.removed(self._group, content.digest)
+        for listener in self.listeners:
+            listener.removed(self._group, content.digest)
         return content.digest
 
     def check(self, expected_counts: dict[int, int]) -> None:

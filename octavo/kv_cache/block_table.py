@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from octavo.kv_cache.block_pool import NULL_BLOCK
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """Written by the block manager alone.
 
@@ -22,22 +25,16 @@ class BlockTable:
         that has to be looked up.
     """
 
-    __slots__ = (
-        *("blocks", "digests", "encoding", "is_on_host", "lacks_encoding", "num_published", "num_unseen", "snapshots"),
-        *("tail", "writable_end"),
-    )
-
-    def __init__(self) -> None:
-        self.blocks: list[list[int]] = []
-        self.num_unseen: list[int] = []
-        self.snapshots: tuple[int, ...] = ()
-        self.is_on_host = False
-        self.digests: list[bytes] = []
-        self.num_published = 0
-        self.tail: bytes | None = None
-        self.encoding: tuple[bytes, ...] = ()
-        self.lacks_encoding = False
-        self.writable_end = 0
+    blocks: list[list[int]] = field(default_factory=list)
+    num_unseen: list[int] = field(default_factory=list)
+    snapshots: tuple[int, ...] = ()
+    is_on_host: bool = False
+    digests: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    tail: bytes | None = None
+    encoding: tuple[bytes, ...] = ()
+    lacks_encoding: bool = False
+    writable_end: int = 0
 
     def set_blocks(self, blocks: list[list[int]], num_published: int = 0, *, is_on_host: bool = False) -> None:
         """Replace all blocks. `num_published` leading ones are in the prefix index."""

@@ -9,7 +9,6 @@ token: only the last one is read, and a prefix may be continued behind any block
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from octavo.core.arithmetic import num_blocks_for, num_blocks_touched
 from octavo.core.cache_limits import LIVE_STATES, GroupLimits
@@ -18,33 +17,13 @@ Find = Callable[[bytes], int | None]
 """Returns the block with the content of a digest, or None."""
 
 
-class Retention(Protocol):
-    """name: what reasons call the layers. loss: what they lack where their part of a prefix is not cached.
+class Retention:
+    """Every token reads all tokens before it. Layers that keep something else override what differs.
+
+    name: what reasons call the layers. loss: what they lack where their part of a prefix is not cached.
     releases: whether leading blocks of a sequence become unread while it runs.
     is_sparse: a row writes its last block, and of the others only those that are to be found later (snapshots).
     """
-
-    name: str
-    loss: str
-    releases: bool
-    is_sparse: bool
-
-    def num_unseen_blocks(self, position: int) -> int:
-        """Return how many leading blocks neither the token at `position` nor any later one reads."""
-        ...
-
-    def at_once(self, num_blocks: int) -> int:
-        """Return how many of `num_blocks` consecutive blocks a sequence holds at once, at most."""
-        ...
-
-    def find_prefix(self, digests: Sequence[bytes], find: Find) -> list[int]:
-        """Return the blocks of the longest prefix of `digests` that a sequence may continue. Blocks that its next token
-        does not read are 0, the null block."""
-        ...
-
-
-class KeepAll:
-    """Every token reads all tokens before it."""
 
     name = "full attention layers"
     loss = "have lost blocks"
@@ -52,12 +31,16 @@ class KeepAll:
     is_sparse = False
 
     def num_unseen_blocks(self, position: int) -> int:
+        """Return how many leading blocks neither the token at `position` nor any later one reads."""
         return 0
 
     def at_once(self, num_blocks: int) -> int:
+        """Return how many of `num_blocks` consecutive blocks a sequence holds at once, at most."""
         return num_blocks
 
     def find_prefix(self, digests: Sequence[bytes], find: Find) -> list[int]:
+        """Return the blocks of the longest prefix of `digests` that a sequence may continue. Blocks that its next token
+        does not read are 0, the null block."""
         blocks: list[int] = []
         for digest in digests:
             block = find(digest)
@@ -67,13 +50,11 @@ class KeepAll:
         return blocks
 
 
-class SlidingWindow:
+class SlidingWindow(Retention):
     """Every token reads the last `num_tokens` tokens, itself included. `max_live_tokens`: most tokens of one sequence
     that are in blocks at once (`SchedulerConfig.max_live_tokens`); None where a step may compute any number."""
 
-    loss = "have lost blocks"
     releases = True
-    is_sparse = False
 
     def __init__(self, num_tokens: int, block_size: int, max_live_tokens: int | None) -> None:
         self.name = f"layers with a window of {num_tokens:,} tokens"
@@ -111,7 +92,7 @@ class SlidingWindow:
         return []
 
 
-class States:
+class States(Retention):
     """Every token reads the state after the token before it, which is in the block of that token."""
 
     name = "recurrent layers"
@@ -136,7 +117,7 @@ class States:
         return []
 
 
-class Encoding:
+class Encoding(Retention):
     """Every token reads the keys and values of an encoder's output, which are in `num_blocks` blocks of its request.
 
     Which prefix of its tokens a sequence may continue does not depend on them: where they are missing, the encoder
@@ -145,14 +126,9 @@ class Encoding:
 
     name = "cross attention layers"
     loss = "have no encoding"
-    releases = False
-    is_sparse = False
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-
-    def num_unseen_blocks(self, position: int) -> int:
-        return 0
 
     def at_once(self, num_blocks: int) -> int:
         return self._num_blocks
@@ -185,5 +161,5 @@ def retention(limits: GroupLimits, block_size: int) -> Retention:
     if limits.num_encoded:
         return Encoding(num_blocks_for(limits.num_encoded, block_size))
     if limits.window is None:
-        return KeepAll()
+        return Retention()
     return SlidingWindow(limits.window, block_size, limits.max_live_tokens)

@@ -99,7 +99,7 @@ class PeerServer(Source):
         self._computing = Counter[bytes]()
         self._requests: dict[str, bytes] = {}
         self._most_blocks = int(SHARE * fewest_blocks(block_manager.groups))
-        block_manager.listeners.add(self)
+        block_manager.listeners.append(self)
         accepted = (listener, self._greet, "octavo-kv-peer")
         threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-kv-listener", daemon=True).start()
 
@@ -248,7 +248,8 @@ class PeerServer(Source):
 
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
-        self._blocks.listeners.remove(self)
+        if self in self._blocks.listeners:
+            self._blocks.listeners.remove(self)
         with suppress(OSError):  # it is closed already
             if isinstance(path := self._listener.getsockname(), str):
                 Path(path).unlink(missing_ok=True)

@@ -68,7 +68,7 @@ class Tier(Source):
         self._missing: set[bytes] = set()
         self._looking = ThreadPoolExecutor(1, "octavo-kv-look")
         self._look: Future[int] | None = None
-        block_manager.listeners.add(self)
+        block_manager.listeners.append(self)
 
     # ---- saves ----
 
@@ -173,7 +173,8 @@ class Tier(Source):
         return ""
 
     def close(self) -> None:
-        self._manager.listeners.remove(self)
+        if self in self._manager.listeners:
+            self._manager.listeners.remove(self)
         self._looking.shutdown(wait=False, cancel_futures=True)
         self.rates.write(self._store.path, self._prefill_tokens_per_s())
         self._store.close()

@@ -63,7 +63,7 @@ class Replica:
         self._began: list[str] = []
         if link is not None:
             self.executor.link, manager = link, self.scheduler.block_manager
-            manager.listeners.add(link)
+            manager.listeners.append(link)
             link.release = manager.pins.end_keep
             self.core.executor = AnnouncedExecutor.around(self.core, lambda step: self._began.extend(step.began))
         self.num_open = 0

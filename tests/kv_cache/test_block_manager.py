@@ -201,7 +201,7 @@ class Blocks(RuleBasedStateMachine):
         self.sequences: dict[int, Sequence] = {}
         self.next_id = 1
         self.mirror = Mirror()
-        self.manager.listeners.add(self.mirror)
+        self.manager.listeners.append(self.mirror)
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=10))
     def allocate(self, token_ids: list[int]) -> None:

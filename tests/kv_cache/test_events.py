@@ -77,7 +77,7 @@ def test_a_reader_gets_each_event_once_in_order_with_its_number_and_time() -> No
 
 def test_the_log_follows_a_pool() -> None:
     pool, log = BlockPool(2), EventLog()
-    pool.listener = log
+    pool.listeners.append(log)
     for digest in (b"1", b"2", b"3"):
         block = pool.allocate()
         pool.publish(block, content(digest))

@@ -47,7 +47,7 @@ class Chaos:
         self.engines = [*self.prefills, self.decode]
         self.mirrors = [Mirror() for _ in self.engines]
         for engine, mirror in zip(self.engines, self.mirrors, strict=True):
-            engine.core.scheduler.block_manager.listeners.add(mirror)
+            engine.core.scheduler.block_manager.listeners.append(mirror)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.aborted: set[str] = set()
         self.count = 0

@@ -214,7 +214,7 @@ def test_nothing_is_commanded_when_the_store_no_longer_saves(desk: Desk) -> None
     assert not desk.tier.commands(has_rows=True)
     desk.tier.close()
     desk.publish(b"2")
-    assert desk.pool.listener is None
+    assert not desk.pool.listeners
 
 
 def test_a_disk_that_hangs_delays_one_step_and_is_used_again(

@@ -206,7 +206,7 @@ class Schedules(RuleBasedStateMachine):
         if self.source is not None:
             self.source.executor, self.source.block_manager = self.executor, self.core.scheduler.block_manager
         self.mirror = Mirror()
-        self.core.scheduler.block_manager.listeners.add(self.mirror)
+        self.core.scheduler.block_manager.listeners.append(self.mirror)
         self._listen()
 
     def _alone(self, group: SequenceGroup) -> dict[int, list[int]]:
