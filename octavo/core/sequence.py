@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar
 
 from octavo.core.beam_search import BeamSearch
@@ -45,6 +46,7 @@ class Attachment(Protocol):
 A = TypeVar("A", bound=Attachment)
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens.
 
@@ -59,38 +61,20 @@ class Sequence:
     parent: the sequence that this one was forked from, and how many of its tokens were the same then.
     """
 
-    __slots__ = (
-        "attachments",
-        "candidates",
-        "epoch",
-        "index",
-        "is_resident",
-        "num_computed_tokens",
-        "num_pending",
-        "num_prompt_tokens",
-        "num_repeated",
-        "num_sent_tokens",
-        "parent",
-        "seq_id",
-        "status",
-        "token_ids",
-    )
-
-    def __init__(self, seq_id: int, index: int, token_ids: list[int], num_prompt_tokens: int) -> None:
-        self.seq_id = seq_id
-        self.index = index
-        self.token_ids = token_ids
-        self.num_prompt_tokens = num_prompt_tokens
-        self.status = SequenceStatus.WAITING
-        self.epoch = 0
-        self.num_computed_tokens = 0
-        self.num_pending = 0
-        self.num_repeated = 0
-        self.is_resident = False
-        self.candidates: TokenLogprobs | None = None
-        self.num_sent_tokens = 0
-        self.attachments: dict[type[Attachment], Attachment] = {}
-        self.parent: tuple[Sequence, int] | None = None
+    seq_id: int
+    index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    status: SequenceStatus = SequenceStatus.WAITING
+    epoch: int = 0
+    num_computed_tokens: int = 0
+    num_pending: int = 0
+    num_repeated: int = 0
+    is_resident: bool = False
+    candidates: TokenLogprobs | None = None
+    num_sent_tokens: int = 0
+    attachments: dict[type[Attachment], Attachment] = field(default_factory=dict)
+    parent: tuple[Sequence, int] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -104,12 +88,16 @@ class Sequence:
 
     def fork(self, seq_id: int, index: int) -> Sequence:
         """Return a copy with the same tokens and the same computed part; the caller forks its blocks."""
-        child = Sequence(seq_id, index, list(self.token_ids), self.num_prompt_tokens)
-        child.status = self.status
-        child.num_computed_tokens = self.num_computed_tokens
-        child.attachments = {kind: each.fork() for kind, each in self.attachments.items()}
-        child.parent = self, len(self.token_ids)
-        return child
+        return Sequence(
+            seq_id,
+            index,
+            list(self.token_ids),
+            self.num_prompt_tokens,
+            self.status,
+            num_computed_tokens=self.num_computed_tokens,
+            attachments={kind: each.fork() for kind, each in self.attachments.items()},
+            parent=(self, len(self.token_ids)),
+        )
 
     def attach(self, state: Attachment) -> None:
         """Store the state of a feature in place of the one of the same class."""
@@ -173,35 +161,6 @@ class SequenceGroup:
     num_prompt_logprobs_sent: prompt positions whose log-probabilities were sent (the first has none).
     num_sent_events: events of the timeline that were sent to the front.
     """
-
-    __slots__ = (
-        "adapter",
-        "arrival",
-        "beams",
-        "cache_miss_reason",
-        "end_token_ids",
-        "is_drafted",
-        "is_forked",
-        "live",
-        "max_tokens",
-        "metrics",
-        "num_cached_tokens",
-        "num_dropped_tokens",
-        "num_fetched_tokens",
-        "num_passed",
-        "num_prompt_logprobs_sent",
-        "num_prompt_tokens",
-        "num_sent_events",
-        "refork_at",
-        "request",
-        "request_id",
-        "sequences",
-        "status",
-        "virtual_start",
-        "waits_for_results",
-        "was_preempted",
-        "width",
-    )
 
     def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int, virtual_start: float = 0.0) -> None:
         params = request.params

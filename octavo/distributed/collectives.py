@@ -1,40 +1,34 @@
-"""What the ranks of a group compute together, and the group of one rank."""
+"""What the ranks of a group compute together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 
-class Collectives(Protocol):
-    """Calls that all ranks of a group make in the same order. One thread of a rank at a time makes them.
+class Collectives:
+    """The group of one rank, whose result is the whole result; groups of several override what they do.
 
-    Each raises EngineDeadError when a rank does not come before the deadline, naming the rank, and when the group is
-    poisoned. After an error the group is of no further use.
+    All ranks of a group make its calls in the same order, one thread of a rank at a time. Each raises EngineDeadError
+    when a rank does not come before the deadline, naming the rank, and when the group is poisoned. After an error the
+    group is of no further use.
+
+    rank: this rank's number in the group, from 0. size: ranks of the group.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank's number in the group, from 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Ranks of the group."""
-        ...
+    rank: int = 0
+    size: int = 1
 
     @property
     def is_recordable(self) -> bool:
         """Whether what repeats a step without Python keeps these calls: they are compiled and read tensors by address,
         or are launched on a stream."""
-        ...
+        return True
 
     def gather(self, share: Tensor) -> Tensor:
         """Return the shares [..., n] of all ranks side by side in rank order, [..., n x size]."""
-        ...
+        return share
 
     def sum(self, partial: Tensor) -> Tensor:
         """Return the elementwise sum in float32, bfloat16 or float16; `partial` may be written over.
@@ -42,78 +36,37 @@ class Collectives(Protocol):
         Each element is added in float32 in the order of ranks from 0, and rounded once: the bits of a row depend on
         its values alone, not on its place or on the size of the tensor.
         """
-        ...
+        return partial
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Write the source's `tensor` over those of the other ranks, of the same shape and type."""
-        ...
 
     def send(self, tensor: Tensor, target: int) -> None:
         """Send to rank `target`, which receives into a tensor of the same shape and type."""
-        ...
+        raise AssertionError("a group of one rank sends nothing")
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Write what rank `source` sent next to this rank over `tensor`."""
-        ...
+        raise AssertionError("a group of one rank receives nothing")
 
     def check(self) -> None:
         """Raise EngineDeadError when the group is poisoned, or a call has failed: what was computed is not valid.
 
         Where the host does not wait for calls, they return before they fail.
         """
-        ...
 
     def watch(self) -> None:
         """Give what was launched up to now the deadline of calls: what repeats them without Python tells the group of
         none. Nothing where the host waits for calls."""
-        ...
 
     def poison(self, reason: str) -> None:
         """Make every waiting and later call of all ranks raise EngineDeadError with `reason`; from any thread.
 
         Ranks of other machines are reached by poisoning their own.
         """
-        ...
 
     def close(self) -> None:
         """Release memory and connections. Idempotent."""
-        ...
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The group of one rank, whose result is the whole result."""
-
-    rank = 0
-    size = 1
-    is_recordable = True
-
-    def gather(self, share: Tensor) -> Tensor:
-        return share
-
-    def sum(self, partial: Tensor) -> Tensor:
-        return partial
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        pass
-
-    def send(self, tensor: Tensor, target: int) -> None:
-        raise AssertionError("a group of one rank sends nothing")
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        raise AssertionError("a group of one rank receives nothing")
-
-    def check(self) -> None:
-        pass
-
-    def watch(self) -> None:
-        pass
-
-    def poison(self, reason: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def summed(shares: Sequence[Tensor] | Tensor) -> Tensor:

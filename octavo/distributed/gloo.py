@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from octavo.core.rendezvous import Rendezvous
-from octavo.distributed.collectives import summed
+from octavo.distributed.collectives import Collectives, summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.stores import gloo_options, tcp_store
 from octavo.errors import EngineDeadError
@@ -29,8 +29,8 @@ _LOOK_S: Final = 0.05
 _Paths = Sequence[Any]
 
 
-class GlooGroup:
-    """`Collectives` over TCP. Poison reaches the calls of this rank; those of the others fail when its group closes."""
+class GlooGroup(Collectives):
+    """Ranks over TCP. Poison reaches the calls of this rank; those of the others fail when its group closes."""
 
     is_recordable = False
 
@@ -66,9 +66,6 @@ class GlooGroup:
 
     def receive(self, tensor: Tensor, source: int) -> None:
         self._finish([(source, self._copy(self._inward, source, tensor))], "send")
-
-    def watch(self) -> None:
-        pass
 
     def poison(self, reason: str) -> None:
         self._reason = self._reason or reason

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.rendezvous import Rendezvous
-from octavo.distributed.collectives import Alone, Collectives
+from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -61,7 +61,7 @@ def open_groups(
 
     def group(ranks: range) -> Collectives:
         if len(ranks) == 1:
-            return Alone()
+            return Collectives()
         if backend is None and rendezvous.shares_memory(ranks):
             return shared()(ranks)
         opener = (remote if backend is None else of_torch)()

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from octavo.distributed.collectives import Alone, Collectives
+from octavo.distributed.collectives import Collectives
 from octavo.distributed.parts import part_name
 from octavo.errors import ConfigError
 
@@ -47,9 +47,9 @@ class Mesh:
     tensor: Axis = Axis()
     pipeline: Axis = Axis()
     expert: Axis = Axis()
-    tensor_group: Collectives = field(default_factory=Alone)
+    tensor_group: Collectives = field(default_factory=Collectives)
     """The tensor ranks of this rank's stage."""
-    stage_group: Collectives = field(default_factory=Alone)
+    stage_group: Collectives = field(default_factory=Collectives)
     """The pipeline ranks with this rank's place in their stages."""
     reduce: Literal["gather", "sum"] = "gather"
     """How tensor ranks combine what a layer makes of a cut input: `gather` gives the bits of one rank, `sum` sends

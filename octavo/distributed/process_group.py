@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
 
 from octavo.core.rendezvous import Rendezvous
-from octavo.distributed.collectives import summed
+from octavo.distributed.collectives import Collectives, summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.overdue import LOOK_S, Event, OverdueWatch
 from octavo.distributed.stores import gloo_options, memory_store, tcp_store
@@ -57,8 +57,8 @@ class Members:
         return missing
 
 
-class ProcessGroup:
-    """`Collectives` over a process group of torch.
+class ProcessGroup(Collectives):
+    """Ranks over a process group of torch.
 
     On a GPU calls are launched, and the stream waits for them, not the host: a thread watches over the deadline. When
     it passes, and when the group is poisoned, the library's communicator is aborted, which ends what waits on the GPU;

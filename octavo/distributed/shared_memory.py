@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo import _native
 from octavo.core.rendezvous import Rendezvous
+from octavo.distributed.collectives import Collectives
 from octavo.distributed.groups import Allocate
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
@@ -23,8 +24,8 @@ _SUM_TYPES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16
 """How the library numbers the element types of sums."""
 
 
-class SharedMemoryGroup:
-    """`Collectives` over memory that all ranks have mapped. The calls are kept by recordings of compiled calls."""
+class SharedMemoryGroup(Collectives):
+    """Ranks over memory that all ranks have mapped. The calls are kept by recordings of compiled calls."""
 
     is_recordable = True
 
@@ -65,9 +66,6 @@ class SharedMemoryGroup:
         """Raise where this rank was told of a failure; that of another is met by the calls themselves."""
         if self._reason is not None:
             raise EngineDeadError(self._reason)
-
-    def watch(self) -> None:
-        pass
 
     def poison(self, reason: str) -> None:
         """Reaches every rank that shares the memory, of other groups too, within 50 ms."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from octavo.distributed.collectives import Collectives
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
@@ -37,18 +38,14 @@ class _Shared:
         self.queues = {(a, b): Queue() for a in range(self.size) for b in range(self.size)}
 
 
-class ThreadCollectives:
-    """`Collectives` of one thread."""
+class ThreadCollectives(Collectives):
+    """Those of one thread."""
 
     is_recordable = False
 
     def __init__(self, rank: int, shared: _Shared) -> None:
-        self.rank = rank
+        self.rank, self.size = rank, shared.size
         self._shared = shared
-
-    @property
-    def size(self) -> int:
-        return self._shared.size
 
     def gather(self, share: Tensor) -> Tensor:
         return torch.cat(self._exchange(share), -1)
@@ -82,15 +79,9 @@ class ThreadCollectives:
             return
         raise EngineDeadError(f"rank {source} of {self.size} sent nothing within {self._shared.deadline_s:g} s")
 
-    def watch(self) -> None:
-        """Do nothing: the host waits for calls."""
-
     def poison(self, reason: str) -> None:
         self._shared.reason = self._shared.reason or reason
         self._shared.barrier.abort()
-
-    def close(self) -> None:
-        pass
 
     def check(self) -> None:
         if self._shared.reason is not None:

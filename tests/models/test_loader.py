@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
-from octavo.distributed.collectives import Alone
+from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, EngineDeadError, UnsupportedModel
 from octavo.models.decoder import DecoderStack
@@ -341,7 +341,7 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(llama: Path) -> None:
 
 @pytest.mark.parametrize("dummy_seed", [None, 0])
 def test_loading_ends_when_another_rank_has_failed(llama: Path, dummy_seed: int | None) -> None:
-    class Poisoned(Alone):
+    class Poisoned(Collectives):
         def check(self) -> None:
             raise EngineDeadError("rank 1 was killed")
 

@@ -12,7 +12,7 @@ from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ScheduledSequence
 from octavo.devices.cuda.token_store import CudaTokenStore
-from octavo.distributed.collectives import Alone
+from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 from octavo.sampling.sampler import DrawnTokens, DrawPlan
 from octavo.worker.input_batch import BatchRow
@@ -49,7 +49,7 @@ class FakeModel:
         return draw(torch.zeros(len(asked), 16), torch.from_numpy(asked))
 
 
-class OfTwo(Alone):
+class OfTwo(Collectives):
     """A group with another rank that has the same logits. Counts how often it is told to watch."""
 
     num_watches = 0
@@ -85,7 +85,7 @@ class FakeBatch:
 
 
 def launched(
-    errors: dict[int, RequestError], model: Any = None, num_copies: int = 0, group: Alone | None = None
+    errors: dict[int, RequestError], model: Any = None, num_copies: int = 0, group: Collectives | None = None
 ) -> tuple[Sequences, list[BatchRow], Callable[[], list[Any]]]:
     sequences = Sequences(CudaTokenStore(torch.device("cpu")))
     for seq_id in range(3):
