@@ -24,7 +24,7 @@ from octavo.core.listening import Greetings, cut, in_time
 from octavo.core.messages import CoreFailed, FromCore, Shutdown
 from octavo.core.processes import report_failure
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import AnnouncedExecutor, CoreServer, Inbox
+from octavo.engine.core_process import CoreServer, Inbox
 from octavo.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class CoreLink:
         if build is not None:
             self._hello = msgspec.structs.replace(self._hello, build=build)
         server = CoreServer(core, self.send, max_tokens_per_step, inbox)
-        core.executor = AnnouncedExecutor.around(core, self.send)
+        core.announce = self.send
         self._inbox, self._listener = inbox, listener
         accepted = (listener, partial(self._serve_front, server, core), "octavo-front")
         threading.Thread(target=self._greetings.accept, args=accepted, daemon=True).start()

@@ -14,12 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
@@ -40,10 +39,9 @@ from octavo.core.messages import (
     Wake,
 )
 from octavo.core.processes import end_with, report_failure, run_reporting
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.control_calls import NOT_WAITED_FOR
 from octavo.errors import OctavoError
-from octavo.executor.executor import Executor, import_ahead
+from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
@@ -78,31 +76,6 @@ Message = ToCore | CoreFailed | Wake | Callable[[], None]
 Inbox = SimpleQueue[Message]
 """What the core has to process: messages of its front, the death of a rank, news of KV transfers, and functions that
 run between steps."""
-
-
-class AnnouncedExecutor:
-    """Wraps the executor of a core, and sends before a step which requests it computes for the first time: if the step
-    ends the process, the front knows what ran in it."""
-
-    def __init__(self, core: EngineCore, send: Callable[[StepOutputs], None]) -> None:
-        self._core = core
-        self._executor = core.executor
-        self._send = send
-
-    @classmethod
-    def around(cls, core: EngineCore, send: Callable[[StepOutputs], None]) -> Executor:
-        """Return the executor of a core, announced."""
-        return cast("Executor", cls(core, send))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        if step.new_sequences:
-            groups = [self._core.scheduler.find(each.seq_id)[0] for each in step.new_sequences]
-            began = list(dict.fromkeys(group.request_id for group in groups if group is not None))
-            self._send(StepOutputs(outputs=[], stats=self._core.stats(), began=began))
-        return self._executor.submit(step)
 
 
 class CoreServer:
@@ -245,7 +218,7 @@ def serve_core(
 
     server = CoreServer(core, send, max_tokens_per_step, inbox)
     if announces:
-        core.executor = AnnouncedExecutor.around(core, send)
+        core.announce = send
     try:
         send(core.ready)
         threading.Thread(target=read, name="octavo-front", daemon=True).start()

@@ -72,6 +72,9 @@ class EngineCore:
         self._beam_texts = BeamTexts(open_tokenizer)
         self._kv_events: EventLog | None = None
         self._last_step: SchedulerOutput | None = None
+        self.announce: Callable[[StepOutputs], None] | None = None
+        """Sends before a step which requests it computes for the first time: if the step ends the process, the front
+        knows what ran in it."""
         self.is_waiting = False
         """Whether the last step found nothing to compute: all requests wait for blocks that others read or write."""
 
@@ -216,6 +219,10 @@ class EngineCore:
             if step is None:
                 break
             self._last_step = step
+            if self.announce is not None and step.new_sequences:
+                groups = [self.scheduler.find(each.seq_id)[0] for each in step.new_sequences]
+                began = list(dict.fromkeys(group.request_id for group in groups if group is not None))
+                self.announce(StepOutputs(outputs=[], stats=self.stats(), began=began))
             self._in_flight.append(self.executor.submit(step))
         outputs, self._kept = self._kept, []
         outputs += self.scheduler.take_ended()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreOutput, EngineCoreRequest, ToCore
-from octavo.engine.core_process import AnnouncedExecutor
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import CostModel
@@ -65,7 +64,7 @@ class Replica:
             self.executor.link, manager = link, self.scheduler.block_manager
             manager.listeners.append(link)
             link.release = manager.pins.end_keep
-            self.core.executor = AnnouncedExecutor.around(self.core, lambda step: self._began.extend(step.began))
+            self.core.announce = lambda step: self._began.extend(step.began)
         self.num_open = 0
         self.is_stepping = False
         self._inbox: list[EngineCoreRequest] = []

@@ -29,7 +29,7 @@ from octavo.core.processes import report_failure
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import AnnouncedExecutor, Inbox, build_and_serve, serve_core
+from octavo.engine.core_process import Inbox, build_and_serve, serve_core
 from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless, engine_config
 from tests.fakes.engine import make_core, run_alone
@@ -288,7 +288,7 @@ def test_requests_are_announced_before_the_step_that_begins_them() -> None:
         assert not message.outputs
         said.append((message.began, message.stats.num_steps))
 
-    core.executor = AnnouncedExecutor.around(core, say)
+    core.announce = say
     run_core(core, [make_hash_request("a", range(5), max_tokens=3), make_hash_request("b", range(30), max_tokens=3)])
     assert said == [(["a"], 1), (["b"], 2)]
     run_core(core, [make_hash_request("c", range(5), max_tokens=3)])

@@ -11,7 +11,6 @@ import pytest
 
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreRequest, StepOutputs, StopSequence
 from octavo.core.outputs import RequestMetrics
-from octavo.engine.core_process import AnnouncedExecutor
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import Replicas
 from octavo.engine.router import LeastLoaded, RoundRobin
@@ -29,7 +28,7 @@ class Core:
 
     def __init__(self) -> None:
         self.core = make_core(**SETTINGS)
-        self.core.executor = AnnouncedExecutor.around(self.core, self._send)
+        self.core.announce = self._send
         self.ready = self.core.ready
         self.inbox: list[Any] = []
         self.outbox: list[bytes] = []
