@@ -23,6 +23,7 @@ from octavo.core.messages import (
     CoreReady,
     EngineCoreOutput,
     EngineCoreRequest,
+    SchedulerStats,
     SequenceDelta,
     Shutdown,
     StepOutputs,
@@ -55,10 +56,11 @@ class Attached(msgspec.Struct, kw_only=True, tag="attached"):
 
 
 class ReplicaOutputs(msgspec.Struct, tag="replica"):
-    """Outputs of a core, of the requests of this server, and the core's state."""
+    """Outputs of a core, of the requests of this server, and the core's state. is_removed: it is not used any more."""
 
     state: ReplicaState
     outputs: list[EngineCoreOutput]
+    is_removed: bool = False
 
 
 FromHub = Attached | ReplicaOutputs | Call | CallResult | CoreFailed
@@ -206,7 +208,8 @@ class Hub:
             for each in requests if taken is None else ():
                 self._forget(each.request_id)
             outputs = [EngineCoreOutput.failed(each.request_id, failure) for each in requests]
-            link.send(ReplicaOutputs(self._replicas.states[0], outputs))
+            message = self._about(next(iter(self._replicas.roles)))
+            link.send(msgspec.structs.replace(message, outputs=outputs))
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         aborted = list(request_ids)
@@ -264,16 +267,22 @@ class Hub:
             else:
                 entry.take(output)
         now = time.monotonic()
-        state = next((each for each in self._replicas.states if each.number == number), None)
-        if state is None:
-            return
-        state = state._replace(stats=step.stats)
+        message = self._about(number)
+        message.state = message.state._replace(stats=step.stats)
         for link in self._links:
             its = outputs.get(link, [])
             # a message without outputs is the last one before the core rests
             if its or not step.outputs or now - link.sent_at > STATS_INTERVAL_S:
-                link.send(ReplicaOutputs(state, its))
+                link.send(msgspec.structs.replace(message, outputs=its))
                 link.sent_at = now
+
+    def _about(self, number: int) -> ReplicaOutputs:
+        """Return the message with the state of a replica, which may have been removed, without outputs."""
+        state = next((each for each in self._replicas.states if each.number == number), None)
+        if state is not None:
+            return ReplicaOutputs(state, [])
+        gone = ReplicaState(number, self._replicas.roles[number], "stopped", SchedulerStats(num_ready=0))
+        return ReplicaOutputs(gone, [], is_removed=True)
 
     def _to_resume(self, request_id: str) -> EngineCoreRequest | None:
         entry = self._open.get(request_id)

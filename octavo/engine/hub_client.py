@@ -34,6 +34,7 @@ class HubClient(CallingClient):
         self.roles: dict[int, str | None] = {each.number: each.role for each in attached.states}
         self.counts: Callable[[], Counts] = list
         self._states = {each.number: each for each in attached.states}
+        self._retired = SchedulerStats(num_ready=0)
         self._decoder = msgspec.msgpack.Decoder(FromHub)
 
     @classmethod
@@ -56,7 +57,7 @@ class HubClient(CallingClient):
     @property
     def stats(self) -> SchedulerStats:
         """Return the sum of the states of all replicas."""
-        return reduce(add, (each.stats for each in self.states))
+        return reduce(add, (each.stats for each in self.states), self._retired)
 
     async def run(self, process: Process, to_resume: ToResume) -> None:
         """Process the outputs of all cores. Raises EngineDeadError when none is left."""
@@ -66,9 +67,12 @@ class HubClient(CallingClient):
                 self._die("the server's first process has ended")
                 break
             match self._decoder.decode(body):
-                case ReplicaOutputs(state, outputs):
+                case ReplicaOutputs(state, outputs, is_removed):
                     self.roles.setdefault(state.number, state.role)
-                    self._states[state.number] = state
+                    if not is_removed:
+                        self._states[state.number] = state
+                    elif (gone := self._states.pop(state.number, None)) is not None:
+                        self._retired += gone.stats.totals()
                     await process(state.number, StepOutputs(outputs=outputs, stats=state.stats))
                 case CallResult() as result:
                     self._calls.resolve(result, _error_of)

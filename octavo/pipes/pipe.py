@@ -227,19 +227,23 @@ class Listener:
         if isinstance(self._parsed.place, str):
             with suppress(FileNotFoundError):
                 os.unlink(self._parsed.place)
+        self._end_accepting()
+
+    def _end_accepting(self) -> None:
+        """Close the pipes that nobody has accepted, and let `accept` find the end alone."""
         with suppress(Empty):
-            while pipe := self._pipes.get_nowait():
-                pipe.close()
+            while True:
+                if (pipe := self._pipes.get_nowait()) is not None:
+                    pipe.close()
         self._pipes.put(None)
 
     def _greet(self, connection: socket.socket) -> None:
         try:
             with self._greetings.limited(connection):
                 carrier = _greeted(connection, self._parsed, self._secret, is_listener=True)
-            pipe = Pipe(carrier, *self._limits)
-            if self._is_closed:
-                pipe.close()
-            self._pipes.put(pipe)
+            self._pipes.put(Pipe(carrier, *self._limits))
+            if self._is_closed:  # it may have looked before
+                self._end_accepting()
         except Exception as error:  # of libraries, too, about what the other end has sent
             _log.warning("a connection to %s was refused: %s", self.address, error)
 

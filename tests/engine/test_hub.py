@@ -36,10 +36,10 @@ def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
 class Served:
     """`servers`, each an engine over a hub, and what is behind it. `close(i)` ends the connection of a server."""
 
-    def __init__(self, replicas: list[Replica], cores: Fleet) -> None:
+    def __init__(self, replicas: list[Replica], cores: Fleet, **settings: Any) -> None:
         self.cores = cores
         self.replicas = replicas
-        self.client = Replicas(replicas)
+        self.client = Replicas(replicas, **settings)
         self.client.ready.plan = "memory plan"
         self.hub = Hub(self.client)
         self.servers: list[AsyncLLM] = []
@@ -62,12 +62,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path, make_core: MakeCore, count: int = 1, num_servers: int = 2) -> AsyncIterator[Served]:
+async def served(directory: Path, make_core: MakeCore, count: int = 1, **settings: Any) -> AsyncIterator[Served]:
     cores = Fleet(make_core)
     replicas = [Replica(number, await cores.start(number), cores.start, 3) for number in range(count)]
-    made = Served(replicas, cores)
+    made = Served(replicas, cores, **settings)
     running = asyncio.create_task(made.hub.run())
-    for _ in range(num_servers):
+    for _ in range(2):
         await made.add(directory)
     try:
         yield made
@@ -157,6 +157,29 @@ async def test_metrics_are_those_of_all_servers(tmp_path: Path) -> None:
         assert _value(text, "octavo:request_prompt_tokens_count") == 4
         assert _value(alone, "octavo:request_prompt_tokens_count") == 1
         assert _value(text, "octavo:engine_steps_total") == _value(alone, "octavo:engine_steps_total") > 0
+
+
+async def test_requests_end_with_an_error_when_the_last_engine_is_removed(tmp_path: Path) -> None:
+    async def tend(replicas: Replicas) -> None:
+        await asyncio.Event().wait()
+
+    params = SamplingParams(max_tokens=500, seed=1, ignore_eos=True)
+
+    async def refusal(llm: AsyncLLM) -> str:
+        [last] = [output async for output in llm.generate([1, 2, 3], params) if output.finished]
+        assert last.error is not None
+        return last.error.code
+
+    async with served(tmp_path, real_core(), tend=tend, most_wait_s=0.05) as made:
+        begun = asyncio.create_task(refusal(made.servers[0]))
+        await steps(made.servers[0], 3)
+        await made.client.remove(made.replicas[0])
+        assert await begun == "engine_restarting"
+        for llm in made.servers:
+            await eventually(lambda llm=llm: not llm.replicas)
+            assert (llm.stats.num_ready, llm.stats.num_steps >= 3) == (0, True)
+            assert await refusal(llm) == "engine_restarting"
+        assert (await made.add(tmp_path)).replicas == []
 
 
 async def test_a_server_that_reads_nothing_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -448,6 +448,18 @@ def test_what_is_no_address_is_named(address: str) -> None:
         Listener(address, SECRET)
 
 
+def test_a_closed_listener_gives_no_pipe_to_a_process_that_was_proving_the_secret() -> None:
+    listener = Listener("tcp://127.0.0.1:0", SECRET)
+    with socket.create_connection(Address.parse(listener.address, SECRET).place, timeout=WAIT_S) as raw:
+        assert raw.recv(1, socket.MSG_PEEK)  # it is being greeted
+        listener.close()
+        assert authenticate(raw, SECRET, is_listener=False)
+        assert raw.recv(1) == b""
+    for _ in range(3):
+        with pytest.raises(PipeClosed):
+            listener.accept(WAIT_S)
+
+
 def test_a_secret_of_the_cluster_is_proved_first() -> None:
     """The proof is that of all connections of a cluster."""
     listener = Listener("tcp://127.0.0.1:0", SECRET)
