@@ -74,15 +74,14 @@ class BlockManager:
         self.encodings = Encodings(self.groups, enable_prefix_caching=enable_prefix_caching)
         self.token_groups = tuple(cache for cache in self.groups if not cache.holds_encoding)
         self.pins = Pins(self.token_groups)
-        for cache in self.token_groups if len(self.token_groups) > 1 else ():
-            if not cache.keeps.releases:
+        self.listeners: list[BlockListener] = []
+        for cache in self.token_groups:
+            cache.pool.listeners = self.listeners
+            if len(self.token_groups) > 1 and not cache.keeps.releases:
                 cache.pool.on_evicted = self._demote
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
         self.holds = BlockHolds([cache.pool for cache in self.groups])
-        self.listeners: list[BlockListener] = []
-        for cache in self.token_groups:
-            cache.pool.listeners = self.listeners
         self._fetched_tokens: dict[int, int] = {}
 
     @property
@@ -237,8 +236,7 @@ class BlockManager:
             shared.num_published,
         )
         table.digests[:] = shared.digests[: parent.num_computed_tokens // self.block_size]
-        table.tail = shared.tail
-        table.snapshots = shared.snapshots
+        table.tail, table.snapshots = shared.tail, shared.snapshots
         shared.writable_end = 0
 
     def release_unseen(self, sequences: Iterable[Sequence]) -> None:
@@ -394,10 +392,7 @@ class BlockManager:
                 cache.pool.demote(digest)
 
     def _table(self, sequence: Sequence) -> BlockTable:
-        table = self._tables.get(sequence.seq_id)
-        if table is None:
-            table = self._tables[sequence.seq_id] = BlockTable()
-        return table
+        return self._tables.get(sequence.seq_id) or self._tables.setdefault(sequence.seq_id, BlockTable())
 
     def _release(self, table: BlockTable) -> None:
         for cache, blocks in zip(self.groups, table.blocks, strict=False):
