@@ -42,6 +42,7 @@ READ_IMAGES: Final = frozenset(
         *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
+        *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
@@ -59,6 +60,7 @@ _FIXED: Final = {
     "AyaVisionForConditionalGeneration": 384,
     "DeepseekVLForConditionalGeneration": 224,
     "GotOcr2ForConditionalGeneration": 1024,
+    "JanusForConditionalGeneration": 384,
     "Llama4ForConditionalGeneration": 448,
     "Ovis2ForConditionalGeneration": 224,
     "PaliGemmaForConditionalGeneration": 224,

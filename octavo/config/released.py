@@ -19,6 +19,11 @@ _QWEN2: Final[Mapping[str, Any]] = {
 """The second encoder of DeepSeek-OCR 2, of which its config states the width alone."""
 _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config"}
 """Names of the encoders of DeepSeek-OCR, with those that transformers has."""
+_SAME: Final = {
+    "HCXVisionV2ForCausalLM": ("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2"),
+    "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", "lighton_ocr"),
+}
+"""Architectures of releases, with transformers' names of the same, and of their `model_type`."""
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
@@ -65,8 +70,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     names = config.get("architectures")
-    if names == ["LightOnOCRForConditionalGeneration"]:  # another spelling of the same
-        return {**config, "architectures": ["LightOnOcrForConditionalGeneration"], "model_type": "lighton_ocr"}
+    if isinstance(names, list) and len(names) == 1 and (found := _SAME.get(str(names[0]))) is not None:
+        return {**config, "architectures": [found[0]], "model_type": found[1]}
     if isinstance(names, list) and names and names[0] in INTERN and "llm_config" in config:
         return intern_layout(config, where)
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:

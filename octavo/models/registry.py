@@ -39,7 +39,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
         *("MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
         *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
-        *("Step3p7", "VideoLlama3", "VipLlava"),
+        *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo", "Step3p7", "VideoLlama3", "VipLlava"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""

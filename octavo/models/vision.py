@@ -43,6 +43,7 @@ _SMALL: Final = {
 }
 """A text model that is made beside an encoder, and left out."""
 _WIDTHS: Final = {
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "text_config.hidden_size",
     "Ovis2ForConditionalGeneration": "hidden_size",
     "PaliGemmaForConditionalGeneration": "projection_dim",
 }
@@ -53,9 +54,12 @@ class ImageReader(DecoderStack):
     """What a text model's class becomes one that reads images with, as the base before it."""
 
     ARCHITECTURE: ClassVar[str]
-    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids", r"(?:audio_tower|embed_audio)\..*")
-    UNUSED: ClassVar[tuple[str, ...]] = ("audio_tower", "embed_audio")
-    """Names of encoders that are left out."""
+    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids", r"(?:audio_tower|embed_audio|vqmodel|generation_\w+)\..*")
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        *("audio_tower", "embed_audio"),
+        *("vqmodel", "generation_embeddings", "generation_aligner", "generation_head"),
+    )
+    """Names of encoders, and of what makes images, that are left out."""
     replaces_tokens = True
 
     @classmethod

@@ -10,6 +10,9 @@ from octavo.config.released_intern import INTERN
 _ALL: Final = (
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
     (re.compile(r"^mlp_AR\."), "projector."),
+    # HyperCLOVA X
+    (re.compile(r"^model\.vision_projector\."), "projector."),
+    (re.compile(r"^model\.language_model\.model\."), ""),
 )
 """Beginnings of names, and what stands there today."""
 _DEEPSEEK_OCR: Final = tuple(
@@ -69,10 +72,21 @@ _INTERN: Final = tuple(
 )
 
 
+_LFM3: Final = tuple(
+    (re.compile(rf"^((?:model\.)?vision_tower\..*){old}"), rf"\1{own}")
+    for old, own in (
+        (r"patchifier\.", "patch_embed."),
+        (r"\bq_layernorm\.", "q_norm."),
+        (r"\bk_layernorm\.", "k_norm."),
+    )
+)
+
+
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
-    table = _DOTS_OCR if family.startswith("dotsocr") else _INTERN if architecture in INTERN else _ALL
-    for old, own in _DEEPSEEK_OCR if family.startswith("deepseekocr") else table:
+    tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "lfm3vl": _LFM3}
+    found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
+    for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)
     return name

@@ -70,6 +70,11 @@ def _llava(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * ((height // patch) * (width // patch) + with_class)
 
 
+def _janus(context: Context, token: int, arrays: Arrays) -> list[int]:
+    vectors = _llava(context, token, arrays)
+    return [*context.encode("<begin_of_image>"), *vectors, *context.encode("<end_of_image>")]
+
+
 def _pixtral(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows of the image end with a token of their own, the last row with another."""
     patch = _vision(context).positive("patch_size") * context.config.positive("spatial_merge_size", 1)
@@ -306,6 +311,8 @@ _SIZED: Final = ("pixel_values", "image_sizes")
 _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 
 _QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
+_QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
+"""Whose vectors have the positions of their tokens."""
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "AyaVisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _aya, word="<image>"),
@@ -313,8 +320,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr, (*_LOCAL, "patches_grid")),
     "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr2, _LOCAL),
     "DeepseekVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava),
-    "DotsOCRForCausalLM": Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw")),
-    "Exaone4_5_ForConditionalGeneration": Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw")),
+    "DotsOCRForCausalLM": _QWEN_IN_LINE,
+    "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
     "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
     "Gemma4ForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole
@@ -325,16 +332,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "GlmOcrForConditionalGeneration": _QWEN,
     "GotOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _got_ocr),
     "Granite4VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN_IN_LINE,
     "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
     **dict.fromkeys(INTERN, Family(_IMAGE, _IMAGE, _internvl, word="<image>", token_word="<IMG_CONTEXT>")),
     "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
+    "JanusForConditionalGeneration": Family(_IMAGE, _IMAGE, _janus),
     "Lfm2VlForConditionalGeneration": Family(
         _IMAGE, _IMAGE, _lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")
     ),
+    "Lfm3VlForConditionalGeneration": _QWEN_IN_LINE,
     "LightOnOcrForConditionalGeneration": Family(_IMAGE, _IMAGE, _lighton, _SIZED),
     "Llama4ForConditionalGeneration": Family(_IMAGE, _IMAGE, _llama4, word="<|image|>"),
     "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
     "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
+    "LlavaNextVideoForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
     "MiniCPMV4_6ForConditionalGeneration": Family(_IMAGE, _IMAGE, _minicpm, ("pixel_values", "target_sizes")),
     "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),

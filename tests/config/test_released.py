@@ -98,3 +98,13 @@ def test_lighton_ocr_is_read_under_the_name_of_its_release(tmp_path: Path) -> No
     assert image_settings(checkpoint)
     opened = LoadedModel.open(checkpoint, Mesh.single())
     assert any(path.startswith("vision_encoder.") for path, _ in opened.model.layers_by_path())
+
+
+def test_hyperclovax_is_read_under_the_name_of_its_release(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("hyperclovax_vision", tmp_path) / "config.json"
+    values = json.loads(file.read_text())
+    vision = {**values["vision_config"], "model_type": "qwen2_5_vl"}
+    own = {"architectures": ["HCXVisionV2ForCausalLM"], "model_type": "vlm", "vision_config": vision}
+    file.write_text(json.dumps({**values, **own}))
+    opened = LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single())
+    assert any(path.startswith("vision_model.") for path, _ in opened.model.layers_by_path())

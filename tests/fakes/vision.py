@@ -402,6 +402,55 @@ def _vipllava() -> tuple[Any, Any]:
     return config, _llava()[1]
 
 
+def _hyperclovax_vision() -> tuple[Any, Any]:
+    import transformers as tf
+
+    text = tf.HyperCLOVAXConfig(**TEXT, attention_multiplier=0.4, residual_multiplier=0.7, logits_scaling=0.5)
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 24}
+    tower |= {"window_size": 56, "fullatt_block_indexes": [1], "model_type": "qwen2_5_vl_vision"}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+    config = tf.HyperCLOVAXVisionV2Config(text_config=text.to_dict(), vision_config=tower, **ids)
+    return config, tf.Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32})
+
+
+def _janus() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {name: TOWER[name] for name in TOWER if name != "intermediate_size"}
+    made = {"base_channels": 32, "channel_multiplier": [1], "latent_channels": 32, "num_embeddings": 8}
+    config = tf.JanusConfig(
+        text_config=tf.LlamaConfig(**TEXT).to_dict(),
+        vision_config={**tower, "projection_dim": 32, "num_image_tokens": 16},
+        vq_config={**made, "projection_dim": 32, "image_token_embed_dim": 32},
+        image_token_id=IMAGE,
+    )
+    return config, tf.JanusImageProcessorPil(size={"height": 56, "width": 56})
+
+
+def _lfm3_vl() -> tuple[Any, Any]:
+    import transformers as tf
+
+    layers = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = tf.Lfm3VlConfig(
+        text_config=tf.Lfm3Config(**{**TEXT, **layers}).to_dict(),
+        vision_config={**tower, "num_key_value_heads": 1, "patch_size": 14},
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        projector_hidden_size=40,
+    )
+    return config, tf.Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 32})
+
+
+def _llava_next_video() -> tuple[Any, Any]:
+    import transformers as tf
+
+    config, processor = _llava_next()
+    own = {name: getattr(config, name) for name in ("text_config", "vision_config", "image_grid_pinpoints")}
+    ids = {"image_token_index": IMAGE, "video_token_index": VIDEO}
+    return tf.LlavaNextVideoConfig(**own, **ids), processor
+
+
 def _deepseek_vl() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -468,6 +517,10 @@ class Settings:
 FAMILIES = {
     "aya_vision": (_aya_vision, "AyaVisionForConditionalGeneration"),
     "exaone4_5": (_exaone4_5, "Exaone4_5_ForConditionalGeneration"),
+    "hyperclovax_vision": (_hyperclovax_vision, "HyperCLOVAXVisionV2ForConditionalGeneration"),
+    "janus": (_janus, "JanusForConditionalGeneration"),
+    "lfm3_vl": (_lfm3_vl, "Lfm3VlForConditionalGeneration"),
+    "llava_next_video": (_llava_next_video, "LlavaNextVideoForConditionalGeneration"),
     "vipllava": (_vipllava, "VipLlavaForConditionalGeneration"),
     "deepseek_vl": (_deepseek_vl, "DeepseekVLForConditionalGeneration"),
     "video_llama_3": (_video_llama_3, "VideoLlama3ForConditionalGeneration"),
