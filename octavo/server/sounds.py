@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -113,6 +111,7 @@ def hear(job: str, body: bytes, model: ModelConfig, tools: InputProcessor) -> by
 def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: InputProcessor) -> SpokenSound:
     """Return a sound in the prompts that ask for its text, cut where the context, the model or times need it."""
     from octavo.multimodal.sound import cut_where_quiet, decoded
+    from octavo.multimodal.sound_prompts import FIELD
 
     sounds, style = tools.media.sounds, style_of(tools)
     assert sounds is not None
@@ -124,26 +123,17 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
     start = 0
     for piece in cut_where_quiet(samples, rate, most_s):
         prompt, stop = style.write(tools, Asked(asked, task, (piece, rate))), start + len(piece)
-        with _named_by_the_form():
+        try:
             token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))
+        except InvalidRequest as error:
+            if error.field == FIELD:  # the name that a sound has in prompts
+                error.field, error.args = "file", (str(error).replace(FIELD, "file"),)
+            raise
         pieces.append(
             SpokenPiece(array("i", token_ids).tobytes(), media, round(start / rate, 2), round(stop / rate, 2))
         )
         start = stop
     return SpokenSound(asked, pieces, round(len(samples) / rate, 2))
-
-
-@contextmanager
-def _named_by_the_form() -> Iterator[None]:
-    """Give an InvalidRequest about a sound the name of the field in a form."""
-    from octavo.multimodal.sound_prompts import FIELD
-
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.field == FIELD:
-            error.field, error.args = "file", (str(error).replace(FIELD, "file"),)
-        raise
 
 
 def log_mel(path: str) -> LogMel:

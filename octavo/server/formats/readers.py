@@ -150,7 +150,11 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
         only_line = not (form.tag.open.is_spaced or form.tag.close.is_spaced)
         if schema.get("type") == "string":
             yield from writer.piece('"')
-            text = Trimmed(lambda piece: writer.piece(_escaped(piece)), only_line=only_line, is_at_mark=True)
+            text = Trimmed(
+                lambda piece: writer.piece(json.dumps(piece, ensure_ascii=False)[1:-1]),
+                only_line=only_line,
+                is_at_mark=True,
+            )
             end = yield from source.until(ends, text)
             if end is None:  # the text was cut
                 break
@@ -271,10 +275,6 @@ def _object_in(text: str) -> str:
     if text.startswith('"'):
         return _decoded(text)
     return "{}" if text == "null" else text
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 READERS: Final[Mapping[Content, Reader]] = {

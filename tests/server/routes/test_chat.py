@@ -22,14 +22,17 @@ def chat(server: Served, **fields: Any) -> Any:
     return ask(server.url, "/v1/chat/completions", {"messages": MESSAGES, **fields})
 
 
+def create(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": "letters", "messages": MESSAGES, **fields})
+
+
 def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI, server: Served) -> None:
-    answer = client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=6)
+    answer = create(client, max_tokens=6)
     assert answer.id.startswith("chatcmpl-")
     assert (answer.object, answer.model) == ("chat.completion", "letters")
     (choice,) = answer.choices
     assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
     assert (choice.message.role, choice.message.content) == ("assistant", "Blocks")
-    assert answer.usage is not None
     prompt_tokens = len("user: hi\nassistant: ")
     assert answer.usage.to_dict() == {
         "prompt_tokens": prompt_tokens,
@@ -46,9 +49,9 @@ def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI, server: 
 def test_conversation_goes_on_without_a_limit_of_tokens_unless_one_is_given(
     client: openai.OpenAI, server: Served
 ) -> None:
-    answer = client.chat.completions.create(model="letters", messages=MESSAGES)
+    answer = create(client)
     assert answer.choices[0].message.content == SENTENCE
-    client.chat.completions.create(model="letters", messages=MESSAGES, max_completion_tokens=3)
+    create(client, max_completion_tokens=3)
     assert [params.max_tokens for _, _, params, _ in server.llm.requests] == [None, 3]
 
 
@@ -57,8 +60,8 @@ def test_a_limit_of_the_checkpoint_makes_room_for_min_tokens(
 ) -> None:
     model = dataclasses.replace(server.llm.config.model, generation_defaults={"max_tokens": 2})
     monkeypatch.setattr(server.llm, "config", msgspec.structs.replace(server.llm.config, model=model))
-    client.chat.completions.create(model="letters", messages=MESSAGES)
-    client.chat.completions.create(model="letters", messages=MESSAGES, extra_body={"min_tokens": 5})
+    create(client)
+    create(client, extra_body={"min_tokens": 5})
     assert [params.max_tokens for _, _, params, _ in server.llm.requests] == [2, 5]
 
 
@@ -105,7 +108,7 @@ def test_usage_comes_with_every_chunk_when_asked_for(server: Served) -> None:
 @pytest.mark.anyio
 async def test_async_client_reads_a_stream_as_it_comes(server: Served) -> None:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(model="letters", messages=MESSAGES, stream=True)
+        stream = await create(client, stream=True)
         text = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(text) == SENTENCE
     assert len(text) == len(SENTENCE) + 2
@@ -113,12 +116,11 @@ async def test_async_client_reads_a_stream_as_it_comes(server: Served) -> None:
 
 
 def test_choices_keep_their_index(client: openai.OpenAI, server: Served) -> None:
-    answer = client.chat.completions.create(model="letters", messages=MESSAGES, n=3, max_tokens=2)
+    answer = create(client, n=3, max_tokens=2)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "Bl"), (1, "Bl"), (2, "Bl")]
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == 6
     by_index: dict[int, list[Any]] = {}
-    for chunk in client.chat.completions.create(model="letters", messages=MESSAGES, n=3, max_tokens=2, stream=True):
+    for chunk in create(client, n=3, max_tokens=2, stream=True):
         by_index.setdefault(chunk.choices[0].index, []).append(chunk.choices[0])
     assert sorted(by_index) == [0, 1, 2]
     for choices in by_index.values():
@@ -128,12 +130,8 @@ def test_choices_keep_their_index(client: openai.OpenAI, server: Served) -> None
 
 
 def test_logprobs_name_the_drawn_token_and_the_likeliest(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="letters", messages=MESSAGES, max_tokens=2, logprobs=True, top_logprobs=2
-    )
+    answer = create(client, max_tokens=2, logprobs=True, top_logprobs=2)
     logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
     first = logprobs.content[0]
     assert (first.token, first.bytes) == ("B", [66])
     assert first.logprob == pytest.approx(-1.386, abs=1e-3)
@@ -142,24 +140,17 @@ def test_logprobs_name_the_drawn_token_and_the_likeliest(client: openai.OpenAI) 
 
 
 def test_logprobs_without_top_ones_have_the_drawn_token_alone(client: openai.OpenAI, server: Served) -> None:
-    answer = client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=1, logprobs=True)
+    answer = create(client, max_tokens=1, logprobs=True)
     logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
     assert logprobs.content[0].top_logprobs == []
     assert server.llm.requests[0][2].logprobs == 0
 
 
 def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(
-        model="letters", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=1
-    )
-    stream = client.chat.completions.create(
-        model="letters", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=1, stream=True
-    )
+    whole = create(client, max_tokens=5, logprobs=True, top_logprobs=1)
+    stream = create(client, max_tokens=5, logprobs=True, top_logprobs=1, stream=True)
     pieces = [chunk.choices[0].logprobs for chunk in stream]
     joined = [token for piece in pieces if piece is not None for token in piece.content or []]
-    assert whole.choices[0].logprobs is not None
     assert joined == whole.choices[0].logprobs.content
 
 
@@ -170,7 +161,7 @@ def test_messages_reach_the_template_as_text(client: openai.OpenAI, server: Serv
         {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": []},
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     ]
-    client.chat.completions.create(model="letters", messages=messages, max_tokens=1)
+    create(client, messages=messages, max_tokens=1)
     prompt = server.llm.requests[0][1]
     assert prompt.text == "system: be brief\nuser: a\nb\nassistant: c\ntool: d\nassistant: "
     assert not prompt.add_special_tokens
@@ -185,17 +176,15 @@ def test_marks_of_caches_and_of_other_clients_change_no_prompt(client: openai.Op
     ]
     tools: Any = [{"type": "function", "function": {"name": "f", **marks}, **marks}]
     plain: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    client.chat.completions.create(model="letters", messages=messages, tools=tools, max_tokens=1)
-    client.chat.completions.create(
-        model="letters", messages=plain, tools=[{"type": "function", "function": {"name": "f"}}], max_tokens=1
-    )
+    create(client, messages=messages, tools=tools, max_tokens=1)
+    create(client, messages=plain, tools=[{"type": "function", "function": {"name": "f"}}], max_tokens=1)
     marked, unmarked = (prompt.text for _, prompt, _, _ in server.llm.requests)
     assert marked == unmarked
 
 
 def test_a_turn_that_ended_within_its_reasoning_needs_no_content(client: openai.OpenAI, server: Served) -> None:
     turn: Any = {"role": "assistant", "content": None, "reasoning": "hm"}
-    client.chat.completions.create(model="letters", messages=[*MESSAGES, turn, *MESSAGES], max_tokens=1)
+    create(client, messages=[*MESSAGES, turn, *MESSAGES], max_tokens=1)
     assert "\nassistant: \n" in server.llm.requests[0][1].text
 
 
@@ -203,22 +192,19 @@ def test_a_predicted_output_goes_with_the_prompt(client: openai.OpenAI, server: 
     parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     for content in ("ab", parts):
         prediction: Any = {"type": "content", "content": content}
-        client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=1, prediction=prediction)
+        create(client, max_tokens=1, prediction=prediction)
     assert [request[1].prediction for request in server.llm.requests] == ["ab", "ab"]
 
 
 def test_final_message_can_be_continued(client: openai.OpenAI, server: Served) -> None:
     messages: Any = [*MESSAGES, {"role": "assistant", "content": "well,"}]
-    client.chat.completions.create(
-        model="letters", messages=messages, max_tokens=1, extra_body={"continue_final_message": True}
-    )
+    create(client, messages=messages, max_tokens=1, extra_body={"continue_final_message": True})
     assert server.llm.requests[0][1].text == "user: hi\nassistant: well,"
 
 
 def test_sampling_values_reach_the_engine_over_the_models_defaults(client: openai.OpenAI, server: Served) -> None:
-    client.chat.completions.create(
-        model="letters",
-        messages=MESSAGES,
+    create(
+        client,
         max_tokens=4,
         temperature=0.5,
         seed=3,
@@ -326,7 +312,7 @@ def test_token_ids_come_on_request(server: Served) -> None:
 )
 def test_refusal_names_the_field(client: openai.OpenAI, server: Served, fields: Any, param: str, code: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="letters", messages=MESSAGES, extra_body=fields)
+        create(client, extra_body=fields)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.type == "invalid_request_error"
     assert server.llm.requests == []
@@ -334,7 +320,7 @@ def test_refusal_names_the_field(client: openai.OpenAI, server: Served, fields: 
 
 def test_refusal_in_a_stream_comes_before_the_stream(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=10**6, stream=True)
+        create(client, max_tokens=10**6, stream=True)
     assert caught.value.code == "context_length_exceeded"
 
 
