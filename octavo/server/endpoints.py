@@ -125,8 +125,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 async def index(context: ServerContext, request: Request) -> Response | Index:
     """Return the list of endpoints, or to a browser the page."""
-    if page.is_for_a_browser(request):
-        return page.front(request)
+    if (response := page.front(request)) is not None:
+        return response
     endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.description for endpoint in ENDPOINTS}
     return Index("octavo", __version__, context.model.served_model_names[0], endpoints)
 

@@ -34,7 +34,7 @@ from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, free, is_large
-from octavo.server.usage import CompletionTokensDetails, Usage, UsageCounts
+from octavo.server.usage import Usage, UsageCounts
 
 _UNIQUE_DIGITS: Final = 12
 _DIRECT_SEQUENCES: Final = 16
@@ -196,13 +196,7 @@ class Generation(ABC):
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the token counts so far, without those of the outputs where that is asked for."""
-        usage, num_reasoning = self._counts.usage(without_completion=without_completion), self.reasoning_tokens()
-        details = self._counts.draft_tokens()
-        if num_reasoning is not None:
-            details["reasoning_tokens"] = num_reasoning
-        if not details:
-            return usage
-        return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(**details))
+        return self._counts.usage(self.reasoning_tokens(), without_completion=without_completion)
 
     def token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
         return completion.token_ids if self.asked.return_token_ids else UNSET

@@ -17,11 +17,6 @@ class CacheInfo(Struct, frozen=True):
     miss_reason: str | None
     fetched_tokens: int = 0
 
-    @classmethod
-    def of(cls, output: RequestOutput) -> CacheInfo:
-        num_tokens, num_cached = len(output.prompt_token_ids), output.num_cached_tokens
-        return cls(num_tokens, num_cached, output.cache_miss_reason, output.num_fetched_tokens)
-
 
 class PromptTokensDetails(Struct, frozen=True):
     """Prompt tokens by where their KV came from, which add up; with `return_cache_info` also by prompt."""
@@ -118,26 +113,29 @@ class UsageCounts:
     def _known(self) -> list[RequestOutput]:
         return [output for output in self._last if output is not None]
 
-    def draft_tokens(self) -> dict[str, int]:
-        """Return how many guesses of tokens were right and how many wrong; nothing where none was verified."""
-        if not self._speculates:
-            return {}
-        self._read()
-        metrics = [output.metrics for output in self._known if output.metrics is not None]
-        num_accepted = sum(each.num_accepted_tokens for each in metrics)
-        num_rejected = sum(each.num_draft_tokens for each in metrics) - num_accepted
-        return {"accepted_prediction_tokens": num_accepted, "rejected_prediction_tokens": num_rejected}
-
-    def usage(self, *, without_completion: bool = False) -> Usage:
+    def usage(self, num_reasoning: int | None = None, *, without_completion: bool = False) -> Usage:
+        """Return the counts of all prompts together. num_reasoning: tokens of reasoning; None where it is not read."""
         self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
+        timed = [(each, each.metrics) for each in self._known if each.metrics is not None]
         infos: list[CacheInfo] | UnsetType = UNSET
         timings: list[Timings] | UnsetType = UNSET
         if self._asked.return_cache_info:
-            infos = [CacheInfo.of(each) for each in self._known]
+            infos = [
+                CacheInfo(
+                    len(each.prompt_token_ids), each.num_cached_tokens, each.cache_miss_reason, each.num_fetched_tokens
+                )
+                for each in self._known
+            ]
         if self._asked.return_timings:
-            timed = [(each, each.metrics) for each in self._known if each.metrics is not None]
             timings = [Timings.of(each, times, each.num_generated_tokens) for each, times in timed]
+        known: dict[str, int] = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
+        if self._speculates:
+            known["accepted_prediction_tokens"] = sum(times.num_accepted_tokens for _, times in timed)
+            known["rejected_prediction_tokens"] = (
+                sum(times.num_draft_tokens for _, times in timed) - known["accepted_prediction_tokens"]
+            )
         num_shown = 0 if without_completion else num_generated
         details = PromptTokensDetails(num_cached, num_fetched, num_tokens - num_cached - num_fetched, infos)
-        return Usage(num_tokens, num_shown, num_tokens + num_shown, details, timings)
+        of_completion = CompletionTokensDetails(**known) if known else UNSET
+        return Usage(num_tokens, num_shown, num_tokens + num_shown, details, timings, of_completion)

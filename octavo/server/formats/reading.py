@@ -126,10 +126,16 @@ class ModelFormat:
     def with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """Return the messages and the tools that the chat template is given."""
+        """Return the messages and the tools that the chat template is given. Where it knows of no tools, messages of
+        the roles system, user and assistant alone describe tools, calls and results."""
         if self.template_reads_tools:
             return messages, tools
-        return _with_tools_as_text(messages, tools), None
+        text = _TOOLS.format("\n".join(map(as_json, tools)))
+        plain = [_plain(message) for message in messages]
+        if plain and plain[0]["role"] == "system":
+            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{text}".lstrip()}
+            return plain, None
+        return [{"role": "system", "content": text}, *plain], None
 
     def reader(self, asked: ChatCompletionRequest) -> OutputReader | None:
         """Return what reads the outputs of a request; None where their text is all there is."""
@@ -274,16 +280,6 @@ def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidReq
                 remedy = "change it" + ("" if is_custom else ", or let tool_choice be auto and leave strict out")
                 return InvalidRequest(f"{field}: {own}; {remedy}", field=field, code=own.code)
     return InvalidRequest(f"the schemas of tools cannot be used: {error}", field="tools", code=error.code)
-
-
-def _with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages of the roles system, user and assistant alone, which describe the tools, calls and results."""
-    text = _TOOLS.format("\n".join(map(as_json, tools)))
-    plain = [_plain(message) for message in messages]
-    if plain and plain[0]["role"] == "system":
-        plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{text}".lstrip()}
-        return plain
-    return [{"role": "system", "content": text}, *plain]
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

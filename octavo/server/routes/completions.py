@@ -100,7 +100,10 @@ class Completion(Generation):
         """Return a choice with what is new of it, after the prompt where that is echoed and was not sent."""
         choice = CompletionChoice(index=prompt_index * self.params.n + completion.index, text="")
         is_first = choice.index not in self._num_prompt_chars
-        echoed = self._prompt_text(output) if self.asked.echo and is_first else None
+        echoed = output.prompt if self.asked.echo and is_first else None
+        if self.asked.echo and is_first and echoed is None:
+            # an echo holds what was sent, special tokens too
+            echoed = self.context.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
         if is_first:
             choice.text = echoed or ""
             self._num_prompt_chars[choice.index] = len(choice.text)
@@ -142,9 +145,3 @@ class Completion(Generation):
             texts[0] = self.context.llm.tokenizer.token_text(token_ids[0])
         num_top = -1 if self.asked.logprob_token_ids else self.asked.logprobs
         return completion_logprobs(texts, token_ids, positions, num_top, offsets)
-
-    def _prompt_text(self, output: RequestOutput) -> str:
-        if output.prompt is not None:
-            return output.prompt
-        # an echo holds what was sent, special tokens too
-        return self.context.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)

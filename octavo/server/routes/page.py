@@ -53,14 +53,11 @@ def _read(name: str) -> tuple[bytes, dict[str, str]]:
     return body, {**_HEADERS, "Content-Type": _MEDIA_TYPES[path.suffix], "ETag": tag}
 
 
-def is_for_a_browser(request: Request) -> bool:
-    """Return whether a request names HTML among what it accepts, as browsers do for a page and other clients do not."""
-    return "text/html" in request.headers.get("accept", "")
-
-
-def front(request: Request) -> Response:
-    """Return the page. Its relative URLs need a path that ends with a slash."""
-    path = request.scope["path"]
+def front(request: Request) -> Response | None:
+    """Return the page to a browser, which names HTML among what it accepts; None to other clients."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return None
+    path = request.scope["path"]  # the page's relative URLs need one that ends with a slash
     if not path.endswith("/"):
         return Response(status_code=307, headers={"Location": f"{path.rpartition('/')[2]}/", "Vary": "Accept"})
     response = _response("index.html", request)

@@ -11,10 +11,10 @@ import pytest
 
 import octavo.server.formats
 from octavo.errors import ConfigError
-from octavo.server.formats.events import ReadCall, ReadOutput, joined
+from octavo.server.formats.events import ReadCall, ReadOutput
 from octavo.server.formats.format import Field, Format, ResponseTemplate, format_of, templates
 from octavo.server.formats.parser import OutputParser
-from tests.server.formats.test_parser import cuttings, read
+from tests.server.formats.test_parser import cuttings, output_of, read
 
 FILES = Path(octavo.server.formats.__file__).parent
 DEEP = '{"a": {"b": [1, {"c": "“ü”\\n\\"x\\" </tool_call>"}]}, "d": ""}'
@@ -192,13 +192,8 @@ def test_a_chat_template_leads_to_its_format(chat_template: str, name: str) -> N
 
 def test_ids_that_a_model_writes_are_kept() -> None:
     for pieces in cuttings(TEXTS["kimi_k2"].replace(":1<", ":12<"), 6):
-        parser = OutputParser(form("kimi_k2"), TOOLS)
-        events = [
-            event
-            for place, piece in enumerate(pieces)
-            for event in parser.feed(piece, is_last=place + 1 == len(pieces))
-        ]
-        assert [call.id for call in joined(events).calls] == ["functions.f:0", "functions.g:12", "functions.h:2"]
+        calls = output_of(OutputParser(form("kimi_k2"), TOOLS), pieces).calls
+        assert [call.id for call in calls] == ["functions.f:0", "functions.g:12", "functions.h:2"]
 
 
 def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> None:
@@ -220,13 +215,7 @@ def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> Non
 )
 def test_reasoning_is_parted_from_the_answer(name: str, text: str) -> None:
     for pieces in cuttings(text, 6):
-        parser = OutputParser(form(name), {})
-        events = [
-            event
-            for place, piece in enumerate(pieces)
-            for event in parser.feed(piece, is_last=place + 1 == len(pieces))
-        ]
-        assert joined(events) == ReadOutput("Yes.", "hm", [])
+        assert output_of(OutputParser(form(name), {}), pieces) == ReadOutput("Yes.", "hm", [])
 
 
 @pytest.mark.parametrize("name", ["llama3", "pythonic"])

@@ -15,14 +15,17 @@ from octavo.server.formats.parser import OutputParser
 CHATML = format_of('<tool_call> "arguments" </think>')
 
 
+def output_of(parser: OutputParser, pieces: list[str]) -> ReadOutput:
+    last = len(pieces) - 1
+    return joined(event for place, piece in enumerate(pieces) for event in parser.feed(piece, is_last=place == last))
+
+
 def read(
     form: Format | None, pieces: list[str], tools: Mapping[str, Mapping[str, Any]] | None = None, **options: bool
 ) -> ReadOutput:
     assert form is not None
     assert form.calls is not None
-    parser = OutputParser(form, tools or {}, **options)
-    last = len(pieces) - 1
-    output = joined(event for place, piece in enumerate(pieces) for event in parser.feed(piece, is_last=place == last))
+    output = output_of(OutputParser(form, tools or {}, **options), pieces)
     for call in output.calls:
         assert form.calls.id_form or len(call.id) == (form.calls.id_chars or len("call_") + 24)
         call.id = ""
