@@ -50,13 +50,19 @@ _MOST_DRAWN: Final = 256
 COMMON_HEADS: Final = (64, 128)
 """Caches of 8 bits, and types of weights behind the first, are those of models with heads of such a size."""
 ADAPTED_SPECS: Final = (
-    *(INT8, INT4, INT4_G128, CodeSpec(4, 128, "none", torch.bfloat16), CodeSpec(4, 128, "zeros", torch.bfloat16)),
-    *(CodeSpec(4, 128, "none", torch.float16), CodeSpec(4, 128, "zeros", torch.float16)),
+    INT8,
+    *(
+        replace(each, activation_bits=16)
+        for each in (
+            *(INT4, INT4_G128, CodeSpec(4, 128, "none", torch.bfloat16), CodeSpec(4, 128, "zeros", torch.bfloat16)),
+            *(CodeSpec(4, 128, "none", torch.float16), CodeSpec(4, 128, "zeros", torch.float16)),
+        )
+    ),
 )
-"""Of codes in every type, with adapters and with activations of 16 bits: those of `--quantization`, GPTQ and AWQ."""
+"""Of codes in every type, with adapters: those of `--quantization`, GPTQ and AWQ, times activations of their bits."""
 SPECS: Final = (NVFP4, *(each.spec for each in BLOCK_TYPES.values() if each.spec is not None))
 """Of codes in the first type: those of NVFP4 and MXFP4, and of GGUF."""
-STACKED_SPECS: Final = (*ADAPTED_SPECS[:5], MXFP4, NVFP4)
+STACKED_SPECS: Final = (*ADAPTED_SPECS[:5], replace(MXFP4, activation_bits=16), NVFP4)
 """Of codes of experts in the first type."""
 FLOAT8_GROUPS: Final = (128, 0)
 """Inputs of FP8 that share a scale, of blocks and of outputs."""
@@ -165,7 +171,8 @@ def launches(
             _run(runtime, config, first, first, Coded(CodeSpec(8, group, "none", torch.float32, is_float=True)))
         for spec, dtype in product(ADAPTED_SPECS, (first, *others)):
             _multiply_codes(runtime, spec, dtype, has_adapters=True)
-            _multiply_codes(runtime, replace(spec, activation_bits=16), dtype, has_adapters=False)
+            other = replace(spec, activation_bits=24 - spec.activation_bits)
+            _multiply_codes(runtime, other, dtype, has_adapters=False)
         for spec in SPECS:
             _multiply_codes(runtime, spec, first, has_adapters=False)
         for spec in STACKED_SPECS:

@@ -30,7 +30,7 @@ from benchmarks.gpu.persistent import persistent
 from benchmarks.gpu.ranks import ranks
 from benchmarks.gpu.small import small
 from benchmarks.gpu.swaps import swaps
-from benchmarks.gpu.tiles import tiles
+from benchmarks.gpu.tiles import CODES, tiles
 from benchmarks.sampler import BenchmarkSequence
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import Scores
@@ -39,7 +39,6 @@ from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.devices.cuda.sampler import CudaSampler, read_later
 from octavo.devices.reference.sampler import ReferenceSampler
-from octavo.ops.prepare_quantized import INT4, INT8
 from octavo.ops.registry import operators
 from octavo.ops.rotary import Rotation, rotary_table
 from octavo.sampling.filters import default_filters
@@ -188,7 +187,7 @@ def time_kernels(limits: dict[str, float]) -> Iterator[dict[str, Any]]:
             "of_bandwidth": weight.nbytes / taken["triton"] / limits["bytes_per_s"],
             "of_matrix_rate": 2 * tokens * weight.numel() / taken["triton"] / limits["flops"],
         }
-        for name, spec in {"int4": INT4, "int8": INT8}.items():
+        for name, spec in CODES.items():
             coded = FASTEST.bind().prepare_quantized(spec)(weight)
             took = seconds(lambda linear=coded, x=x: linear(x))
             share = coded.nbytes / took / limits["bytes_per_s"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, Final
@@ -25,6 +26,7 @@ from octavo.ops.prepare_quantized import INT4, INT8
 
 SHAPES: Final = ((4096, 1024), (1024, 3072), (6144, 4096), (12_288, 4096), (4096, 12_288))
 """Outputs and inputs of products of Qwen3-0.6B and 8B."""
+CODES: Final = {"int4": replace(INT4, activation_bits=16), "int4, activations of 8 bits": INT4, "int8": INT8}
 OF_CODES: Final[tuple[dict[str, int], ...]] = (
     *({}, {"BN": 32}, {"BN": 32, "num_warps": 2}),
     *({"num_stages": 3}, {"num_stages": 6}, {"STEPS": 2}),
@@ -47,7 +49,7 @@ def with_changes(changes: Mapping[str, int], launch: Launcher = launch_by_triton
 
 def products(rows: Sequence[int] = (1, 32)) -> Iterator[dict[str, Any]]:
     """Yield the time of each product with each tile."""
-    for name, spec in {"int4": INT4, "int8": INT8}.items():
+    for name, spec in CODES.items():
         for (outputs, inputs), changes in product(SHAPES, OF_CODES):
             prepare = CudaRuntime(launch=with_changes(changes)).bind().prepare_quantized(spec)
             linear = prepare(torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16))

@@ -65,8 +65,12 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
         "channel, int4 one per 64 inputs of it, int4-g128 one per 128. By default weights stay as they are.",
     )
     allow_requantize: bool = arg(False, "Let quantization take quantised checkpoints, which loses more.")
-    activation_bits: int = arg(
-        8, "What activations are rounded to beside quantised weights.", only=(8, 16), otherwise="bits are 8 or 16"
+    activation_bits: int | None = arg(
+        None,
+        "What activations are rounded to beside quantised weights. By default 8, and on GPUs 16 beside weights that "
+        "are made for whole activations (W4A16, W8A16): int4, GPTQ, AWQ and the like, but not int8, W8A8 and GGUF.",
+        only=(8, 16),
+        otherwise="bits are 8 or 16",
     )
     max_model_len: int | None = arg(
         None,

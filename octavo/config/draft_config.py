@@ -41,7 +41,7 @@ def draft_config(
         method=speculative.method,
         path=str(draft.path),
         quantization=speculative.quantization,
-        activation_bits=args.activation_bits,
+        activation_bits=args.activation_bits or 8,
         sample_method=speculative.draft_sample_method,
         overrides=overrides,
     )

@@ -168,7 +168,7 @@ def accept(argument: Argument, value: Any) -> Any:
         said = value_remark(name, str(value))
         hint = f"; {said}" if said is not None else suggestion(str(value), arg.choices)
         raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(arg.choices)}{hint}")
-    if arg.only is not None and value not in arg.only:
+    if arg.only is not None and value is not None and value not in arg.only:
         raise ConfigError(f"{name}={value!r} is refused: {arg.otherwise}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from octavo.config.args import EngineArgs
-from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object, read_token_ids
+from octavo.config.checkpoint import GENERATION_CONFIG, QUANTIZATION, Checkpoint, read_json_object, read_token_ids
 from octavo.config.draft_config import draft_config
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
@@ -100,6 +100,7 @@ def resolve(
     _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)
     has_gpus = args.device == "cuda" or (platform.has_gpu and _device(args) == "auto")
+    activation_bits = args.activation_bits or (16 if has_gpus and _keeps_activations(args, checkpoint) else 8)
     return EngineConfig(
         model=ModelConfig.of(
             args,
@@ -110,6 +111,7 @@ def resolve(
             packed_directory=_packed_cache(args, checkpoint, cache_directory),
             user_set_packed_cache=args.packed_cache != "auto",
             dtype=dtype,
+            activation_bits=activation_bits,
             max_model_len=max_model_len,
             user_set_max_model_len=args.max_model_len is not None,
             vocab_size=checkpoint.positive("vocab_size"),
@@ -140,6 +142,18 @@ def resolve(
         if speculative is None or draft_path is None
         else draft_config(args, speculative, checkpoint, tokenizer_path or checkpoint.path, draft_path),
     )
+
+
+def _keeps_activations(args: EngineArgs, checkpoint: Checkpoint) -> bool:
+    """Return whether quantised weights are made for activations that are not rounded (W4A16, W8A16)."""
+    if args.quantization is not None:
+        return args.quantization != "int8"
+    stored_as = checkpoint.section(QUANTIZATION)
+    if stored_as is None or checkpoint.gguf is not None:
+        return False
+    groups = stored_as.values.get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    return not any(isinstance(each, dict) and each.get("input_activations") for each in schemes)
 
 
 def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:

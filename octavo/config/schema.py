@@ -42,6 +42,7 @@ class ModelConfig(ModelArgs):
     """Directory that keeps packed weights for later starts; None for no such directory."""
     user_set_packed_cache: bool = False
     dtype: DType
+    activation_bits: int = 8
     max_model_len: int
     user_set_max_model_len: bool = False
     vocab_size: int

@@ -183,7 +183,7 @@ class GPTNeoForCausalLM(GatedDecoder):
     """
 
     PREFIXES = GPT2LMHeadModel.PREFIXES
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         **GPTBigCodeForCausalLM.RENAMED,
         "self_attn": "attn.attention",
         "o_proj": "out_proj",

@@ -76,6 +76,26 @@ def test_steps_are_launched_ahead_where_a_gpu_is_asked_for_or_expected(
 
 
 @pytest.mark.parametrize(
+    ("given", "stored_as", "bits"),
+    [
+        ({"quantization": "int4"}, None, 16),
+        ({"quantization": "int4", "device": "cpu"}, None, 8),
+        ({"quantization": "int4", "activation_bits": 8}, None, 8),
+        ({"quantization": "int8"}, None, 8),
+        ({}, {"quant_method": "awq"}, 16),
+        ({}, {"quant_method": "compressed-tensors", "config_groups": {"a": {"input_activations": None}}}, 16),
+        ({}, {"quant_method": "compressed-tensors", "config_groups": {"a": {"input_activations": {"num_bits": 8}}}}, 8),
+    ],
+)
+def test_on_a_gpu_activations_have_16_bits_beside_weights_that_are_made_for_whole_ones(
+    given: dict[str, Any], stored_as: dict[str, Any] | None, bits: int, tmp_path: Path
+) -> None:
+    args = EngineArgs(model="m", **{"device": "cuda", **given})
+    config = resolve(args, checkpoint(tmp_path, quantization_config=stored_as), PLATFORM)
+    assert config.model.activation_bits == bits
+
+
+@pytest.mark.parametrize(
     ("wanted", "dtype"), [("auto", "bfloat16"), ("float32", "float32"), ("int8", "int8"), ("fp8_e4m3", "fp8")]
 )
 def test_the_cache_has_the_models_format_unless_one_is_asked_for(tmp_path: Path, wanted: str, dtype: str) -> None:

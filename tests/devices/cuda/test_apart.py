@@ -157,7 +157,7 @@ ASKED: dict[str, Any] = {
         {},
         marks=pytest.mark.long,
     ),
-    "int4": pytest.param({}, {"quantization": "int4"}, marks=pytest.mark.long),
+    "int4": pytest.param({}, {"quantization": "int4", "activation_bits": 16}, marks=pytest.mark.long),
     "fp8 keys": pytest.param({}, {"kv_cache_dtype": "fp8"}, marks=pytest.mark.long),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,9 +122,10 @@ def test_decode_steps_of_quantised_mixtures_are_captured(
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
     before = RepeatedCalls.num_replays
-    found = generate(model, device="cuda", batch_invariant=True, quantization="int4")
+    int4: Any = {"quantization": "int4", "activation_bits": 8}
+    found = generate(model, device="cuda", batch_invariant=True, **int4)
     assert RepeatedCalls.num_replays > before
-    expected = generate(model, device="reference", quantization="int4")
+    expected = generate(model, device="reference", **int4)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     for args in ({"max_num_seqs": 1}, {"max_num_batched_tokens": 5}, {"enforce_eager": True}):
-        assert generate(model, device="cuda", batch_invariant=True, quantization="int4", **args) == found
+        assert generate(model, device="cuda", batch_invariant=True, **int4, **args) == found
