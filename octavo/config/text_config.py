@@ -51,7 +51,9 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
             *("paddleocr_vl", "paddleocr_vl_text"),
         )
     },
-    **{each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "mixtral", "phimoe", "solar_open")},
+    **{
+        each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "minimax", "mixtral", "phimoe", "solar_open")
+    },
     "cwm": {"rope_theta": 1_000_000.0},
     "exaone": {"num_key_value_heads": 8, "rope_theta": 500_000.0},
     "granite_swa": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
