@@ -38,13 +38,15 @@ class Layout(NamedTuple):
 
     names: what tensors' names begin with there, and what they begin with here behind `layers.N.`. is_normed: whether
     the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense: whether the layer
-    has no experts, where others have. pattern: the key that has a letter for each layer, where there are several.
+    has no experts, where others have. are_states_first: whether states stand before embeddings in what the layer
+    reads. pattern: the key that has a letter for each layer, where there are several.
     """
 
     names: Mapping[str, str] = MappingProxyType({})
     is_normed: bool = False
     has_norm: bool = True
     is_dense: bool = False
+    are_states_first: bool = False
     pattern: str | None = None
 
 
@@ -71,6 +73,17 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
         is_dense=True,
     ),
     "HYV3ForCausalLM": Layout({"model.layers.{}.final_layernorm.": "shared_head.norm."}, is_normed=True),
+    "Qwen2ForCausalLM": Layout(  # MiMo's
+        {
+            "model.mtp_layers.0.input_proj.": "eh_proj.",
+            "model.mtp_layers.0.token_layernorm.": "enorm.",
+            "model.mtp_layers.0.hidden_layernorm.": "hnorm.",
+            "model.mtp_layers.0.final_layernorm.": "shared_head.norm.",
+            "model.mtp_layers.0.": "",
+        },
+        is_normed=True,
+        are_states_first=True,
+    ),
     "NemotronHForCausalLM": Layout(
         {"mtp.layers.1.final_layernorm.": "shared_head.norm.", "mtp.layers.0.": "", "mtp.layers.1.": "+1."},
         is_normed=True,
@@ -166,8 +179,8 @@ class PredictionLayer(DecoderStack):
         """Return the stream behind the layer, [tokens, hidden]."""
         assert batch.received is not None
         first = self._layer
-        both = torch.cat((first.enorm(self._embedded(batch)), first.hnorm(batch.received.hidden)), 1)
-        x, residual = first.eh_proj(both), None
+        read = first.enorm(self._embedded(batch)), first.hnorm(batch.received.hidden)
+        x, residual = first.eh_proj(torch.cat(read[::-1] if self.layout.are_states_first else read, 1)), None
         for layer in self.layers.values():
             x, residual = layer(x, residual, batch)
         stream: Tensor = self.add(x, residual)

@@ -43,6 +43,7 @@ class Stored(NamedTuple):
     head: str | None = None
     blocks: tuple[tuple[str, int], ...] = (("model.layers.{}.", -1),)
     is_normed: bool = False
+    are_states_first: bool = False
     offset: float = 0.0
     config: dict[str, Any] = {"num_nextn_predict_layers": 1}
 
@@ -67,6 +68,14 @@ FAMILIES = {
         blocks=(("model.mtp_block.0.", 0),),
     ),
     "hy_v3": Stored(norm="model.layers.{}.final_layernorm", is_normed=True),
+    "qwen2": Stored(
+        *("model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm"),
+        *("model.mtp_layers.0.input_proj", "model.mtp_layers.0.final_layernorm"),
+        blocks=(("model.mtp_layers.0.", -1),),
+        is_normed=True,
+        are_states_first=True,
+        config={"num_nextn_predict_layers": 1, "architectures": ["MiMoForCausalLM"]},
+    ),
     "nemotron_h": Stored(
         *("mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.0.eh_proj", "mtp.layers.1.final_layernorm"),
         blocks=(("mtp.layers.0.", 2), ("mtp.layers.1.", 3)),
@@ -249,7 +258,8 @@ class _Layer:
 
     def streams(self, known: list[int], states: Tensor) -> Tensor:
         embedded = self.embed.weight[torch.tensor(known[1:])]
-        x = torch.cat((self.norm(embedded, "enorm"), self.norm(states, "hnorm")), 1) @ self.weights["eh_proj"].T
+        read = self.norm(embedded, "enorm"), self.norm(states, "hnorm")
+        x = torch.cat(read[::-1] if self.stored.are_states_first else read, 1) @ self.weights["eh_proj"].T
         count = len(x)
         positions = torch.arange(count)[None]
         named: dict[str, Any] = {"attention_mask": torch.full((count, count), -torch.inf).triu(1)[None, None]}
