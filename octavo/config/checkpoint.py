@@ -362,3 +362,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds {shown(value)}, expected a JSON object")
     return value
+
+
+def read_section(file: Path, *, may_lack: bool = False) -> Section:
+    """Return the keys of a JSON file; none where it is absent and `may_lack`. Raises CheckpointError."""
+    return Section({} if may_lack and not file.is_file() else read_json_object(file), str(file))

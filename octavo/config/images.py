@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
-from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.released_intern import INTERN, intern_settings
 from octavo.config.section import Section
@@ -14,33 +14,10 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *(
-            "AyaVision",
-            "Cohere2Vision",
-            "DeepseekOcr2",
-            "DeepseekVL",
-            "Exaone4_5_",
-            "Gemma3",
-            "Gemma4",
-            "Glm46V",
-            "Glm4v",
-            "Glm4vMoe",
-            "GlmOcr",
-        ),
-        *(
-            "GotOcr2",
-            "Granite4Vision",
-            "Idefics3",
-            "InternVL",
-            "Lfm2Vl",
-            "LightOnOcr",
-            "Llama4",
-            "Llava",
-            "LlavaNext",
-            "MiniCPMV4_6",
-        ),
-        *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
-        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
+        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Exaone4_5_", "Gemma3", "Gemma4", "Glm46V"),
+        *("Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr"),
+        *("Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL"),
+        *("PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
         *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo"),
     )
@@ -115,11 +92,9 @@ def _fixed_side(checkpoint: Checkpoint) -> int | None:
 def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Return the size that Pixtral's processor gives its image processor: sizes of images are multiples of that of
     patches that are merged. Raises CheckpointError."""
-    file = checkpoint.path / _PROCESSOR
-    values = read_json_object(file) if file.is_file() else {}
-    if values.get("processor_class") != "PixtralProcessor":
+    section = read_section(checkpoint.path / _PROCESSOR, may_lack=True)
+    if section.values.get("processor_class") != "PixtralProcessor":
         return {}
-    section = Section(values, str(file))
     size = section.positive("patch_size", 16) * section.positive("spatial_merge_size", 1)
     return {"patch_size": {"height": size, "width": size}}
 

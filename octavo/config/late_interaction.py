@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.checkpoint import Checkpoint, read_section
 from octavo.config.pooling_config import DenseModule, LateInteraction
 from octavo.config.section import Section
 
@@ -23,8 +23,7 @@ _PUNCTUATION: Final = tuple(string.punctuation)
 
 def colbert_files(c: Checkpoint) -> tuple[LateInteraction, DenseModule]:
     """Return what artifact.metadata of ColBERT says, and its dense layer. Raises CheckpointError."""
-    file = c.path / _METADATA
-    meta = _section(file) if file.is_file() else Section({}, str(file))
+    meta = read_section(c.path / _METADATA, may_lack=True)
     width = meta.optional_positive("dim") or next(
         (c.positive(name) for name in ("colbert_dim", "dim", "projection_dim") if name in c.values), 128
     )
@@ -46,13 +45,11 @@ def module_files(folder: Path, transformer: Path, mask: Path | None, prompts: Ma
 
     transformer, mask: folders of the modules Transformer and MultiVectorMask. Raises CheckpointError.
     """
-    file = folder / "config_sentence_transformers.json"
-    c = _section(file) if file.is_file() else Section({}, str(file))
+    c = read_section(folder / "config_sentence_transformers.json", may_lack=True)
     if mask is None:
         return _pylate(c)
-    file = transformer / "sentence_bert_config.json"
-    lengths = _section(file) if file.is_file() else Section({}, str(file))
-    masked = _section(mask / "config.json")
+    lengths = read_section(transformer / "sentence_bert_config.json", may_lack=True)
+    masked = read_section(mask / "config.json")
     if masked.values.get("keep_only_token_ids"):
         masked.refuse("keep_only_token_ids", because="it is for documents that are images")
     expansion = lengths.section("query_expansion")
@@ -94,7 +91,3 @@ def _words(c: Section, default: tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise c.error("skiplist_words", "a list of words")
     return tuple(words)
-
-
-def _section(file: Path) -> Section:
-    return Section(read_json_object(file), str(file))

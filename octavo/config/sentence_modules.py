@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import read_json_object
+from octavo.config.checkpoint import read_section
 from octavo.config.late_interaction import module_files
 from octavo.config.pooling_config import MODES, DenseModule, PoolingConfig
 from octavo.config.section import Section, shown
@@ -30,13 +30,7 @@ _OLD_MODES: Final[Mapping[str, str]] = {
 }
 """The flags of older files, in the order in which the parts of a vector stand where several are set."""
 _ORDER: Final = (
-    "Transformer",
-    "MLMTransformer",
-    "SpladePooling",
-    "Pooling",
-    "LogitScore",
-    "Dense",
-    "MultiVectorMask",
+    *("Transformer", "MLMTransformer", "SpladePooling", "Pooling", "LogitScore", "Dense", "MultiVectorMask"),
     "Normalize",
 )
 _ACTIVATIONS: Final = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
@@ -72,19 +66,19 @@ def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingCo
         if kind in ("Transformer", "MLMTransformer"):
             changes["max_tokens"] = _max_tokens(path)
         elif kind == "Pooling":
-            changes["modes"] = _read_modes(_section(path / "config.json"))
+            changes["modes"] = _read_modes(read_section(path / "config.json"))
         elif kind == "Dense":
             dense.append(_read_dense(folder, path))
         elif kind == "Normalize":
             normalize = True
         elif kind == "SpladePooling":
-            splade = _section(path / "config.json")
+            splade = read_section(path / "config.json")
             changes["sparse"] = splade.expect("pooling_strategy", "max", "sum")
             changes["num_logs"] = 1 + (splade.expect("activation_function", "relu", "log1p_relu") == "log1p_relu")
         elif kind == "MultiVectorMask":
             mask = path
         elif kind == "LogitScore":
-            score = _section(path / "config.json")
+            score = read_section(path / "config.json")
             other = score.optional_int("false_token_id")
             changes["token_ids"] = (score.int("true_token_id"), *(() if other is None else (other,)))
         else:
@@ -108,15 +102,11 @@ def read_modules(folder: Path, modules: list[tuple[str, Path]], found: PoolingCo
     )
 
 
-def _section(file: Path) -> Section:
-    return Section(read_json_object(file), str(file))
-
-
 def _max_tokens(folder: Path) -> int | None:
     """Return the longest prompt in tokens, where one of the files that have had that names it."""
     for name in ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json"):
         if (folder / name).is_file():
-            return _section(folder / name).optional_positive("max_seq_length")
+            return read_section(folder / name).optional_positive("max_seq_length")
     return None
 
 
@@ -134,7 +124,7 @@ def _read_modes(c: Section) -> tuple[str, ...]:
 
 
 def _read_dense(folder: Path, path: Path) -> DenseModule:
-    c = _section(path / "config.json")
+    c = read_section(path / "config.json")
     c.expect("use_residual", False)
     return DenseModule(
         str(path.relative_to(folder)),
@@ -157,9 +147,7 @@ def activation_named(path: object, where: str, name: str) -> str:
 
 def _prompts(file: Path) -> tuple[dict[str, str], str]:
     """Return the prompts by name, and the one that is used where no other is named; "" for none."""
-    if not file.is_file():
-        return {}, ""
-    c = _section(file)
+    c = read_section(file, may_lack=True)
     given = c.section("prompts")
     prompts = {} if given is None else given.values
     if any(not isinstance(text, str) for text in prompts.values()):
