@@ -7,7 +7,7 @@ The local pools are looked up first. A connector is asked for the blocks behind 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from octavo.core.messages import EngineCoreRequest
 
@@ -24,56 +24,53 @@ class Fetch(NamedTuple):
     block_ids: list[list[int]]
 
 
-class Connector(Protocol):
-    """Supplies blocks by content. Every method returns at once; blocks are written in the background.
-
-    One thread calls all methods but `note`. address: where other engines fetch from this one; None where they cannot.
-    """
-
-    address: str | None
+class BlockSource:
+    """Supplies blocks by content. Every method returns at once; blocks are written in the background. One thread, that
+    which plans steps, calls all methods but `Connector.note`."""
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
         """Note that a request waits from now on. digests: those of its tokens, the tail last."""
-        ...
 
     def ended(self, request_id: str) -> None:
-        """Note that a request has ended."""
-        ...
+        """Note that a request has ended, whether it was added or not."""
 
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
         """Return how many leading blocks of these are there or will come; called when a request is admitted, which then
         fetches them. digests: those behind its hit in the local pools, the tail last; none when it needs no more."""
-        ...
+        return 0
 
     def fetch(self, fetch: Fetch) -> None:
-        """Begin to write the blocks, with the next step at the earliest: steps before it may read what is in them. They
-        are kept for that until `take_fetched` returns the id, also when the request ends before."""
-        ...
+        """Begin to write blocks that `find` has promised, with the next step at the earliest: steps before it may read
+        what is in them. They are kept until the fetch has ended, also when the request ends before."""
+
+    def end_reads(self) -> None:
+        """End what others read of the local pools: they hold what a request needs beside which nothing runs."""
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether blocks of the local pools wait to be kept elsewhere, or are being written there."""
+        return False
+
+    def close(self) -> None:
+        """End all threads and connections. Idempotent."""
+
+
+class Connector(BlockSource):
+    """What a scheduler fetches from. address: where other engines fetch from this one; None where they cannot."""
+
+    address: str | None = None
 
     def take_fetched(self) -> list[tuple[int, str]]:
         """Return the ids of the fetches that have ended since the last call, each with the reason why not all of its
         blocks hold what they should; that is empty for those that do. The others are computed instead. Called before
         each step is planned."""
-        ...
-
-    def end_reads(self) -> None:
-        """End what others read of the local pools: they hold what a request needs beside which nothing runs."""
-        ...
+        raise NotImplementedError
 
     def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
         """Return what the step sends to the ranks (`RankCommands`), None for nothing. Without rows the step is planned
         for it alone."""
-        ...
+        raise NotImplementedError
 
     def note(self, rank: int, payload: bytes) -> None:
         """Note what has ended on a rank (`RankNotes`). Called from any thread."""
-        ...
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether blocks of the local pools wait to be kept elsewhere, or are being written there."""
-        ...
-
-    def close(self) -> None:
-        """End all threads and connections. Idempotent."""
-        ...
+        raise NotImplementedError

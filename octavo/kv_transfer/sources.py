@@ -10,31 +10,16 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
-from octavo.kv_transfer.connector import Fetch
+from octavo.kv_transfer.connector import BlockSource, Connector, Fetch
 from octavo.kv_transfer.messages import Fetched, RankCommands, RankNotes
 
 
-class Source:
-    """One place that has blocks, or that gets them. The thread that plans steps calls all methods.
-
-    A source calls `wake` when it has commands, or `poll` has something to do, while no step may be planned.
-    """
-
-    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
-        """Note that a request waits from now on (`Connector.added`)."""
-
-    def ended(self, request_id: str) -> None:
-        """Note that a request has ended, whether it was added or not."""
-
-    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of these are here, or will come (`Connector.find`)."""
-        return 0
+class Source(BlockSource):
+    """One place that has blocks, or that gets them. It calls `wake` when it has commands, or `poll` has something to
+    do, while no step may be planned."""
 
     def passed(self, request_id: str) -> None:
         """Note that a request was admitted, and fetches from another source or not at all."""
-
-    def fetch(self, fetch: Fetch) -> None:
-        """Begin to write blocks that `find` has promised (`Connector.fetch`)."""
 
     def poll(self) -> list[tuple[int, str]]:
         """Process what has come from elsewhere, before a step is planned. Returns the fetches that have failed without
@@ -56,24 +41,9 @@ class Source:
     def released(self, transfer: bytes) -> None:
         """Note that no rank uses a transfer any more, whichever source has begun it."""
 
-    def end_reads(self) -> None:
-        """End what others read of the local pools (`Connector.end_reads`)."""
 
-    @property
-    def is_saving(self) -> bool:
-        """Whether blocks wait to be saved, or are being saved."""
-        return False
-
-    def close(self) -> None:
-        """End all threads and connections. Idempotent."""
-
-
-class Sources:
-    """The `Connector` of some sources. A request fetches from the one that has most of its blocks, the first of
-    equals.
-
-    address: where other engines fetch from this one; None where they cannot.
-    """
+class Sources(Connector):
+    """Some sources. A request fetches from the one that has most of its blocks, the first of equals."""
 
     def __init__(
         self, sources: Sequence[Source], num_ranks: int, wake: Callable[[], None], address: str | None = None

@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.kv_cache.block_pool import Content
-from octavo.kv_transfer.connector import Fetch
+from octavo.kv_transfer.connector import Connector, Fetch
 
 
 class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,13 +116,11 @@ class Link:
             transfer.done(max(now, self._free_at) + self._rates.latency_s, "")
 
 
-class LinkedConnector:
-    """The `Connector` of a replica that decodes: `EngineCoreRequest.prefill` names the link of a request's prompt.
+class LinkedConnector(Connector):
+    """What a replica that decodes fetches from: `EngineCoreRequest.prefill` names the link of a request's prompt.
 
     wake: called with the time at which the blocks of a request have arrived.
     """
-
-    address: str | None = None
 
     def __init__(self, links: Mapping[str, Link], clock: Callable[[], float], wake: Callable[[float], None]) -> None:
         self._links = links
@@ -171,16 +169,3 @@ class LinkedConnector:
     def _note_arrival(self, fetch: Fetch, at: float, error: str) -> None:
         self._arrivals.append((at, fetch.fetch_id, error, fetch.request_id))
         self._wake(at)
-
-    def end_reads(self) -> None:
-        """Links hold no blocks."""
-
-    def note(self, rank: int, payload: bytes) -> None:
-        """There are no ranks."""
-
-    @property
-    def is_saving(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """There is nothing to end."""

@@ -9,11 +9,11 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.kv_cache.block_hash import extend_chain, tail_digest
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_transfer.connector import Fetch
+from octavo.kv_transfer.connector import Connector, Fetch
 from tests.fakes.executor import STATE, HashExecutor, State
 
 
-class ToySource:
+class ToySource(Connector):
     """fail_share: share of the fetches that fail, at random, and leave the blocks spoilt. Blocks are spoilt from the
     step with which their fetch begins until it has ended.
 
@@ -21,8 +21,6 @@ class ToySource:
 
     requests: those that have come and not ended, by id.
     """
-
-    address: str | None = None
 
     def __init__(self, fail_share: float = 0.0, most_steps: int = 3) -> None:
         self.executor: HashExecutor
@@ -98,16 +96,6 @@ class ToySource:
 
     def end_reads(self) -> None:
         self.release()
-
-    def note(self, rank: int, payload: bytes) -> None:
-        raise NotImplementedError
-
-    @property
-    def is_saving(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def take_fetched(self) -> list[tuple[int, str]]:
         ended: list[tuple[int, str]] = []
