@@ -41,8 +41,11 @@ def page() -> str:
     ]
     lines.append(_row("results do not depend on what runs beside", told))
     kernels = {name: _kernels(name) for name in names}
-    lines += ["", _row("operator", names), _rule(names)]
-    lines += [_row(f"`{each}`", [kernels[name].get(each, "torch") for name in names]) for each in sorted(operators())]
+    lines += ["", _row("operators", names), _rule(names)]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for each in sorted(operators()):
+        alike.setdefault(tuple(kernels[name].get(each, "torch") for name in names), []).append(f"`{each}`")
+    lines += [_row(", ".join(listed), list(cells)) for cells, listed in alike.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -147,13 +147,15 @@ def _limits_page() -> str:
     ).strip()
     lines = [
         _INTRODUCTION.format(title="Limits of a request", text=text, source="core/request_limits.py"),
-        "| field | entries | characters of one text | characters together | values, at all depths | because |",
+        "| fields | entries | characters of one text | characters together | values, at all depths | because |",
         "|---|---|---|---|---|---|",
     ]
+    alike: dict[str, list[str]] = {}
     for name, limits in REQUEST_LIMITS.items():
         numbers = (limits.entries, limits.chars, limits.total_chars, limits.values)
         cells = " | ".join("" if number is None else f"{number:,}" for number in numbers)
-        lines.append(f"| `{name}` | {cells} | {limits.because} |")
+        alike.setdefault(f"{cells} | {limits.because}", []).append(f"`{name}`")
+    lines += [f"| {', '.join(names)} | {cells} |" for cells, names in alike.items()]
     return "\n".join(lines) + "\n"
 
 
