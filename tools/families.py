@@ -25,10 +25,11 @@ from octavo.multimodal.video_families import VIDEO_FAMILIES
 from octavo.ops.registry import Ops, bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
-from tests.fakes.checkpoints import ENCODERS, FAMILIES, WITH_ENCODERS, family_config
+from tests.fakes.checkpoints import family_config
+from tests.fakes.families import ENCODERS, FAMILIES, WITH_ENCODERS
 from tests.fakes.hearing import ALL_KINDS
 from tests.fakes.hearing import FAMILIES as HEARING
-from tests.fakes.vision import FAMILIES as VISION
+from tests.fakes.vision_families import FAMILIES as VISION
 from tests.models.test_against_transformers import VARIANTS
 
 FILE = Path(__file__).parents[1] / "octavo" / "models" / "families.json"

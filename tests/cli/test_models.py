@@ -97,9 +97,7 @@ def test_every_architecture_of_a_family_is_listed_with_what_is_supported(capsys:
     lines = capsys.readouterr().out.splitlines()
     listed = {name.strip() for line in lines[1:] for name in line.split("  ")[-1].split(",")}
     missing = set(known_architectures()) - listed
-    assert not missing, (
-        "enter the family into tests/fakes/checkpoints.py; then: python -m tools.reference docs/reference"
-    )
+    assert not missing, "enter the family into tests/fakes/families.py; then: python -m tools.reference docs/reference"
     qwen3 = next(line for line in lines if line.startswith("qwen3 "))
     assert all(words in qwen3 for words in ("full, window", "int8", "tensor, pipeline"))
 

@@ -10,7 +10,8 @@ import pytest
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.text_config import flattened
 from octavo.errors import CheckpointError
-from tests.fakes.checkpoints import FAMILIES, family_config
+from tests.fakes.checkpoints import family_config
+from tests.fakes.families import FAMILIES
 
 
 def checkpoint(text: Any, **outer: Any) -> Checkpoint:

@@ -17,8 +17,9 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import Logprob, RequestOutput
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import ALWAYS, load_oracle, make_checkpoint
+from tests.fakes.checkpoints import load_oracle, make_checkpoint
 from tests.fakes.exact_products import need_exact_products
+from tests.fakes.families import ALWAYS
 
 TOLERANCE = 1e-4
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=0, prompt_logprobs=0)

@@ -14,8 +14,9 @@ from octavo.core.outputs import CompletionOutput
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_sliding_window import CHUNK, SHARED, VOCABULARY, core_of, load, requests, spoil_free_blocks
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.exact_products import need_exact_products
+from tests.fakes.families import ALTERNATING
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 

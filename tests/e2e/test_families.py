@@ -1,7 +1,7 @@
 """Every family gives a request the bits of a lonely run, `==`: in a batch, cut, behind prefix hits, forked, as beams,
 swapped, and preempted in a tiny pool; blocks that are free are full of NaN.
 
-A family of `tests/fakes/checkpoints.py` is here by itself; `QUICK` and `OWN` are the lines that it may add.
+A family of `tests/fakes/families.py` is here by itself; `QUICK` and `OWN` are the lines that it may add.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from octavo.core.outputs import CompletionOutput
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_sliding_window import core_of, spoil_free_blocks
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import FAMILIES, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import FAMILIES
 from tests.fakes.running_sum import RUNNING_SUM, make_running_sum
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")

@@ -18,7 +18,9 @@ from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from octavo.worker.prompt_encodings import kept_encodings_bytes
 from tests.fakes.rank_threads import llm_of_ranks
-from tests.fakes.vision import FAMILIES, IMAGE, START, image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision_families import FAMILIES
+from tests.fakes.vision_sizes import IMAGE, START
 
 pytestmark = pytest.mark.slow
 

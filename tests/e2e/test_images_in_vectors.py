@@ -23,7 +23,9 @@ from octavo.server.schema.vectors import EmbeddingRequest
 from octavo.server.texts import Prepared, _prompts, prepared
 from tests.e2e.test_images import TOKENS
 from tests.e2e.test_images_over_http import TEMPLATE
-from tests.fakes.vision import FAMILIES, IMAGE, image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision_families import FAMILIES
+from tests.fakes.vision_sizes import IMAGE
 
 PROMPTS: list[Any] = [
     {"prompt": "w1 <image> w2 w3", "multi_modal_data": {"image": image(0)}},

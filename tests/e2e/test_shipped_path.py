@@ -9,7 +9,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import FAMILIES, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import FAMILIES
 from tests.fakes.strangers import make_stranger
 from tests.server.test_serve_process import ServerProcess
 

@@ -18,7 +18,8 @@ from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALTERNATING
 from tests.fakes.proposer import ToyProposer
 from tests.fakes.rank_threads import llm_of_ranks
 

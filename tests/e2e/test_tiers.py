@@ -14,7 +14,8 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestOutput
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALTERNATING
 from tests.fakes.running_sum import make_running_sum
 
 pytestmark = pytest.mark.slow

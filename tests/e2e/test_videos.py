@@ -16,17 +16,9 @@ from octavo.core.outputs import RequestOutput
 from octavo.errors import InvalidRequest
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.e2e.test_images import bits, generate
-from tests.fakes.vision import (
-    END,
-    FAMILIES,
-    IMAGE,
-    SPECIALS,
-    START,
-    VIDEO,
-    image,
-    load_vision_oracle,
-    make_vision_checkpoint,
-)
+from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision_families import FAMILIES
+from tests.fakes.vision_sizes import END, IMAGE, SPECIALS, START, VIDEO
 
 pytestmark = pytest.mark.slow
 

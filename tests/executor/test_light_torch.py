@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.fakes.checkpoints import ALWAYS, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALWAYS
 from tests.fakes.strangers import make_stranger
 from tests.worker.engine_config import make_config
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.tekken import SPECIAL, VOCABULARY, write_tekken
-from tests.fakes.vision import IMAGE, SPECIALS, START, TEXT, VIDEO, write_random
+from tests.fakes.vision import write_random
+from tests.fakes.vision_sizes import IMAGE, SPECIALS, START, TEXT, VIDEO
 
 AUDIO = IMAGE
 """The token that stands for a sound."""

@@ -13,8 +13,6 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.ops.registry import bind
 from tests.fakes.checkpoints import (
-    ALTERNATING,
-    WINDOWS_IN_TWO,
     edit_config,
     load_oracle,
     make_checkpoint,
@@ -22,6 +20,7 @@ from tests.fakes.checkpoints import (
     to_old_layout,
     to_pytorch_archive,
 )
+from tests.fakes.families import ALTERNATING, WINDOWS_IN_TWO
 from tests.models.loading import load_model
 from tests.models.paged_run import BLOCK_SIZE, PagedRun, Stream, load
 

@@ -15,7 +15,8 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import bind
-from tests.fakes.checkpoints import FAMILIES, edit_config, edit_tensors, family_config, make_checkpoint
+from tests.fakes.checkpoints import edit_config, edit_tensors, family_config, make_checkpoint
+from tests.fakes.families import FAMILIES
 
 BAD: dict[str, list[Any]] = {
     "num_attention_heads": [0, "4"],

@@ -12,7 +12,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.models.config import DecoderConfig
 from octavo.models.registry import resolve_model
-from tests.fakes.checkpoints import FAMILIES, family_config
+from tests.fakes.checkpoints import family_config
+from tests.fakes.families import FAMILIES
 
 NOT_A_DEFAULT = {"architectures", "model_type", "per_layer_config", "num_key_value_heads", "num_hidden_layers"}
 """Keys that say which model it is, or that tensors of other shapes belong to."""

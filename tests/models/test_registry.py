@@ -14,7 +14,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig
 from octavo.models.registry import known_architectures, resolve_model
-from tests.fakes.checkpoints import FAMILIES, family_config
+from tests.fakes.checkpoints import family_config
+from tests.fakes.families import FAMILIES
 from tests.fakes.vision import make_vision_checkpoint
 
 

@@ -23,8 +23,9 @@ from octavo.ops.registry import Ops, bind
 from octavo.quantization.registry import method_named
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import ThreadCollectives, run_on, run_ranks, thread_meshes
-from tests.fakes import checkpoints
-from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes import families as fakes
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALTERNATING
 from tests.models.paged_run import PagedRun, Stream
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -158,7 +159,7 @@ def each_family(ways: Sequence[Any], families: Mapping[str, tuple[str, dict[str,
     """Every family in every way, or in one where it is not among those that are always run."""
     cases = []
     for place, (name, (family, overrides)) in enumerate(families.items()):
-        for way in ways if family in checkpoints.ALWAYS else [ways[place % len(ways)]]:
+        for way in ways if family in fakes.ALWAYS else [ways[place % len(ways)]]:
             cases.append(pytest.param(family, overrides, way, id=f"{name} {way}"))
     return pytest.mark.parametrize(("family", "overrides", "way"), cases)
 
@@ -275,7 +276,7 @@ def test_a_rank_reads_its_share_of_every_tensor_alone(
 
 
 def test_every_family_is_shared_by_ranks() -> None:
-    assert {family for family, _ in (FAMILIES | MIXTURES).values()} == set(checkpoints.FAMILIES)
+    assert {family for family, _ in (FAMILIES | MIXTURES).values()} == set(fakes.FAMILIES)
 
 
 def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.errors import ConfigError
 from octavo.multimodal.image_prompts import ImagePrompts
-from tests.fakes.vision import END, IMAGE, START, image, make_vision_checkpoint
+from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.vision_sizes import END, IMAGE, START
 
 NAMES = {"\n": 20, "\n\n": 21, "\n\n\n": 22, "\n\n\n\n": 23}
 

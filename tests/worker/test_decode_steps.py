@@ -17,7 +17,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput
 from octavo.worker.worker import Worker
 from tests.conformance.runtimes import LEVELS
-from tests.fakes.checkpoints import ALWAYS, FAMILIES, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALWAYS, FAMILIES
 from tests.worker.engine_config import make_config, start_worker
 from tests.worker.prefix_model import new_sequence, row, step
 

@@ -19,7 +19,8 @@ from octavo.worker.transfer.block_io import BlockIO, Place
 from tests.devices.cuda.apart import ApartMode, open_apart
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.devices.cuda.streams import HostStream, LateStream
-from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALTERNATING
 from tests.worker.transfer import test_exactness
 from tests.worker.transfer.test_exactness import ONE, Engine, handed_over, one_engine
 

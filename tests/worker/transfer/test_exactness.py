@@ -17,7 +17,8 @@ from octavo.core.step import NewSequence, RowOutput, ScheduledSequence
 from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.kv_transfer.messages import FetchBlocks, PeerRank, RankCommands, RankNotes, SendBlocks
 from tests.distributed.threads import thread_meshes
-from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.families import ALTERNATING
 from tests.fakes.rank_threads import ThreadRanks
 from tests.worker.engine_config import make_config
 from tests.worker.prefix_model import row, step

@@ -1,0 +1,92 @@
+"""Small configs of models that write down what images show, and the settings of their processors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fakes.vision_sizes import (
+    EXPERTS,
+    IMAGE,
+    LINEAR,
+    MROPE,
+    NO_HEAD_DIM,
+    PIXELS,
+    SIDE,
+    START,
+    TEXT,
+    TOWER,
+    VIDEO,
+    Settings,
+    tf,
+)
+
+
+def _paddleocr() -> tuple[Any, Any]:
+    text = {**TEXT, "rope_parameters": MROPE}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "tie_word_embeddings": False}
+    config = tf.PaddleOCRVLConfig(text_config={**text, "tie_word_embeddings": False}, vision_config=TOWER, **ids)
+    return config, tf.PaddleOCRVLImageProcessorPil(size=PIXELS)
+
+
+def _deepseek_ocr2() -> tuple[Any, Any]:
+    text = {**TEXT, **EXPERTS, "mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 4}
+    text["max_position_embeddings"] = 1024  # for images of several times 144 vectors
+    sam = {name: TOWER[name] for name in ("hidden_size", "num_attention_heads", "image_size")}
+    sam |= {"num_hidden_layers": 2, "window_size": 3, "global_attn_indexes": [1]}
+    sam |= {"patch_size": 7, "output_channels": 16, "downsample_channels": [24, 32]}
+    config = tf.DeepseekOcr2Config(
+        text_config=text, vision_config={"sam_config": sam, "encoder_config": NO_HEAD_DIM}, image_token_id=IMAGE
+    )
+    return config, tf.DeepseekOcr2ImageProcessorPil(size=SIDE, tile_size=84, max_patches=2)
+
+
+def _minicpm() -> tuple[Any, Any]:
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    rope = {**MROPE, "mrope_interleaved": True}
+    text = tf.Qwen3_5TextConfig(**{**TEXT, **LINEAR, **kinds, "rope_parameters": rope})
+    tower = {**TOWER, "insert_layer_id": 1}
+    config = tf.MiniCPMV4_6Config(
+        text_config=text.to_dict(), vision_config=tower, image_token_id=START, video_token_id=VIDEO, insert_layer_id=1
+    )
+    return config, tf.MiniCPMV4_6ImageProcessorPil(scale_resolution=56, max_slice_nums=4)
+
+
+def _dots_ocr() -> tuple[Any, Any]:
+    from tests.fakes.dots_ocr import DotsOCRConfig
+
+    tower = {"embed_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
+    config = DotsOCRConfig(**NO_HEAD_DIM, vision_config={**tower, "patch_size": 14}, image_token_id=IMAGE)
+    return config, tf.Qwen2VLImageProcessorPil(size=PIXELS, temporal_patch_size=1)
+
+
+def _got_ocr2() -> tuple[Any, Any]:
+    sam = {name: TOWER[name] for name in ("hidden_size", "num_attention_heads", "image_size")} | {"mlp_dim": 48}
+    sam |= {
+        "num_hidden_layers": 2,
+        "window_size": 3,
+        "global_attn_indexes": [1],
+        "patch_size": 7,
+        "output_channels": 16,
+    }
+    text = tf.Qwen2Config(**TEXT).to_dict()
+    config = tf.GotOcr2Config(text_config=text, vision_config=sam, image_token_index=IMAGE, tie_word_embeddings=False)
+    return config, tf.GotOcr2ImageProcessorPil(size=SIDE)
+
+
+def _deepseek_ocr() -> tuple[Any, Any]:
+    values = _deepseek_ocr2()[0].to_dict()
+    sam, text = values["vision_config"]["sam_config"], values["text_config"]
+    vision = {"sam_config": {**sam, "mlp_dim": 48}, "encoder_config": TOWER}
+    text |= {"layer_types": ["full_attention"] * 2, "model_type": "unlimited_ocr_text"}
+    config = tf.UnlimitedOcrConfig(text_config=text, vision_config=vision, image_token_id=IMAGE)
+    return config, Settings("DeepseekOcrImageProcessor", size=SIDE, tile_size=84, max_patches=4)
+
+
+OCR_FAMILIES = {
+    "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
+    "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
+    "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),
+    "dots_ocr": (_dots_ocr, "DotsOCRForCausalLM"),
+    "got_ocr2": (_got_ocr2, "GotOcr2ForConditionalGeneration"),
+    "deepseek_ocr": (_deepseek_ocr, "DeepseekOCRForCausalLM"),
+}
