@@ -66,7 +66,7 @@ class SimulationOptions(Arguments, heading="Simulation"):
         f"calibrate writes. [default: {_DEFAULT_COST_MODEL}]",
     )
     replicas: int = arg(1, "Engines behind the router.", ge=1)
-    router: str = arg("round-robin", "Which replica gets a request.", choices=ROUTERS)
+    router: str = arg("round-robin", "Which replica gets a request.", choices=tuple(ROUTERS))
     disaggregated: int | None = arg(None, "Number of replicas that compute long prompts for the others.")
     transfer_bytes_per_s: float = arg(
         Disaggregation(num_prefill=1).bytes_per_s, "Rate at which keys and values get from the one to the other.", gt=0

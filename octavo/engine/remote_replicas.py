@@ -23,7 +23,7 @@ from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_link import Address, Hello, connect
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import MAX_WAITING, Replicas
-from octavo.engine.router import make_router
+from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 
 RETRY_S: Final = 0.25
@@ -130,7 +130,7 @@ class RemoteReplicas:
             self._replicas[engine] = self._replica(number, engine, client)
         return Replicas(
             list(self._replicas.values()),
-            make_router(config.replicas.router, block_size),
+            ROUTERS[config.replicas.router](block_size),
             depth=config.scheduler.max_steps_in_flight,
             max_waiting=config.scheduler.max_queued_requests or MAX_WAITING,
             make_split=partial(make_split, config),

@@ -33,7 +33,7 @@ from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.dispatch import Dispatch, Patience, ToResume
 from octavo.engine.replica import Replica, ReplicaState
-from octavo.engine.router import RoundRobin, Router, make_router
+from octavo.engine.router import ROUTERS, RoundRobin, Router
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Replicas:
                 _log.info("%s: processors %s; %s", its.replicas.name, cpus, client.ready.plan_summary)
         started = cls(
             replicas,
-            make_router(config.replicas.router, config.cache.block_size),
+            ROUTERS[config.replicas.router](config.cache.block_size),
             depth=config.scheduler.max_steps_in_flight,
             max_waiting=config.scheduler.max_queued_requests or MAX_WAITING,
             make_split=make_split,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from octavo.core.messages import EngineCoreRequest
@@ -127,18 +127,10 @@ class Session:
         return max(replicas, key=lambda replica: hashlib.sha256(ascii((replica.number, session)).encode()).digest())
 
 
-ROUTERS: Final = ("round-robin", "least-loaded", "prefix-aware", "session")
-"""The names of routers."""
-
-
-def make_router(name: str, block_size: int) -> Router:
-    """Return a new router of this name, one of `ROUTERS`."""
-    match name:
-        case "round-robin":
-            return RoundRobin()
-        case "least-loaded":
-            return LeastLoaded()
-        case "session":
-            return Session()
-    assert name == "prefix-aware", name
-    return PrefixAware(block_size)
+ROUTERS: Final[Mapping[str, Callable[[int], Router]]] = {
+    "round-robin": lambda block_size: RoundRobin(),
+    "least-loaded": lambda block_size: LeastLoaded(),
+    "prefix-aware": PrefixAware,
+    "session": lambda block_size: Session(),
+}
+"""What makes a router, by its name; each is given the tokens of a block."""

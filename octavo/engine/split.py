@@ -32,7 +32,7 @@ from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.dispatch import Dispatch, Sent, with_wait
 from octavo.engine.replica import Replica
-from octavo.engine.router import Router, SentPrefixes, make_router
+from octavo.engine.router import ROUTERS, Router, SentPrefixes
 from octavo.kv_cache.block_hash import extend_chain
 
 FIRST_GUESS: Final = 256
@@ -84,7 +84,7 @@ def make_split(config: EngineConfig, prefills: Sequence[Replica], dispatch: Disp
     return Split(
         prefills,
         dispatch,
-        make_router(config.replicas.router, block_size),
+        ROUTERS[config.replicas.router](block_size),
         block_size=block_size,
         keep_s=transfer.kv_lease_s,
         rates=SplitRates(transfer.split_min_tokens, scheduler.prefill_tokens_per_s, scheduler.max_num_batched_tokens),

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
-from octavo.engine.router import RoundRobin, make_router
+from octavo.engine.router import ROUTERS, LeastLoaded, RoundRobin
 from octavo.engine.split import Split, SplitRates
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.scheduler.build import SchedulerSettings
@@ -65,7 +65,7 @@ def simulate(
     if simulation.disaggregation is not None:
         return _disaggregated(trace, simulation, simulation.disaggregation, progress)
     num_shards = min(num_processes, simulation.num_replicas)
-    router = make_router(simulation.router, simulation.settings.cache.block_size)
+    router = ROUTERS[simulation.router](simulation.settings.cache.block_size)
     # a later turn arrives when the one before has ended, on whichever replica that ran
     if num_shards > 1 and not router.needs_feedback and not trace.followers:
         return _in_processes(trace, simulation, num_shards, progress)
@@ -98,7 +98,7 @@ def _disaggregated(
     make_split = partial(
         Split,
         cast("list[ServedReplica]", replicas[:num_prefill]),
-        router=make_router(simulation.router, block_size),
+        router=ROUTERS[simulation.router](block_size),
         block_size=block_size,
         keep_s=disaggregation.keep_s,
         rates=SplitRates(disaggregation.min_tokens, scheduler.prefill_tokens_per_s, scheduler.max_num_batched_tokens),
@@ -106,7 +106,7 @@ def _disaggregated(
     return Cluster(
         trace,
         replicas,
-        make_router("least-loaded", block_size),
+        LeastLoaded(),
         make_split=lambda dispatch, clock: make_split(dispatch, clock=clock),
     ).run(progress)
 

@@ -5,31 +5,25 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from functools import partial
 
 import pytest
 import uvloop
 
 from octavo.core import frames
-from octavo.core.messages import AddRequests, CoreFailed, EngineCoreRequest
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.messages import AddRequests, CoreFailed
 from octavo.engine import core_client
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, RequestFailed
+from tests.fakes import engine as fakes
 from tests.fakes.core import ScriptedCore, core_ready, engine_config
 from tests.fakes.served_core import served_core
 
 pytestmark = pytest.mark.anyio
 
 
-def make_request(request_id: str, text: str = "abc", **params: object) -> EngineCoreRequest:
-    values = {"max_tokens": 100, "seed": 0, "logit_bias": {5: 1.0}, "stop": ("x",), **params}
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(text.encode()),
-        params=SamplingParams(**values),  # type: ignore[arg-type]
-        arrival_time=0.0,
-    )
+make_request = partial(fakes.make_request, prompt=b"abc", max_tokens=100, logit_bias={5: 1.0}, stop=("x",))
 
 
 async def test_calls_are_answered_by_name_while_requests_run() -> None:

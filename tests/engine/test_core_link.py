@@ -6,32 +6,26 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import pytest
 
 from octavo.core import frames
 from octavo.core.authentication import authenticate
-from octavo.core.messages import AddRequests, CoreReady, EngineCoreRequest
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.messages import AddRequests, CoreReady
 from octavo.engine import core_link
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_link import Address, Hello, connect
 from octavo.errors import ConfigError, EngineDeadError
+from tests.fakes import engine as fakes
 from tests.fakes.core import core_ready, endless
 from tests.fakes.linked_core import FRONT, SECRET, LinkableCore, Served, linked
 
 pytestmark = pytest.mark.anyio
 
 
-def make_request(request_id: str, **params: object) -> EngineCoreRequest:
-    values = {"max_tokens": 10**9, "seed": 0, **params}
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(b"abc"),
-        params=SamplingParams(**values),  # type: ignore[arg-type]
-        arrival_time=0.0,
-    )
+make_request = partial(fakes.make_request, prompt=b"abc", max_tokens=10**9)
 
 
 async def client_of(served: Served) -> ProcessClient:

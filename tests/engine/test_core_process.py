@@ -20,13 +20,11 @@ from octavo.core.messages import (
     AbortRequests,
     AddRequests,
     CoreFailed,
-    EngineCoreRequest,
     StepOutputs,
     StopSequence,
     Wake,
 )
 from octavo.core.processes import report_failure
-from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_process import Inbox, build_and_serve, serve_core
@@ -42,14 +40,7 @@ from tests.fakes.served_core import served_core
 pytestmark = pytest.mark.anyio
 
 
-def make_request(request_id: str, text: str = "abc", **params: object) -> EngineCoreRequest:
-    values = {"max_tokens": 100, "seed": 0, "logit_bias": {5: 1.0}, "stop": ("x",), **params}
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(text.encode()),
-        params=SamplingParams(**values),  # type: ignore[arg-type]
-        arrival_time=0.0,
-    )
+make_request = partial(make_hash_request, prompt=b"abc", max_tokens=100, logit_bias={5: 1.0}, stop=("x",))
 
 
 async def outputs_until_idle(client: ProcessClient) -> list[StepOutputs]:

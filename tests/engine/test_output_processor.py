@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
 from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
 from octavo.core.resume import ResumedSequence
-from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.sampling_params import OutputKind
 from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.engine.metrics import Metrics
 from octavo.engine.open_sequence import OpenSequence
 from octavo.engine.output_processor import OutputProcessor, Processed, in_turns
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
+from tests.fakes import engine as fakes
 from tests.fakes.byte_tokenizer import EOS, byte_tokenizer
 from tests.fakes.core import RefusingCore, ScriptedCore, token_logprobs
 
@@ -32,14 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def make_request(text: str, request_id: str = "r", **params: Any) -> EngineCoreRequest:
-    values = {"max_tokens": 1000, "seed": 0, **params}
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(text.encode()),
-        params=SamplingParams(**values),
-        arrival_time=0.0,
-        end_token_ids=(EOS,),
-    )
+    return fakes.make_request(request_id, text.encode(), end_token_ids=(EOS,), **{"max_tokens": 1000, **params})
 
 
 def run(

@@ -22,7 +22,6 @@ from octavo.core.messages import (
 )
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.resume import ResumedSequence
-from octavo.core.sampling_params import SamplingParams
 from octavo.engine import replica as replica_module
 from octavo.engine.dispatch import Dispatch
 from octavo.engine.replica import Replica
@@ -31,6 +30,7 @@ from octavo.engine.split import FIRST_GUESS, Split, SplitRates
 from octavo.errors import EngineDeadError, InvalidRequest
 from tests.engine.test_replicas import eventually, real_core, steps, undisturbed, whole
 from tests.fakes.core import core_ready, token_logprobs
+from tests.fakes.engine import make_request
 from tests.fakes.fleet import fleet, kill
 
 pytestmark = pytest.mark.anyio
@@ -149,10 +149,7 @@ class Front:
 
 
 def a_request(name: str = "r", num_tokens: int = 8, **params: Any) -> EngineCoreRequest:
-    values = {"max_tokens": 5, "seed": 1} | params
-    return EngineCoreRequest(
-        request_id=name, prompt_token_ids=list(range(num_tokens)), params=SamplingParams(**values), arrival_time=0.0
-    )
+    return make_request(name, range(num_tokens), **{"max_tokens": 5, "seed": 1} | params)
 
 
 def of_prefill(*token_ids: int, ends: str = "length", error: RequestError | None = None) -> EngineCoreOutput:
