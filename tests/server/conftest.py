@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, cast
 
 import openai
@@ -19,6 +20,7 @@ from octavo.server.app import loading_app
 from octavo.server.serving import HttpServer, StopSignals, serve_until_stopped
 from octavo.server.sockets import listening, tls_context, url_of
 from tests.server.fake_llm import FakeAsyncLLM
+from tests.server.raw import EventReader
 
 
 class Served:
@@ -86,6 +88,19 @@ def start_server() -> Iterator[Callable[..., Served]]:
     yield start
     for served in started:
         served.stop()
+
+
+@pytest.fixture
+def read_events() -> Iterator[Callable[..., EventReader]]:
+    """Opens streams of events by server, path and key, until the test ends."""
+    with ExitStack() as opened:
+
+        def open_stream(server: Served, path: str, key: str, **headers: str) -> EventReader:
+            reader = EventReader(server.url, path, {"Authorization": f"Bearer {key}-key", **headers})
+            opened.callback(reader.close)
+            return reader
+
+        yield open_stream
 
 
 @pytest.fixture(scope="package")

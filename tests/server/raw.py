@@ -62,6 +62,30 @@ def ask(
         return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
 
 
+class EventReader:
+    """The server-sent events of a path as they come. last_id: the id of the last one."""
+
+    def __init__(self, url: str, path: str, headers: Mapping[str, str]) -> None:
+        parts = urlsplit(url)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        self._connection.request("GET", path, headers=headers)
+        self.response = self._connection.getresponse()
+        self.last_id = ""
+
+    def next(self) -> dict[str, Any]:
+        """The data of the next event; fails at the end of the stream."""
+        while True:
+            line = self.response.readline()
+            assert line, "the stream has ended"
+            if line.startswith(b"id: "):
+                self.last_id = line[4:].decode().strip()
+            if line.startswith(b"data: "):
+                return dict(json.loads(line[6:]))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 def events(content: bytes) -> list[Any]:
     """The data of server-sent events, decoded where they are JSON."""
     found = []

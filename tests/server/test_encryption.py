@@ -34,18 +34,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def make_pair(folder: Path) -> dict[str, str]:
     """A key and a certificate for localhost that it has signed itself."""
     key, certificate = folder / "key.pem", folder / "cert.pem"
-    made = [
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", "req", "-x509", *made, *names, *files], check=True, capture_output=True)
     return {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}

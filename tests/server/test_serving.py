@@ -190,8 +190,22 @@ def test_what_is_not_asked_in_http_leaves_no_line_in_the_log(
     assert caplog.records == []
 
 
+def die(server: Served) -> int:
+    server.on_loop(server.llm.die, "killed by signal 9")
+    return server.join()
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_requests_that_take_longer_get_an_error(start_server: Start, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("end", "exit_code", "code", "message"),
+    [
+        (Served.stop, 0, "server_shutting_down", "the server is shutting down"),
+        (die, 1, "engine_dead", "the engine has stopped: killed by signal 9"),
+    ],
+)
+def test_requests_that_are_open_at_the_end_of_server_or_engine_get_an_error(
+    start_server: Start, end: Callable[[Served], int], exit_code: int, code: str, message: str, stream: bool
+) -> None:
     server = start_server(shutdown_timeout_s=0.1)
     server.llm.hold_after = 1
     with connect(server.url) as connection:
@@ -200,15 +214,15 @@ def test_requests_that_take_longer_get_an_error(start_server: Start, stream: boo
         else:
             connection.request("POST", "/v1/completions", '{"prompt": "a"}', HEADERS)
             eventually(lambda: server.llm.requests)
-        assert server.stop() == 0
+        assert end(server) == exit_code
         if stream:
             error = events(b"data: {}\n" + response.read())[-1]["error"]
         else:
             response = connection.getresponse()
             assert response.status == 503
             error = json.loads(response.read())["error"]
-    assert (error["code"], error["type"]) == ("server_shutting_down", "server_error")
-    assert len(server.llm.aborted) == 1
+    assert (error["code"], error["type"], error["message"]) == (code, "server_error", message)
+    assert len(server.llm.aborted) == (exit_code == 0)
 
 
 def test_second_signal_ends_open_streams_at_once(start_server: Start) -> None:
@@ -242,29 +256,6 @@ def test_clients_that_do_not_read_or_do_not_ask_cannot_keep_the_server(start_ser
         eventually(stands_still)
         assert server.stop() == 0
     assert len(server.llm.aborted) == 1
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_engine_that_dies_fails_open_requests_and_ends_the_server_with_an_error(
-    start_server: Start, stream: bool
-) -> None:
-    server = start_server()
-    server.llm.hold_after = 1
-    with connect(server.url) as connection:
-        if stream:
-            response = open_stream(connection)
-        else:
-            connection.request("POST", "/v1/completions", '{"prompt": "a"}', HEADERS)
-            eventually(lambda: server.llm.requests)
-        server.on_loop(server.llm.die, "killed by signal 9")
-        if stream:
-            error = events(b"data: {}\n" + response.read())[-1]["error"]
-        else:
-            response = connection.getresponse()
-            assert response.status == 503
-            error = json.loads(response.read())["error"]
-    assert (error["code"], error["message"]) == ("engine_dead", "the engine has stopped: killed by signal 9")
-    assert server.join() == 1
 
 
 def test_client_sees_the_death_of_the_engine_as_an_error(start_server: Start) -> None:

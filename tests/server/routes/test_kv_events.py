@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,7 +18,7 @@ from octavo.server.key_file import read_callers
 from octavo.server.routes import kv_events
 from octavo.server.routes.kv_events import Reader
 from tests.server.conftest import Served
-from tests.server.raw import ask, eventually
+from tests.server.raw import EventReader, ask, eventually
 from tests.server.test_isolation import ServedEngine, entries
 from tests.server.test_isolation import start as start
 
@@ -28,49 +26,20 @@ PROMPT = [7, 3, 9, 9, 1, 4, 2, 8, 6]
 KEYS = entries("a", "b", "r, rights: [kv-events]", "s, rights: [observe, cache, operate]")
 
 
-class Events:
-    """The events of a server as they come; `close` ends the connection."""
-
-    def __init__(self, server: ServedEngine, key: str = "", after: str | None = None) -> None:
-        parts = urlsplit(server.url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
-        headers = {"Authorization": f"Bearer {key}-key"} | ({} if after is None else {"Last-Event-ID": after})
-        self._connection.request("GET", "/kv/events", headers=headers)
-        self.response = self._connection.getresponse()
-        self.last_id = ""
-
-    def next(self) -> dict[str, Any]:
-        """The data of the next event; fails at the end of the stream."""
-        while True:
-            line = self.response.readline()
-            assert line, "the stream has ended"
-            if line.startswith(b"id: "):
-                self.last_id = line[4:].decode().strip()
-            if line.startswith(b"data: "):
-                return dict(json.loads(line[6:]))
-
-    def digests(self, num: int) -> list[str]:
-        """The next so many digests that are stored."""
-        found: list[str] = []
-        while len(found) < num:
-            found += [digest for digest in [self.next()] if digest["kind"] == "stored" for digest in digest["digests"]]
-        return found
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 @pytest.fixture
-def read() -> Iterator[Callable[..., Events]]:
-    opened: list[Events] = []
+def read(read_events: Any) -> Callable[..., EventReader]:
+    def open_events(server: ServedEngine, key: str = "", after: str | None = None) -> Any:
+        return read_events(server, "/kv/events", key, **({} if after is None else {"Last-Event-ID": after}))
 
-    def open_events(*arguments: Any, **options: Any) -> Events:
-        opened.append(Events(*arguments, **options))
-        return opened[-1]
+    return open_events
 
-    yield open_events
-    for each in opened:
-        each.close()
+
+def digests(events: EventReader, num: int) -> list[str]:
+    """The next so many digests that are stored."""
+    found: list[str] = []
+    while len(found) < num:
+        found += [digest for data in [events.next()] if data["kind"] == "stored" for digest in data["digests"]]
+    return found
 
 
 def chain(namespace: str | None, salt: str | None = None) -> list[str]:
@@ -98,7 +67,7 @@ def test_a_reader_sees_what_is_cached_and_goes_on_where_it_was(start: Any, read:
     events.close()
     server.complete("", PROMPT, cache_salt="s")
     again = read(server, after=events.last_id)
-    assert again.digests(2) == chain(None, "s")
+    assert digests(again, 2) == chain(None, "s")
 
 
 def test_a_reader_without_the_secret_of_a_key_can_compute_no_digest(start: Any, read: Any) -> None:
@@ -107,7 +76,7 @@ def test_a_reader_without_the_secret_of_a_key_can_compute_no_digest(start: Any, 
     server.complete("b", PROMPT)
     server.complete("b", PROMPT, cache_salt="s")
     events = read(server, "r")
-    seen = events.digests(6)
+    seen = digests(events, 6)
     callers = {caller.tenant: caller for caller in read_callers(server.args).values()}
     secrets = {name: callers[name].cache_namespace for name in "abr"}
     of = {name: chain(namespace_digest(secret)) for name, secret in secrets.items()}
@@ -126,7 +95,7 @@ def test_a_router_with_the_keys_computes_digests_as_the_documentation_says(start
     server = start(KEYS)
     server.complete("a", PROMPT)
     server.complete("b", PROMPT, cache_salt="s")
-    seen = read(server, "r").digests(4)
+    seen = digests(read(server, "r"), 4)
     assert seen[:2] == names["names"](PROMPT, 4, "a-key")
     assert seen[2:] == names["names"](PROMPT, 4, "b-key", "s")
     assert names["names"](PROMPT, 4) == chain(None)
@@ -159,7 +128,7 @@ def test_without_keys_only_a_salt_hides_a_prompt(start: Any, read: Any) -> None:
     server = start("")
     server.complete("", PROMPT)
     server.complete("", PROMPT, cache_salt="unknown to the reader")
-    seen = read(server).digests(4)
+    seen = digests(read(server), 4)
     assert seen[:2] == chain(None)
     assert seen[2:] == chain(None, "unknown to the reader")
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -15,45 +12,21 @@ import pytest
 from octavo.core.live import CACHED, BlockMap, LiveRequest, LiveState
 from octavo.core.messages import Decision, SchedulerStats
 from octavo.server.routes.live import Watch, changed_runs
-from tests.server.raw import ask
-from tests.server.test_isolation import ServedEngine, entries
+from tests.server.raw import EventReader, ask
+from tests.server.test_isolation import entries
 from tests.server.test_isolation import start as start
 
 KEYS = entries("a", "o, rights: [observe]")
 
 
-class Watcher:
-    """The events of a server as they come."""
-
-    def __init__(self, server: ServedEngine, key: str = "") -> None:
-        parts = urlsplit(server.url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
-        self._connection.request("GET", "/live", headers={"Authorization": f"Bearer {key}-key"})
-        self.response = self._connection.getresponse()
-
-    def next(self) -> dict[str, Any]:
-        """The change of core 0 in the next event."""
-        while True:
-            line = self.response.readline()
-            assert line, "the stream has ended"
-            if line.startswith(b"data: "):
-                return dict(json.loads(line[6:])["cores"]["0"])
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 @pytest.fixture
-def watch() -> Iterator[Callable[..., Watcher]]:
-    opened: list[Watcher] = []
+def watch(read_events: Any) -> Callable[..., EventReader]:
+    return lambda server, key="": read_events(server, "/live", key)
 
-    def open_stream(*arguments: Any) -> Watcher:
-        opened.append(Watcher(*arguments))
-        return opened[-1]
 
-    yield open_stream
-    for each in opened:
-        each.close()
+def change(watcher: EventReader) -> dict[str, Any]:
+    """The change of core 0 in the next event."""
+    return dict(watcher.next()["cores"]["0"])
 
 
 def test_a_watcher_gets_the_state_and_then_what_changes(start: Any, watch: Any) -> None:
@@ -61,7 +34,7 @@ def test_a_watcher_gets_the_state_and_then_what_changes(start: Any, watch: Any) 
     server.complete("", range(1, 10), max_tokens=3)
     watcher = watch(server)
     assert watcher.response.getheader("content-type").startswith("text/event-stream")
-    first = watcher.next()
+    first = change(watcher)
     assert first["stats"]["num_blocks"] == 512
     assert [(each["tier"], each["num_blocks"]) for each in first["maps"]] == [("device", 512)]
     assert all(cell == CACHED for *_, cell in first["maps"][0]["runs"])
@@ -72,11 +45,11 @@ def test_a_watcher_gets_the_state_and_then_what_changes(start: Any, watch: Any) 
     found: dict[str, list[Any]] = {"decisions": [], "ended": []}
     stats: dict[str, int] = {}
     while not found["ended"]:
-        change = watcher.next()
-        stats |= change["stats"]
+        news = change(watcher)
+        stats |= news["stats"]
         for name in found:
-            found[name] += change[name]
-        assert "num_blocks" not in change["stats"]  # it has not changed
+            found[name] += news[name]
+        assert "num_blocks" not in news["stats"]  # it has not changed
     assert {each["request_id"] for each in found["ended"]} & {ended["request_id"]} == set()
     assert [each["kind"] for each in found["decisions"]] == ["admitted"]
     assert stats["num_generated_tokens"] == 6
@@ -89,7 +62,7 @@ def test_the_stream_shows_all_requests_and_needs_the_right_to_see_them(start: An
     assert (refused.status, refused.error["code"]) == (403, "missing_right")
     assert "observe" in refused.error["message"]
     server.complete("a", range(1, 10))
-    assert watch(server, "o").next()["ended"][0]["tenant"] == "a"
+    assert change(watch(server, "o"))["ended"][0]["tenant"] == "a"
 
 
 def test_the_core_makes_no_report_when_nobody_watches(start: Any, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
