@@ -110,11 +110,13 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     preparer = Preparer(tools, setup.policy)
-    # an image of a few kilobytes may take a second, which short jobs do not wait for
+    # an image of a few kilobytes may take a second, a sound fifteen, which short jobs do not wait for
     tools.media.urls.reads_images, tools.media.urls.waits_for_hosts = mark != SHORT_JOBS, mark == FETCHES
 
     def do(kind: str, body: bytes) -> bytes:
         if kind.startswith(HEAR):
+            if mark == SHORT_JOBS:
+                raise MustReadElsewhere(fetches=False)
             return hear(kind.removeprefix(HEAR), body, setup.input.model, tools)
         asked: RequestBody = decode(body, resolve_name(kind))
         if isinstance(asked, TokensRequest):

@@ -114,11 +114,14 @@ async def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_letters_beyond_ascii_in_the_type_of_a_form_keep_no_worker_busy(tmp_path: Path) -> None:
+async def test_sounds_keep_no_worker_for_short_jobs_busy_nor_do_letters_beyond_ascii_in_the_type_of_a_form(
+    tmp_path: Path,
+) -> None:
     kind = f"{HEAR}transcribe multipart/form-data; boundary=\u00e9abc"
     pool = TextPool(setup(tmp_path), silence_s=20)
     error = await error_of(pool.run(kind, [b"x" * 300]))
     assert (error.status, error.code) == (400, "invalid_form")
+    assert [len(lane.idle) for lane in pool._lanes.values()] == [1, 1, 0], "the short worker has passed it on"
 
 
 @pytest.mark.anyio
