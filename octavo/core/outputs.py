@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -21,7 +23,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
     finish_reason: None while running, then 'stop', 'length', 'repetition', 'abort' or 'error'.
     stop_reason: the stop string or stop token id that ended it; None for an end-of-sequence token.
-    logprobs: for each token, a mapping from token id to Logprob: the likeliest ones and the drawn one.
+    logprobs: for each token, a mapping from token id to Logprob: the likeliest ones and the drawn one. It is made when
+        it is read, but for outputs that hold only what is new, where this is a list.
     text_offsets: for each token, the index of the character of the whole text that its first byte is part of. None
         without logprobs.
     cumulative_logprob: the sum for the drawn tokens. None where the request needs none: without logprobs, a best_of
@@ -32,7 +35,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     text_offsets: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None

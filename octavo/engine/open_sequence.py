@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from octavo.core.logprob_list import LogprobList, entries_of
 from octavo.core.messages import EngineCoreRequest, SequenceDelta
 from octavo.core.outputs import CompletionOutput, Logprob
 from octavo.core.resume import ResumedSequence
@@ -24,7 +25,7 @@ class OpenSequence:
         self._tokenizer = tokenizer
         self._text = SequenceText(tokenizer, request.prompt_token_ids, request.params)
         self._cumulative_logprob: float | None = None
-        self._logprobs: list[dict[int, Logprob]] | None = [] if request.params.logprobs is not None else None
+        self._logprobs = LogprobList(tokenizer.token_text) if request.params.logprobs is not None else None
         self._num_dropped_logprobs = 0
         self._text_offsets: list[int] | None = None if self._logprobs is None else []
         self._first = (0, 0)  # tokens and characters that others have delivered: outputs begin behind them
@@ -64,7 +65,7 @@ class OpenSequence:
         self.token_ids += resumed.token_ids
         self._cumulative_logprob = resumed.cumulative_logprob
         if self._logprobs is not None and self._text_offsets is not None:
-            self._logprobs += [{}] * (last + 1)
+            self._num_dropped_logprobs = last + 1
             self._text_offsets += [0] * (last + 1)
         if resumed.finish_reason is not None:
             self._finish(resumed.finish_reason, resumed.stop_reason)
@@ -103,7 +104,8 @@ class OpenSequence:
         completion = self._completion(first_token, first_char, self._sent[1])
         if self._logprobs is not None:
             # nobody reads them again, and they take far more memory than their tokens
-            self._logprobs, self._num_dropped_logprobs = [], len(self.token_ids)
+            completion.logprobs = [*(completion.logprobs or ())]
+            self._logprobs, self._num_dropped_logprobs = LogprobList(self._tokenizer.token_text), len(self.token_ids)
         return completion
 
     def _completion(self, first_token: int, first_char: int, num_chars: int) -> CompletionOutput:
@@ -128,15 +130,12 @@ class OpenSequence:
         if token.logprob is not None:
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + token.logprob
         if self._logprobs is not None:
-            self._logprobs.append(logprobs_by_token(token, self._tokenizer))
+            self._logprobs.append(token)
 
 
 def logprobs_by_token(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
     """Return the token at a position first, then the likeliest ones in falling order, or those that are asked for."""
-    assert token.logprob is not None, "computed for a request without logprobs"
-    found = {token.token_id: Logprob(token.logprob, token.rank or None, tokenizer.token_text(token.token_id))}
-    ranks = token.ranks or range(1, len(token.top_ids) + 1)
-    for rank, token_id, logprob in zip(ranks, token.top_ids, token.top_logprobs, strict=True):
-        if token_id not in found:
-            found[token_id] = Logprob(logprob, rank, tokenizer.token_text(token_id))
-    return found
+    return {
+        token_id: Logprob(logprob, rank, tokenizer.token_text(token_id))
+        for token_id, logprob, rank in entries_of(token)
+    }

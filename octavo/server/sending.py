@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.core.logprob_list import LogprobList
 from octavo.core.outputs import RequestOutput
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 
@@ -51,6 +51,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class DirectBody:
@@ -219,8 +220,27 @@ def is_large(outputs: Sequence[RequestOutput]) -> bool:
     num_tokens = len(positions) + sum(len(completion.token_ids) for completion in completions)
     if num_tokens > SLICE:
         return True
-    described = [position for completion in completions for position in completion.logprobs or ()]
-    return sum(len(position or ()) for position in chain(positions, described)) > _MOST_LOGPROBS_OF_TURN
+    num_entries = sum(len(position or ()) for position in positions)
+    for completion in completions:
+        logprobs = completion.logprobs or ()
+        num_entries += logprobs.num_entries if isinstance(logprobs, LogprobList) else sum(map(len, logprobs))
+    return num_entries > _MOST_LOGPROBS_OF_TURN
+
+
+def packing(outputs: Sequence[RequestOutput]) -> Callable[[S | None], S | None]:
+    """Return what makes JSON of the long lists of a part of a response with these outputs, so that those of one part at
+    a time are objects. It does nothing to parts of small ones."""
+    return _packed if is_large(outputs) else lambda part: part
+
+
+def _packed(part: S | None) -> S | None:
+    if part is None:
+        return None
+    made: S = _in_slices(part)[0]
+    for name in part.__struct_fields__:
+        if getattr(made, name) is not getattr(part, name):
+            free(getattr(part, name))
+    return made
 
 
 def encode(value: msgspec.Struct) -> bytes:

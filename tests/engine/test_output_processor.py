@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import sys
+import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.core.logprob_list import LogprobList
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
 from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
 from octavo.core.resume import ResumedSequence
@@ -90,6 +93,30 @@ def test_a_stream_keeps_no_log_probabilities_that_were_read(tokenizer: Tokenizer
         assert [*part.logprobs[0]] == [token_id]
         num_references = sys.getrefcount(part.logprobs[0])
         assert num_references == 2, "of the list and of the call alone"
+
+
+def test_log_probabilities_of_a_final_output_are_arrays_until_they_are_read(tokenizer: Tokenizer) -> None:
+    request = make_request("p", output_kind=OutputKind.FINAL_ONLY, logprobs=20)
+    sequence, num_tokens = OpenSequence(0, request, tokenizer), 500
+    top = tuple(range(97, 117))
+    tracemalloc.start()
+    for number in range(num_tokens):
+        values = tuple(-number - each / 8 for each in top)
+        described = TokenLogprobs(
+            token_id=97 + number % 30, logprob=values[-1], rank=7, top_ids=top, top_logprobs=values
+        )
+        sequence.take(SequenceDelta(index=0, token_ids=[described.token_id], logprobs=[described]))
+    logprobs = sequence.whole().logprobs
+    assert tracemalloc.get_traced_memory()[0] < num_tokens * 21 * 32
+    tracemalloc.stop()
+    assert isinstance(logprobs, LogprobList)
+    assert (len(logprobs), logprobs.num_entries) == (num_tokens, 500 * 20 + 160), (
+        "the drawn one is among the likeliest or not"
+    )
+    assert list(logprobs[29]) == [126, *top]
+    assert logprobs[-1][97] == Logprob(-499 - 97 / 8, 1, "a")
+    assert logprobs[1:3] == [logprobs[1], logprobs[2]] != logprobs[2:4]
+    assert pickle.loads(pickle.dumps(logprobs[:2])) == [logprobs[0], logprobs[1]]
 
 
 def test_final_output_alone_holds_everything(tokenizer: Tokenizer) -> None:

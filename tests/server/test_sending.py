@@ -18,7 +18,7 @@ from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.server.errors import ApiError, ClientDisconnectedError, shutting_down
 from octavo.server.logprobs import CompletionLogprobs
 from octavo.server.routes.completions import CompletionChoice, CompletionResponse
-from octavo.server.sending import SLICE, EventStream, LargeResponses, OpenRequests, encode, free, is_large
+from octavo.server.sending import SLICE, EventStream, LargeResponses, OpenRequests, encode, free, is_large, packing
 from octavo.server.usage import PromptTokensDetails, Usage
 from tests.server.conftest import Served
 from tests.server.fake_llm import SENTENCE
@@ -224,6 +224,23 @@ def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
 def test_slices_make_the_same_bytes(num_choices: int, num_tokens: int) -> None:
     value = answer(num_choices, num_tokens)
     assert encode(value) == msgspec.json.encode(value)
+
+
+def test_parts_of_a_large_response_become_json_one_after_the_other() -> None:
+    def outputs(num_tokens: int) -> list[RequestOutput]:
+        completion = CompletionOutput(index=0, text="", token_ids=[0] * num_tokens)
+        return [
+            RequestOutput(request_id="1", prompt=None, prompt_token_ids=[], outputs=[completion], finished=True),
+        ]
+
+    [choice] = answer(1, 2000).choices
+    part, expected = choice.logprobs, msgspec.json.encode(choice.logprobs)
+    assert part is not None
+    assert packing(outputs(1))(part) is part
+    made = packing(outputs(2000))(part)
+    assert msgspec.json.encode(made) == expected
+    assert isinstance(made.top_logprobs, msgspec.Raw)  # type: ignore[union-attr]
+    assert part.top_logprobs == [], "its objects are freed"
 
 
 def test_what_was_sent_is_freed_object_by_object() -> None:

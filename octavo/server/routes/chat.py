@@ -12,6 +12,7 @@ from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta,
 from octavo.server.generation import Generated
 from octavo.server.logprobs import ChatLogprobs, PromptLogprobsField
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.sending import packing
 from octavo.server.turn import Turn
 from octavo.server.usage import Usage
 
@@ -125,12 +126,12 @@ class ChatCompletion(Turn):
     _has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
-        [output] = outputs
+        [output], packed = outputs, packing(outputs)
         choices = [
             ChatChoice(
                 index=completion.index,
                 message=self._message(output, completion),
-                logprobs=self.logprobs(completion),
+                logprobs=packed(self.logprobs(completion)),
                 finish_reason=self.finish_reason(completion),
                 stop_reason=completion.stop_reason,
                 token_ids=self.token_ids(completion),

@@ -14,6 +14,7 @@ from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.generation import Generated, Generation
 from octavo.server.logprobs import CompletionLogprobs, Position, PromptLogprobsField, completion_logprobs, token_text
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.sending import packing
 from octavo.server.usage import Usage
 
 
@@ -73,10 +74,11 @@ class Completion(Generation):
         return super().usage(without_completion=self.echoes_only)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
-        choices = []
+        choices, packed = [], packing(outputs)
         for index, output in enumerate(outputs):
             for completion in output.outputs:
                 choice = self._choice(index, output, completion)
+                choice.logprobs = packed(choice.logprobs)
                 choice.finish_reason, choice.stop_reason = self._finish(completion)
                 if self.asked.prompt_logprobs is not None:
                     choice.prompt_logprobs = output.prompt_logprobs or []
