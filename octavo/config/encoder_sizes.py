@@ -15,6 +15,9 @@ _SIZE: Final = re.compile(
 _EQUAL: Final = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
 _WIDTHS: Final = ("embed_dim", "d_model", "hidden_size")
 _HEADS: Final = ("num_attention_heads", "num_heads", "encoder_attention_heads")
+_LENGTHS: Final = ("image_size", "window_size", "max_source_positions")
+_LONGEST: Final = 1 << 16
+"""More pixels, frames or positions would take all memory."""
 _AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_size", "spatial_merge_size")))
 
 
@@ -35,8 +38,8 @@ def check_encoder(section: Section | None) -> None:
                 raise section.error(name, "integers of at least 1")
         elif isinstance(value, float):
             section.positive_float(name)
-        else:
-            section.positive(name)
+        elif section.positive(name) > _LONGEST and name in _LENGTHS:
+            raise section.error(name, f"at most {_LONGEST:,}")
     width, heads = _first(section, _WIDTHS), _first(section, _HEADS)
     if width and heads and section.values.get("head_dim") is None and section.int(width) % section.int(heads):
         raise section.error(width, f"a multiple of {heads}, which is {section.int(heads)}")

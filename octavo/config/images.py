@@ -43,16 +43,26 @@ _FIXED: Final = {
     "PaliGemmaForConditionalGeneration": 224,
 }
 """Architectures whose encoders read images of one size, and that size where their configs leave it out."""
+_CUT: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Granite4Vision", "LlavaNext", "VipLlava"))
+"""Architectures whose images are cut into pieces of the size that their encoders read."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 _MOST_PIXELS: Final = 1 << 25
 """To which small images are scaled up."""
 _LONGEST_EDGE: Final = 1 << 13
+_PATCHES: Final = {
+    "patch_size": "patch_size",
+    "merge_size": "spatial_merge_size",
+    "temporal_patch_size": "temporal_patch_size",
+}
+"""Settings of processors, and what encoders call the same."""
 _SIZES: Final = (
     *("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"),
     *("max_slice_nums", "scale_resolution", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
     *("min_image_tokens", "max_image_tokens"),
 )
+_NUM_CHANNELS: Final = 3
+_FILTERS: Final = range(6)
 _MOST_TILES: Final = 1 << 8
 """Processors try every grid of as many."""
 
@@ -65,7 +75,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """
     if checkpoint.architecture not in READ_IMAGES:
         return None
-    check_encoder(checkpoint.stored.section("vision_config"))
+    for part in ("vision_config", "qformer_config", "projector_config"):
+        check_encoder(checkpoint.stored.section(part))
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
     for file in (checkpoint.path / each for each in _FILES):
@@ -75,6 +86,7 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
+            _check_patches(Section(found, str(file)), checkpoint.stored)
             return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file), _fixed_side(checkpoint))
     if checkpoint.architecture in INTERN:
         return _checked(intern_settings(checkpoint.stored), checkpoint.where)
@@ -82,11 +94,43 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     return None if unstated is None else {"image_processor_type": unstated}
 
 
-def _fixed_side(checkpoint: Checkpoint) -> int | None:
-    """Return the side of images where an encoder reads those of one size; None of others. Raises CheckpointError."""
-    side = _FIXED.get(checkpoint.architecture)
+def _check_patches(settings: Section, config: Section) -> None:
+    """Raise CheckpointError for patches and pieces of images that are none, or that the encoder does not read."""
+    vision = config.section("vision_config") or config
+    for name, of_encoder in _PATCHES.items():
+        if settings.values.get(name) is None or isinstance(settings.values[name], Mapping):
+            continue
+        size, expected = settings.positive(name), vision.values.get(of_encoder)
+        if type(expected) is int and size != expected:
+            raise settings.error(name, f"{of_encoder} of the encoder in config.json, which is {expected}")
+        if size > _LONGEST_EDGE:
+            raise settings.error(name, f"1 to {_LONGEST_EDGE:,}")
+    grids = [
+        sorted(_pinpoints(each)) for each in (settings, config) if each.values.get("image_grid_pinpoints") is not None
+    ]
+    if grids[1:] and grids[0] != grids[1]:
+        raise config.error("image_grid_pinpoints", f"those of {settings.where}")
+
+
+def _pinpoints(section: Section) -> list[Any]:
+    """Return the heights and widths to which images are scaled before they are cut. Raises CheckpointError."""
+    found = section.values["image_grid_pinpoints"]
+    found = found if isinstance(found, list) else []
+    sides = [side for pair in found if isinstance(pair, list) and len(pair) == 2 for side in pair]
+    if not found or len(sides) != 2 * len(found) or not all(type(each) is int and each > 0 for each in sides):
+        raise section.error("image_grid_pinpoints", "pairs of a height and a width")
+    return found
+
+
+def _fixed_side(checkpoint: Checkpoint) -> tuple[str, int] | None:
+    """Return the setting with the side of images and this side, where an encoder reads those of one size; None of
+    others. Raises CheckpointError."""
     vision = checkpoint.stored.section("vision_config") or Section({}, checkpoint.stored.where)
-    return None if side is None else vision.positive("image_size", side)
+    if checkpoint.architecture in _CUT:
+        side = vision.optional_positive("image_size")
+        return None if side is None else ("crop_size", side)
+    default = _FIXED.get(checkpoint.architecture)
+    return None if default is None else ("size", vision.positive("image_size", default))
 
 
 def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -99,27 +143,32 @@ def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return {"patch_size": {"height": size, "width": size}}
 
 
-def _checked(settings: Mapping[str, Any], where: str, side: int | None = None) -> Mapping[str, Any]:
+def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | None = None) -> Mapping[str, Any]:
     """Return the settings of an image processor. Raises CheckpointError, which names one that no image survives.
 
-    side: of images that the encoder reads, where it reads those of one size.
+    fixed: the setting with the side of images, and this side, where the encoder reads those of one size.
     """
+    name, side = fixed or ("size", 0)
+    if fixed is not None and settings.get(name) is None:
+        settings = {**settings, name: {"height": side, "width": side}}
     sizes = _flat(settings)
     section = Section({**settings, **sizes}, where)
-    if side is not None and any(sizes.get(f"size.{each}", side) != side for each in ("height", "width")):
-        raise section.error("size", f"the image_size of vision_config, {side} x {side}")
-    for name, least in (("image_mean", -math.inf), ("image_std", 0.0)):
-        value = settings.get(name)
-        numbers = value if isinstance(value, list) else [value]
-        if value is not None and not all(_is_number(each) and least < each < math.inf for each in numbers):
-            raise section.error(name, "numbers above 0" if least == 0.0 else "finite numbers")
+    if fixed is not None and any(sizes.get(f"{name}.{each}", side) != side for each in ("height", "width")):
+        raise section.error(name, f"the image_size of vision_config, {side} x {side}")
+    _check_steps(section)
     counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR", "VideoLlama"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
-        most = _MOST_TILES if name.endswith(("_patches", "_tiles", "_nums")) else most
+        is_count = name.endswith(("_patches", "_tiles", "_nums"))
+        most = _MOST_TILES if is_count else most
+        if isinstance(value, str | bool | Mapping) or (is_count and type(value) not in (int, type(None))):
+            raise section.error(name, "an integer" if is_count else "a number")
         if _is_number(value) and not (0 < value <= most or (value > most and name in no_aims)):
             raise section.error(name, f"1 to {most:,}")
+    edges = [sizes.get(f"size.{each}") is None for each in ("shortest_edge", "longest_edge")]
+    if counts_pixels and edges[0] != edges[1]:
+        raise section.error("size", "shortest_edge and longest_edge")
     counted = ("pixels", "patches", "tiles", "image_tokens")
     pairs = [("size.shortest_edge", "size.longest_edge"), *((f"min_{each}", f"max_{each}") for each in counted)]
     for lower, upper in pairs:
@@ -127,6 +176,22 @@ def _checked(settings: Mapping[str, Any], where: str, side: int | None = None) -
         if _is_number(first) and _is_number(second) and first > second:
             raise section.error(lower, f"at most {upper}, which is {second:,}")
     return settings
+
+
+def _check_steps(section: Section) -> None:
+    """Raise CheckpointError for factors and flags of the processor's steps with which it fails, or makes NaN."""
+    for name, least in (("image_mean", -math.inf), ("image_std", 0.0)):
+        value = section.values.get(name)
+        numbers = value if isinstance(value, list) else [value] * _NUM_CHANNELS
+        is_fit = len(numbers) == _NUM_CHANNELS and all(_is_number(each) and least < each < math.inf for each in numbers)
+        if value is not None and not is_fit:
+            raise section.error(name, f"{_NUM_CHANNELS} {'numbers above 0' if least == 0.0 else 'finite numbers'}")
+    section.positive_float("rescale_factor", 1.0)
+    if (filter_id := section.optional_int("resample")) is not None and filter_id not in _FILTERS:
+        raise section.error("resample", f"one of Pillow's filters, {_FILTERS.start} to {_FILTERS.stop - 1}")
+    for name in section.values:
+        if name.startswith("do_"):
+            section.bool(name, False)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,8 +34,11 @@ def check_features(config: Section, library: Any) -> None:
             raise config.error("vision_feature_layer", f"a layer of the encoder, which has {depth}, or several")
     if library.model_type in ("aya_vision", "cohere2_vision"):
         config.expect("vision_feature_select_strategy", "full", default="full")
-        if vision.image_size // vision.patch_size % library.downsample_factor:
-            raise config.error("downsample_factor", f"a divisor of {vision.image_size // vision.patch_size} patches")
+        section = config.section("vision_config") or Section({}, config.where)
+        side, patch = (section.positive(name, getattr(vision, name)) for name in ("image_size", "patch_size"))
+        num_patches = side // patch
+        if num_patches % config.positive("downsample_factor", library.downsample_factor):
+            raise config.error("downsample_factor", f"a divisor of {num_patches} patches")
 
 
 def check_levels(config: Section, library: Any, num_layers: int) -> None:
@@ -49,7 +52,7 @@ def check_levels(config: Section, library: Any, num_layers: int) -> None:
             "deepstack_layer_map", f"pairs of a layer of the encoder, which has {depth}, and one of {num_layers} layers"
         )
     targets = library.spatial_target_layers
-    if len(targets) > 4 or not all(0 <= each < num_layers for each in targets):
+    if len(targets) > 4 or not all(type(each) is int and 0 <= each < num_layers for each in targets):
         raise config.error("spatial_target_layers", f"at most 4 of {num_layers} layers")
     if not -depth - 1 <= library.spatial_vision_layer <= depth:
         raise config.error("spatial_vision_layer", f"a layer of the encoder, which has {depth}")

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from octavo.config.checkpoint import read_json_object
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray
-from octavo.multimodal.sound import Samples
+from octavo.multimodal.sound import RATES, Samples
 
 PREPROCESSOR_CONFIG: Final = "preprocessor_config.json"
 _FILES: Final = (PREPROCESSOR_CONFIG, "processor_config.json")
+_LENGTHS: Final = range(1, (1 << 16) + 1)
+"""Samples of a frame, and between two: more would take all memory."""
 _PIECE: Final = 1 << 12
 """Frames whose spectra are in memory at once."""
 
@@ -54,8 +56,11 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
         num_vectors = model.positive("max_source_positions")
         sizes = {name: section.positive(name, cls.__struct_defaults__[i]) for i, name in enumerate(_SIZES)}
         width = section.positive("win_length", sizes["n_fft"])
-        if width > sizes["n_fft"]:
-            raise section.error("win_length", f"at most n_fft, which is {sizes['n_fft']}")
+        if width > sizes["n_fft"] or width % 2:
+            raise section.error("win_length", f"an even number of at most n_fft, which is {sizes['n_fft']}")
+        for name, allowed in (("sampling_rate", RATES), ("n_fft", _LENGTHS), ("hop_length", _LENGTHS)):
+            if sizes[name] not in allowed:
+                raise section.error(name, f"{allowed.start:,} to {allowed.stop - 1:,}")
         if sizes["feature_size"] != model.positive("num_mel_bins"):
             raise section.error("feature_size", f"num_mel_bins of config.json, which is {model.values['num_mel_bins']}")
         return cls(2 * num_vectors, num_vectors, **sizes, win_length=width, is_whole=is_whole)

@@ -50,8 +50,27 @@ def test_a_processor_without_patches_is_refused(tmp_path: Path) -> None:
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("llava", {"image_std": [0.0, 1.0, 1.0]}, r"image_std is \[0.0, 1.0, 1.0\], expected numbers above 0"),
-    ("llava", {"image_mean": [float("nan")] * 3}, r"image_mean is \[NaN, NaN, NaN\], expected finite numbers"),
+    ("llava", {"image_std": [0.0, 1.0, 1.0]}, r"image_std is \[0.0, 1.0, 1.0\], expected 3 numbers above 0"),
+    ("llava", {"image_mean": [float("nan")] * 3}, r"image_mean is \[NaN, NaN, NaN\], expected 3 finite numbers"),
+    (
+        "qwen2_vl",
+        {"patch_size": 28},
+        "patch_size is 28, expected patch_size of the encoder .*, which is 14",
+    ),
+    ("qwen2_vl", {"merge_size": "x"}, 'merge_size is "x", expected an integer'),
+    ("qwen2_vl", {"size": {"shortest_edge": 56 * 56}}, "size is .*, expected shortest_edge and longest_edge"),
+    (
+        "granite4_vision",
+        {"crop_size": {"height": 56, "width": 57}},
+        "crop_size is .*, expected the image_size of vision",
+    ),
+    ("granite4_vision", {"image_grid_pinpoints": [[56]]}, "image_grid_pinpoints is .*, expected pairs of a height"),
+    ("llava", {"image_mean": [0.5]}, r"image_mean is \[0.5\], expected 3 finite numbers"),
+    ("llava", {"rescale_factor": "x"}, 'rescale_factor is "x", expected a number'),
+    ("llava", {"resample": 9}, "resample is 9, expected one of Pillow's filters, 0 to 5"),
+    ("llava", {"do_resize": "x"}, 'do_resize is "x", expected true or false'),
+    ("llava", {"size": {"shortest_edge": "x"}}, 'size.shortest_edge is "x", expected a number'),
+    ("internvl", {"max_patches": 2.5}, "max_patches is 2.5, expected an integer"),
     ("llava", {"size": {"shortest_edge": 1 << 20}}, "size.shortest_edge is 1048576, expected 1 to 8,192"),
     ("llava", {"crop_size": 0}, "crop_size is 0, expected 1 to 8,192"),
     ("qwen2_vl", {"size": {"shortest_edge": 1 << 26, "longest_edge": 1 << 27}}, "67108864, expected 1 to 33,554,432"),
@@ -77,6 +96,20 @@ def test_settings_that_no_image_survives_are_refused(
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     with pytest.raises(CheckpointError, match=f"preprocessor_config.json: .*{said}"):
         image_settings(checkpoint)
+
+
+def test_other_pieces_of_images_than_the_processor_cuts_are_refused(tmp_path: Path) -> None:
+    make_vision_checkpoint("llava_next", tmp_path)
+    changes = {"image_grid_pinpoints": [[56, 112]]}
+    with pytest.raises(CheckpointError, match="image_grid_pinpoints is .*, expected those of .*preprocessor_conf"):
+        image_settings(Checkpoint.open(tmp_path, changes))
+
+
+def test_a_size_that_is_left_out_is_the_encoder_s(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("aya_vision", tmp_path) / "preprocessor_config.json"
+    stated = image_settings(Checkpoint.open(tmp_path))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "size": None}))
+    assert image_settings(Checkpoint.open(tmp_path)) == stated
 
 
 def test_a_class_beside_the_weights_is_transformers_own(tmp_path: Path) -> None:
@@ -105,10 +138,16 @@ def test_sizes_of_the_encoder_are_checked_by_name(tmp_path: Path) -> None:
         LoadedModel.open(Checkpoint.open(tmp_path, {"vision_config": {"depth": 0}}), Mesh.single())
 
 
+def test_windows_without_end_are_refused(tmp_path: Path) -> None:
+    make_vision_checkpoint("qwen2_5_vl", tmp_path)
+    with pytest.raises(CheckpointError, match="vision_config.window_size is 1000000000, expected at most 65,536"):
+        image_settings(Checkpoint.open(tmp_path, {"vision_config": {"window_size": 10**9}}))
+
+
 def test_an_encoder_that_no_memory_can_describe_is_refused(tmp_path: Path) -> None:
     file = make_vision_checkpoint("qwen2_5_vl", tmp_path) / "config.json"
     config = json.loads(file.read_text())
-    config["vision_config"] |= {"spatial_merge_size": 1 << 20, "window_size": 1 << 24}
+    config["vision_config"] |= {"hidden_size": 1 << 30, "intermediate_size": 1 << 30}
     file.write_text(json.dumps(config))
     with pytest.raises(
         CheckpointError, match="cannot make the encoder that the config describes: RuntimeError: Storage"

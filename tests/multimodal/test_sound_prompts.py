@@ -16,6 +16,7 @@ from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
+from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.sound_prompts import SoundPrompts
 from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, extractor
 from tests.fakes.whisper import RATE, tone
@@ -93,6 +94,21 @@ def test_sizes_that_fit_no_encoder_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         prompts(tmp_path, family, **audio)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"win_length": 399}, "win_length is 399, expected an even number of at most n_fft, which is 400"),
+        ({"n_fft": 1 << 20}, "n_fft is 1048576, expected 1 to 65,536"),
+        ({"hop_length": 10**9}, "hop_length is 1000000000, expected 1 to 65,536"),
+        ({"sampling_rate": 3}, "sampling_rate is 3, expected 1,000 to 384,000"),
+    ],
+)
+def test_spectrograms_that_no_sound_survives_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(changes))
+    with pytest.raises(CheckpointError, match=message):
+        LogMel.of(tmp_path, {"max_source_positions": 100, "num_mel_bins": 80})
 
 
 def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> None:
