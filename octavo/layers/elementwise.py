@@ -25,14 +25,14 @@ OPERATOR_OF: Final[Mapping[str, str]] = {
 
 
 class Elementwise(Layer):
-    """A function of tensors [tokens, dim] of one shape, which its result has too, and of fixed numbers."""
+    """A function of tensors [tokens, dim] of one shape, and of fixed numbers."""
 
     def __init__(self, operator: str, *numbers: float) -> None:
         super().__init__()
         self._operator, self._numbers = operator, numbers
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return the function of tensors [tokens, dim], of the same shape."""
+        """Return the function of tensors [tokens, dim], of the same shape unless the operator says otherwise."""
         return getattr(self.ops, self._operator)(*tensors, *self._numbers)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.distributed.mesh import Mesh
 from octavo.layers.layer import TensorSlot
 from octavo.layers.linear import ColumnLinear
-from octavo.ops.experts import RouterRule, Routing, routing_of
+from octavo.ops.experts import RouterRule, Routing
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Methods
@@ -35,8 +35,8 @@ class Router(ExactLinear):
     """x [tokens, inputs] → the experts of each token.
 
     `correction` and `factors` name tensors [experts], beside the router in the checkpoint's tree: of what is added to
-    scores for the choice, or to logits where `corrects_logits`, stored [1, experts] where `is_correction_row`, and of
-    what weights are multiplied with.
+    scores or logits for the choice, stored [1, experts] where `is_correction_row`, and of what weights are multiplied
+    with.
     """
 
     def __init__(
@@ -48,11 +48,10 @@ class Router(ExactLinear):
         bias: bool = False,
         correction: str | None = None,
         is_correction_row: bool = False,
-        corrects_logits: bool = False,
         factors: str | None = None,
     ) -> None:
         super().__init__(inputs, experts, bias=bias)
-        self.rule, self._experts, self._corrects_logits = rule, experts, corrects_logits
+        self.rule, self._experts = rule, experts
         self._shapes = {"correction": (1, experts) if is_correction_row else (experts,), "factors": (experts,)}
         names = {"correction": correction, "factors": factors}
         self._names = {own: name for own, name in names.items() if name is not None}
@@ -61,11 +60,7 @@ class Router(ExactLinear):
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
         """x [tokens, inputs] → routing."""
         logits, get = self.prepared.in_float32(x), self._beside.get
-        correction = get("correction")
-        if self._corrects_logits:
-            wanted = (logits + self._beside["correction"]).sort(dim=-1, descending=True, stable=True).indices
-            logits, correction = logits.scatter(1, wanted[:, self.rule.top_k :], float("-inf")), None
-        return self.ops.route(logits, self.rule, correction, get("factors"))
+        return self.ops.route(logits, self.rule, get("correction"), get("factors"))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         yield from super().tensor_slots(path)
@@ -87,29 +82,3 @@ class Router(ExactLinear):
         own = dict(state)
         self._beside = {name: own.pop(name) for name in self._names}
         super().restore(own)
-
-
-class ThresholdRouter(Router):
-    """x [tokens, inputs] → the two best experts of each token, each weighed by a softmax over those near it.
-
-    Beside an expert of score m counts one of score s where `(m - s) / max(|s|, m)` is at most `threshold`; beside the
-    second one the first does not count. Source: https://arxiv.org/abs/2409.12136.
-    """
-
-    def __init__(self, inputs: int, experts: int, threshold: float) -> None:
-        super().__init__(inputs, experts, RouterRule(1))
-        self._threshold = threshold
-
-    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
-        """x [tokens, inputs] → routing."""
-        logits = self.prepared.in_float32(x)
-        left, chosen, weights = logits, [], []
-        for _ in range(2):
-            # equal scores: the first is taken, as by the operator
-            best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
-            most = left.gather(1, best)
-            is_far = (most - logits) / torch.maximum(logits.abs(), most) > self._threshold
-            weights.append(self.ops.route(left.masked_fill(is_far, float("-inf")), self.rule, None, None).weights)
-            chosen.append(best)
-            left = left.scatter(1, best, float("-inf"))
-        return routing_of(torch.cat(chosen, 1), torch.cat(weights, 1), self._experts)

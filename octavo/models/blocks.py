@@ -20,7 +20,7 @@ from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_li
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, UnscaledRMSNorm, WidthNorm
 from octavo.layers.picked import GatedQKVLinear, GroupedQKVLinear
 from octavo.layers.rotary import Rotary
-from octavo.layers.routers import ExactLinear, Router, ThresholdRouter
+from octavo.layers.routers import ExactLinear, Router
 from octavo.models.config import DecoderConfig, NormPair
 from octavo.models.decoder import DecoderStack
 from octavo.models.fields import read_fields
@@ -173,15 +173,12 @@ class SparseMLP(nn.Module):
     def __init__(self, c: DecoderConfig, mixture: Mixture, mesh: Mesh) -> None:
         super().__init__()
         m = mixture
-        self.gate: Router = Router(
+        self.gate = Router(
             *(c.hidden_size, m.experts + m.idle, m.rule),
             bias=m.router_bias,
             correction=m.correction,
             is_correction_row=m.is_correction_row,
-            corrects_logits=m.corrects_logits,
         )
-        if m.threshold is not None:
-            self.gate = ThresholdRouter(c.hidden_size, m.experts, m.threshold)
         self.experts = Experts(
             *(m.latent_width or c.hidden_size, m.width, m.experts, mesh),
             stored=m.stored,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, windows_by_kind
@@ -232,8 +234,9 @@ class HYV3ForCausalLM(GatedDecoder):
 
 def _corrected_logits(c: Checkpoint) -> Mixture:
     shared = c.positive("shared_expert_intermediate_size")
-    own = fields(correction="gate.expert_bias", corrects_logits=True, shared_width=shared)
-    return usual_mixture(c, score="sigmoid", norm_topk_prob=False, **own)
+    own = fields(correction="gate.expert_bias", shared_width=shared)
+    mixture = usual_mixture(c, score="sigmoid", norm_topk_prob=False, **own)
+    return replace(mixture, rule=replace(mixture.rule, corrects_logits=True))
 
 
 class Kolibri1ForCausalLM(GatedDecoder):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
@@ -83,16 +82,17 @@ class Attention(nn.Module):
         self.attend: PagedAttention = (
             PagedAttention(heads.share(mesh)) if window is None else SinkAttention(heads, mesh, sliding_window=window)
         )
-        self._dim, self._value_dim = heads.dim, c.value_dim
+        self.widened = Elementwise("widened", heads.dim)
+        self._value_dim = c.value_dim
         self.factor = Elementwise("scaled", c.value_factor)
         self.o_proj = joined_linear(heads.query * c.value_dim, c.hidden_size, mesh)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         q, k, v = self.qkv_proj(x)
-        wide = F.pad(v, (0, self._dim - self._value_dim))
-        attended = self.attend(q, k, wide, batch, self.rope.rotation(batch)).unflatten(1, (-1, self._dim))
-        return self.o_proj(self.factor(attended[:, :, : self._value_dim].flatten(1)))
+        attended = self.attend(q, k, self.widened(v), batch, self.rope.rotation(batch))
+        values = self.factor(attended.reshape(-1, q.shape[2])[:, : self._value_dim])
+        return self.o_proj(values.view(len(x), -1))
 
 
 class MiMoV2FlashForCausalLM(GatedDecoder):

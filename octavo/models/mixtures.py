@@ -157,9 +157,10 @@ def _of_two(c: Checkpoint) -> Mixture:
     return Mixture(
         experts=c.positive("num_local_experts", 16),
         width=c.positive("intermediate_size"),
-        rule=RouterRule(c.expect("num_experts_per_tok", 2)),
+        rule=RouterRule(
+            c.expect("num_experts_per_tok", 2), "softmax_near", threshold=2 * c.float("router_jitter_noise", 0.01)
+        ),
         stored=NUMBERED,
-        threshold=2 * c.float("router_jitter_noise", 0.01),
     )
 
 

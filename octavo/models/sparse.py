@@ -26,8 +26,6 @@ class Mixture:
     """The tensor that is added to scores for the choice: its name beside the router's."""
     is_correction_row: bool = False
     """It is stored as [1, experts]."""
-    corrects_logits: bool = False
-    """It is added to logits instead."""
     bias: bool = False
     activation: str = "silu"
     """That of experts; `numbers` are its parameters (`layers.experts.Experts`)."""
@@ -40,8 +38,6 @@ class Mixture:
     """The one expert of a token is given the weighted input, and its output is taken as it is."""
     idle: int = 0
     """So many more experts return their inputs."""
-    threshold: float | None = None
-    """The router is a `ThresholdRouter` with this number, whatever `rule` says beside `top_k`."""
     output_factor: float = 1.0
     """What the sum of all experts, the shared one included, is multiplied with."""
     is_shared_gated: bool = False

@@ -81,6 +81,11 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
+def widened(x: Tensor, dim: int) -> Tensor:
+    """Return [tokens, heads, dim]: x [tokens, heads, at most dim] with zeros behind each head."""
+    return F.pad(x, (0, dim - x.shape[2]))
+
+
 def clamped(x: Tensor, limit: float) -> Tensor:
     """Return x, at most `limit` on either side of 0."""
     return x.clamp(-limit, limit)
@@ -128,6 +133,14 @@ def parameter_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
         yield x, 2.5
 
 
+def widened_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
+    """Yield tokens that lie apart, whose heads become wider, and as wide as they are."""
+    for (x,) in examples(dtype):
+        heads = x[:, 8:44].view(len(x), 3, 12)
+        yield heads, 20
+        yield heads, 12
+
+
 def xielu_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield two factors with each tensor."""
     for (x,) in examples(dtype):
@@ -154,6 +167,7 @@ OPERATORS = (
     Operator("scaled", scaled, parameter_examples),
     Operator("clamped_swiglu", clamped_swiglu, swiglu_examples),
     Operator("xielu", xielu, xielu_examples),
+    Operator("widened", widened, widened_examples),
     Operator("clamped", clamped, parameter_examples),
     Operator("soft_capped", soft_capped, parameter_examples),
 )

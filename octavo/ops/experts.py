@@ -28,7 +28,13 @@ class RouterRule:
     """
 
     top_k: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "softmax_near"] = "softmax"
+    """`softmax_near` is that over an expert and those near it, of the experts that are not chosen before it.
+
+    Near one of logit m is one of logit s where `(m - s) / max(|s|, m)` is at most `threshold`. Groups and a bias do not
+    go with it. Source: https://arxiv.org/abs/2409.12136.
+    """
+    threshold: float = 0.0
     is_normalized: bool = False
     """The weights of a token are divided by their sum."""
     factor: float = 1.0
@@ -38,6 +44,8 @@ class RouterRule:
     groups_kept: int = 1
     group_best: int = 2
     """How many of a group's best scores are added up to the group's."""
+    corrects_logits: bool = False
+    """Experts are chosen by logits with the bias, in the place of scores with it."""
 
 
 class Routing(NamedTuple):
@@ -59,10 +67,20 @@ def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors:
     `bias` float32 [experts] is added to scores for the choice, not for the weights. Of equal scores the first is taken.
     The weights of each expert are multiplied with its element of `factors` float32 [experts] in the end.
     """
+    chosen, weights = _near(logits, rule) if rule.score == "softmax_near" else _best(logits, rule, bias)
+    if rule.is_normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = weights * rule.factor
+    return routing_of(chosen, weights if factors is None else weights * factors[chosen], logits.shape[1])
+
+
+def _best(logits: Tensor, rule: RouterRule, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the chosen experts and their scores, each [tokens, top_k]."""
     tokens, experts = logits.shape
     scores = torch.softmax(logits, dim=-1) if rule.score == "softmax" else torch.sigmoid(logits)
     # logits have the order of scores, and differ where scores are rounded to the same number
-    wanted = logits if bias is None and rule.num_groups == 1 else scores if bias is None else scores + bias
+    wanted = logits if rule.corrects_logits or (bias is None and rule.num_groups == 1) else scores
+    wanted = wanted if bias is None else wanted + bias
     if rule.num_groups > 1:
         groups = wanted.view(tokens, rule.num_groups, -1)
         best = groups.sort(dim=-1, descending=True).values[..., : rule.group_best].sum(-1)
@@ -70,11 +88,20 @@ def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors:
         is_kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
         wanted = groups.masked_fill(~is_kept[..., None], float("-inf")).view(tokens, experts)
     chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[:, : rule.top_k]
-    weights = scores.gather(1, chosen)
-    if rule.is_normalized:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    weights = weights * rule.factor
-    return routing_of(chosen, weights if factors is None else weights * factors[chosen], experts)
+    return chosen, scores.gather(1, chosen)
+
+
+def _near(logits: Tensor, rule: RouterRule) -> tuple[Tensor, Tensor]:
+    """Return the same by the rule `softmax_near`."""
+    left, chosen, weights = logits, [], []
+    for _ in range(rule.top_k):
+        best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
+        most = left.gather(1, best)
+        is_far = (most - logits) / torch.maximum(logits.abs(), most) > rule.threshold
+        weights.append(torch.softmax(left.masked_fill(is_far, float("-inf")), dim=-1).gather(1, best))
+        chosen.append(best)
+        left = left.scatter(1, best, float("-inf"))
+    return torch.cat(chosen, 1), torch.cat(weights, 1)
 
 
 def routing_of(chosen: Tensor, weights: Tensor, experts: int) -> Routing:
@@ -188,6 +215,9 @@ def route_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, RouterRule, Ten
             bias + 0.5,
         )
         yield logits, RouterRule(2, num_groups=4, groups_kept=2, group_best=1), None, None
+        yield logits, RouterRule(3, "sigmoid", is_normalized=True, corrects_logits=True), bias * 5, None
+        yield logits, RouterRule(2, "softmax_near", threshold=0.4), None, None
+        yield logits - 9.0, RouterRule(2, "softmax_near", threshold=0.1), None, bias + 0.5
 
 
 def sum_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Routing, torch.dtype, Tensor | None, Tensor | None]]:

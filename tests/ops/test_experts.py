@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from octavo.ops.experts import PreparedStack, RouterRule, Routing, route
 from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear
@@ -105,11 +104,44 @@ def test_routing_groups_pairs_by_expert_in_the_order_of_tokens(level: str) -> No
     torch.testing.assert_close(routing.weights.sum(-1), torch.ones(3))
 
 
+RULES = {
+    "groups": RouterRule(6, "sigmoid", is_normalized=True, factor=2.5, num_groups=8, groups_kept=3),
+    "corrected logits": RouterRule(6, "sigmoid", is_normalized=True, corrects_logits=True),
+    "many": RouterRule(40),
+    "all": RouterRule(64, is_normalized=True),
+    "near": RouterRule(3, "softmax_near", threshold=0.3),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("level", OPS)
-def test_a_tokens_experts_do_not_depend_on_the_others(level: str) -> None:
+def test_a_tokens_experts_do_not_depend_on_the_others(level: str, rule: RouterRule) -> None:
     logits = torch.randn((20, 64), generator=torch.Generator().manual_seed(3)) * 3
-    bias = torch.randn(64, generator=torch.Generator().manual_seed(4))
-    rule = RouterRule(6, "sigmoid", is_normalized=True, factor=2.5, num_groups=8, groups_kept=3)
-    whole: Tensor = OPS[level].route(logits, rule, bias).weights.clone()
+    logits[0, 5], logits[1] = float("nan"), 1.0
+    bias = None if rule.score == "softmax_near" else torch.randn(64, generator=torch.Generator().manual_seed(4))
+    found, expected = (each.route(logits, rule, bias) for each in (OPS[level], OPS["reference"]))
+    chosen = torch.searchsorted(found.starts, found.places, right=True).view(20, -1)[1:]
+    assert torch.equal(chosen, torch.searchsorted(expected.starts, expected.places, right=True).view(20, -1)[1:])
+    weights = found.weights.clone()
+    torch.testing.assert_close(weights[1:], expected.weights[1:], rtol=1e-5, atol=1e-6)
     for token in range(20):
-        assert torch.equal(OPS[level].route(logits[token : token + 1], rule, bias).weights[0], whole[token])
+        alone = OPS[level].route(logits[token : token + 1], rule, bias).weights[0]
+        assert torch.equal(alone.nan_to_num(9.0), weights[token].nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", OPS)
+def test_inputs_that_experts_return_or_are_given_are_those_of_their_token(level: str, dtype: torch.dtype) -> None:
+    ops, reference = OPS[level], OPS["reference"]
+    for tokens, width in ((1, 1), (7, 37), (3, 64), (5, 130)):
+        wide = torch.randn((tokens, 2 * width + 8), generator=torch.Generator().manual_seed(width)).to(dtype)
+        wide[0, -1], (x, base) = float("nan"), wide[:, 8:].chunk(2, dim=1)  # rows lie apart
+        routing, weights = route_tokens(tokens), torch.rand(tokens, 1)
+        for first in (0, 2, EXPERTS):
+            found = ops.add_inputs(base, x, routing, first).clone()
+            want = reference.add_inputs(base, x, routing, first)
+            torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2, equal_nan=True)
+            assert first < EXPERTS or torch.equal(found.nan_to_num(9.0), base.nan_to_num(9.0))
+        product, ones = ops.weighted_inputs(x, weights)
+        assert torch.equal(product, reference.weighted_inputs(x, weights)[0])
+        assert torch.equal(ones, torch.ones(tokens, 1))

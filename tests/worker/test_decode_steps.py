@@ -30,10 +30,8 @@ def of_one_kind(own: dict[str, Any]) -> dict[str, Any]:
     return {"layer_types": ["full_attention"] * len(own["layer_types"])} if "layer_types" in own else {}
 
 
-NOT_RECORDED = {"kolibri1", "llama4", "longcat_flash", "mimo_v2_flash", "olmo_hybrid", "phimoe"}
-"""Llama 4 weighs the inputs of experts by torch's operators, with which Kolibri, LongCat-Flash and PhiMoE choose
-experts, and MiMo-V2-Flash widens values. OLMo Hybrid has no configuration without recurrent layers, which are a cache
-group of their own."""
+NOT_RECORDED = {"olmo_hybrid"}
+"""It has no configuration without recurrent layers, which are a cache group of their own."""
 VARIANTS: dict[str, dict[str, Any]] = {
     **{family: of_one_kind(own) for family, (_, _, own) in FAMILIES.items() if family not in NOT_RECORDED},
     "cohere with norms": {"use_qk_norm": True},

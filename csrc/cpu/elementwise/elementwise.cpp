@@ -1,6 +1,8 @@
 // Functions of single elements as Python sees them.
 #include "elementwise.h"
 
+#include <cstring>
+
 #include "../bindings.h"
 
 namespace octavo {
@@ -35,6 +37,22 @@ void bind_elementwise(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(), "One function of every element of rows, and of another tensor's.");
   cpu.def("elementwise", submit_elementwise, nb::call_guard<nb::gil_scoped_release>(), "Likewise, with two parameters.");
+  cpu.def(
+      "widened",
+      [](Cpu& cpu, Address x, std::int64_t x_stride, Address out, int tokens, int heads, std::int64_t bytes,
+         std::int64_t wide_bytes) {
+        cpu.submit([=, &cpu] {
+          cpu.pool.run_pieces(tokens, rows_grain(static_cast<int>(heads * wide_bytes / 2)), [&](int begin, int end, int) {
+            for (int token = begin; token < end; ++token)
+              for (int head = 0; head < heads; ++head) {
+                char* to = pointer<char>(out) + (static_cast<std::int64_t>(token) * heads + head) * wide_bytes;
+                std::memcpy(to, pointer<char>(x) + token * x_stride + head * bytes, bytes);
+                std::memset(to + bytes, 0, wide_bytes - bytes);
+              }
+          });
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Heads [tokens, heads, bytes] with zeros behind each; strides in bytes.");
 }
 
 }  // namespace octavo

@@ -21,27 +21,29 @@ namespace avx512_bf16 { extern const ExpertKernels expert_table; }
 
 namespace {
 
+// The numbers are part of the Python interface.
+enum class Score : int { softmax = 0, sigmoid = 1, softmax_near = 2 };
+
 // What a router does with logits; see RouterRule in octavo/ops/experts.py.
 struct Rule {
   int top_k;
-  bool is_sigmoid;
+  Score score;
+  float threshold;
   bool is_normalized;
   float factor;
   int groups;
   int groups_kept;
   int group_best;
+  bool corrects_logits;
 };
 
-// The places of the `count` largest of `values`, the largest first, of equal ones the first; values[place] is spoilt.
-void take_largest(float* values, int size, int count, int* places) {
-  for (int i = 0; i < count; ++i) {
-    int best = -1;
-    for (int at = 0; at < size; ++at) {
-      bool is_taken = false;
-      for (int j = 0; j < i; ++j) is_taken |= places[j] == at;
-      if (!is_taken && (best < 0 || values[at] > values[best])) best = at;
-    }
-    places[i] = best;
+// The places of the `count` largest of `values`, the largest first, of equal ones the first.
+void take_largest(const float* values, int size, int count, int* places) {
+  for (int at = 0; at < size; ++at) {
+    if (at >= count && !(values[at] > values[places[count - 1]])) continue;
+    int i = std::min(at, count - 1);
+    for (; i > 0 && values[at] > values[places[i - 1]]; --i) places[i] = places[i - 1];
+    places[i] = at;
   }
 }
 
@@ -62,10 +64,10 @@ void keep_groups(const Rule& rule, float* wanted, int experts) {
       std::fill_n(wanted + group * size, size, -std::numeric_limits<float>::infinity());
 }
 
-void route_token(const Rule& rule, const float* logits, const float* bias, const float* factors, int experts,
-                 float* weights, int* chosen) {
+// The best experts and their scores.
+void take_best(const Rule& rule, const float* logits, const float* bias, int experts, float* weights, int* chosen) {
   std::vector<float> scores(logits, logits + experts);
-  if (rule.is_sigmoid) {
+  if (rule.score == Score::sigmoid) {
     for (float& each : scores) each = 1.0f / (1.0f + std::exp(-each));
   } else {
     const float most = *std::max_element(scores.begin(), scores.end());
@@ -73,13 +75,37 @@ void route_token(const Rule& rule, const float* logits, const float* bias, const
     for (float& each : scores) total += each = std::exp(each - most);
     for (float& each : scores) each /= total;
   }
-  std::vector<float> wanted = bias || rule.groups > 1 ? scores : std::vector<float>(logits, logits + experts);
+  const bool takes_logits = rule.corrects_logits || (!bias && rule.groups == 1);
+  std::vector<float> wanted = takes_logits ? std::vector<float>(logits, logits + experts) : scores;
   if (bias)
     for (int i = 0; i < experts; ++i) wanted[i] += bias[i];
   if (rule.groups > 1) keep_groups(rule, wanted.data(), experts);
   take_largest(wanted.data(), experts, rule.top_k, chosen);
+  for (int i = 0; i < rule.top_k; ++i) weights[i] = scores[chosen[i]];
+}
+
+// Likewise by softmax_near: the share of each in a softmax over those near it which are left.
+void take_near(const Rule& rule, const float* logits, int experts, float* weights, int* chosen) {
+  std::vector<float> left(logits, logits + experts);
+  for (int i = 0; i < rule.top_k; ++i) {
+    take_largest(left.data(), experts, 1, chosen + i);
+    const float most = left[chosen[i]];
+    float total = 0;
+    for (int at = 0; at < experts; ++at) {
+      const bool is_far = (most - logits[at]) / std::max(std::abs(logits[at]), most) > rule.threshold;
+      if (!is_far) total += std::exp(left[at] - most);
+    }
+    weights[i] = 1.0f / total;
+    left[chosen[i]] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+void route_token(const Rule& rule, const float* logits, const float* bias, const float* factors, int experts,
+                 float* weights, int* chosen) {
+  if (rule.score == Score::softmax_near) take_near(rule, logits, experts, weights, chosen);
+  else take_best(rule, logits, bias, experts, weights, chosen);
   float total = 0;
-  for (int i = 0; i < rule.top_k; ++i) total += weights[i] = scores[chosen[i]];
+  for (int i = 0; i < rule.top_k; ++i) total += weights[i];
   for (int i = 0; i < rule.top_k; ++i) weights[i] = (rule.is_normalized ? weights[i] / (total + 1e-20f) : weights[i]) * rule.factor;
   if (factors)
     for (int i = 0; i < rule.top_k; ++i) weights[i] *= factors[chosen[i]];
@@ -255,6 +281,16 @@ void multiply_stack(Cpu& cpu, const Rows& rows, const Make& make) {
   });
 }
 
+const ExpertKernels& expert_kernels(Level level) {
+  return choose_table(level, avx2::expert_table, avx512::expert_table, avx512_bf16::expert_table);
+}
+
+void submit_inputs(Cpu& cpu, const ExpertInputs& a, int tokens) {
+  cpu.submit([=, &cpu, add = expert_kernels(cpu.level).inputs] {
+    cpu.pool.run_pieces(tokens, rows_grain(a.width), [&](int begin, int end, int) { add(a, begin, end); });
+  });
+}
+
 int bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
 Rows rows_of(Address x, std::int64_t x_stride, Type type, int inputs, int per_token, int pairs, Address order,
@@ -268,11 +304,12 @@ Rows rows_of(Address x, std::int64_t x_stride, Type type, int inputs, int per_to
 
 void bind_experts(nb::class_<Cpu>& cpu) {
   cpu.def(
-      "expert_route",
-      [](Cpu& cpu, Address logits, Address bias, Address factors, int tokens, int experts, int top_k, bool is_sigmoid,
-         bool is_normalized, float factor, int groups, int groups_kept, int group_best, Address weights, Address order,
-         Address places, Address starts) {
-        const Rule rule{top_k, is_sigmoid, is_normalized, factor, groups, groups_kept, group_best};
+      "route_experts",
+      [](Cpu& cpu, Address logits, Address bias, Address factors, int tokens, int experts, int top_k, int score,
+         float threshold, bool is_normalized, float factor, int groups, int groups_kept, int group_best,
+         bool corrects_logits, Address weights, Address order, Address places, Address starts) {
+        const Rule rule{top_k, static_cast<Score>(score), threshold, is_normalized, factor, groups, groups_kept,
+                        group_best, corrects_logits};
         cpu.submit([=, &cpu] {
           cpu.pool.run_pieces(tokens, 4, [&](int begin, int end, int) {
             for (int token = begin; token < end; ++token)
@@ -336,13 +373,29 @@ void bind_experts(nb::class_<Cpu>& cpu) {
         const ExpertSum a{pointer<const float>(rows), pointer<const std::int32_t>(places), pointer<const float>(weights),
                           pointer<const void>(shared), shared_stride, pointer<const float>(gate), pointer(out), top_k,
                           width, static_cast<Type>(type)};
-        const ExpertKernels& kernels =
-            choose_table(cpu.level, avx2::expert_table, avx512::expert_table, avx512_bf16::expert_table);
-        cpu.submit([=, &cpu, sum = kernels.sum] {
+        cpu.submit([=, &cpu, sum = expert_kernels(cpu.level).sum] {
           cpu.pool.run_pieces(tokens, rows_grain(a.width * a.top_k), [&](int begin, int end, int) { sum(a, begin, end); });
         });
       },
       nb::call_guard<nb::gil_scoped_release>(), "Weighted sums of the rows of tokens' experts.");
+  cpu.def(
+      "add_expert_inputs",
+      [](Cpu& cpu, Address base, std::int64_t base_stride, Address x, std::int64_t x_stride, Address places,
+         Address weights, Address starts, int experts, int tokens, int top_k, int width, Address out, int type) {
+        submit_inputs(cpu, {pointer<const void>(base), base_stride, pointer<const void>(x), x_stride,
+                            pointer<const std::int32_t>(places), pointer<float>(weights),
+                            pointer<const std::int32_t>(starts), experts, pointer(out), nullptr, top_k, width,
+                            static_cast<Type>(type)}, tokens);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Tokens times the weights of experts that return them, added to rows.");
+  cpu.def(
+      "weigh_expert_inputs",
+      [](Cpu& cpu, Address x, std::int64_t x_stride, Address weights, int tokens, int width, Address out, Address ones,
+         int type) {
+        submit_inputs(cpu, {nullptr, 0, pointer<const void>(x), x_stride, nullptr, pointer<float>(weights), nullptr, 0,
+                            pointer(out), pointer<float>(ones), 1, width, static_cast<Type>(type)}, tokens);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Tokens times their weights, which become 1.");
 }
 
 }  // namespace octavo

@@ -22,9 +22,28 @@ struct ExpertSum {
   Type type;
 };
 
+// out [tokens, width] of `type` = base + x · Σ weight over the pairs of a token whose experts return their inputs; or
+// without base, x times the one weight of a token, rounded to `type`.
+struct ExpertInputs {
+  const void* base;  // [tokens, width] of `type`, rows `base_stride` apart, or null
+  std::int64_t base_stride;
+  const void* x;  // likewise
+  std::int64_t x_stride;
+  const std::int32_t* places;  // [tokens, top_k]; null without base
+  const float* weights;        // [tokens, top_k]
+  const std::int32_t* starts;  // likewise; rows from starts[experts] on are those of such experts
+  int experts;
+  void* out;
+  float* ones;  // [tokens], becomes 1; null with base
+  int top_k;
+  int width;
+  Type type;
+};
+
 struct ExpertKernels {
   // Tokens [begin, end).
   void (*sum)(const ExpertSum&, int begin, int end);
+  void (*inputs)(const ExpertInputs&, int begin, int end);
 };
 
 }  // namespace octavo

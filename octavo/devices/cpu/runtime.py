@@ -241,6 +241,11 @@ def _remedy(package: Path) -> str:
     )
 
 
+def lacks(kernel: str) -> Callable[[CpuRuntime], str | None]:
+    """Return the obstacle of an implementation whose kernel an older compiled library, beside this code, lacks."""
+    return lambda runtime: None if hasattr(runtime.cpu, kernel) else f"the compiled library is older: {_INSTALL}"
+
+
 def rows_of(x: Tensor) -> tuple[int, int, int]:
     """x [..., dim] as rows: (how many, dim, elements from row to row). Those of a matrix may lie apart."""
     shape, strides = x.shape, x.stride()

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, rows_of
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, lacks, rows_of
 from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
@@ -101,6 +101,20 @@ def make_xielu(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
     return xielu
 
 
+def make_widened(runtime: CpuRuntime) -> Callable[[Tensor, int], Tensor]:
+    """Make `octavo.ops.elementwise.widened`, of any type."""
+    kernel, empty = runtime.cpu.widened, runtime.empty
+
+    def widened(x: Tensor, dim: int) -> Tensor:
+        tokens, heads, own = x.shape
+        assert x.stride()[1:] == (own, 1), "the heads of a token lie side by side"
+        size, out = x.element_size(), empty((tokens, heads, dim), x.dtype)
+        kernel(x.data_ptr(), x.stride(0) * size, out.data_ptr(), tokens, heads, own * size, dim * size)
+        return out
+
+    return widened
+
+
 IMPLEMENTATIONS = (
     Implementation("relu", "native", partial(make_function, _RELU, elementwise.relu)),
     Implementation("relu2", "native", partial(make_function, _RELU2, elementwise.relu2)),
@@ -117,6 +131,7 @@ IMPLEMENTATIONS = (
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
     Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
     Implementation("xielu", "native", make_xielu),
+    Implementation("widened", "native", make_widened, lacks("widened")),
     Implementation("clamped", "native", partial(make_function, _CLAMPED, elementwise.clamped)),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, lacks, rows_of
 from octavo.ops import experts
 from octavo.ops.experts import PreparedStack, RouterRule, Routing
 from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.registry import Implementation
+
+_SCORES: Final = {"softmax": 0, "sigmoid": 1, "softmax_near": 2}
+"""How the library numbers them."""
 
 
 class PanelStack(PreparedStack):
@@ -54,7 +58,7 @@ class PanelStack(PreparedStack):
 
 def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
     """Make `octavo.ops.experts.route`."""
-    kernel, empty = runtime.cpu.expert_route, runtime.empty
+    kernel, empty = runtime.cpu.route_experts, runtime.empty
 
     def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors: Tensor | None = None) -> Routing:
         logits = dense(logits)
@@ -66,8 +70,8 @@ def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
         starts = empty((count + 1,), torch.int32)
         kernel(
             *(logits.data_ptr(), *(0 if each is None else each.data_ptr() for each in (bias, factors)), tokens, count),
-            *(rule.top_k, rule.score == "sigmoid", rule.is_normalized, rule.factor),
-            *(rule.num_groups, rule.groups_kept, rule.group_best),
+            *(rule.top_k, _SCORES[rule.score], rule.threshold, rule.is_normalized, rule.factor),
+            *(rule.num_groups, rule.groups_kept, rule.group_best, rule.corrects_logits),
             *(weights.data_ptr(), order.data_ptr(), places.data_ptr(), starts.data_ptr()),
         )
         return Routing(weights, order, places, starts)
@@ -98,4 +102,46 @@ def make_sum(runtime: CpuRuntime) -> Callable[..., Tensor]:
     return expert_sum
 
 
-IMPLEMENTATIONS = (Implementation("route", "native", make_route), Implementation("expert_sum", "native", make_sum))
+def make_add_inputs(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.experts.add_inputs`."""
+    kernel, empty = runtime.cpu.add_expert_inputs, runtime.empty
+
+    def add_inputs(out: Tensor, x: Tensor, routing: Routing, experts_before: int) -> Tensor:
+        dtype, (tokens, width), top_k = x.dtype, x.shape, routing.weights.shape[1]
+        if dtype not in FLOAT_TYPES:
+            return experts.add_inputs(out, x, routing, experts_before)
+        assert (out.dtype, out.shape) == (dtype, x.shape), "the sum of the others is not like the input"
+        total = empty((tokens, width), dtype)
+        kernel(
+            *(out.data_ptr(), rows_of(out)[2], x.data_ptr(), rows_of(x)[2], routing.places.data_ptr()),
+            *(routing.weights.data_ptr(), routing.starts.data_ptr(), experts_before, tokens, top_k, width),
+            *(total.data_ptr(), TYPE_CODES[dtype]),
+        )
+        return total
+
+    return add_inputs
+
+
+def make_weighted_inputs(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Make `octavo.ops.experts.weighted_inputs`."""
+    kernel, empty = runtime.cpu.weigh_expert_inputs, runtime.empty
+
+    def weighted_inputs(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        dtype, (tokens, width) = x.dtype, x.shape
+        if dtype not in FLOAT_TYPES:
+            return experts.weighted_inputs(x, weights)
+        weights = dense(weights)
+        out, ones = empty((tokens, width), dtype), empty((tokens, 1), torch.float32)
+        addresses = weights.data_ptr(), tokens, width, out.data_ptr(), ones.data_ptr()
+        kernel(x.data_ptr(), rows_of(x)[2], *addresses, TYPE_CODES[dtype])
+        return out, ones
+
+    return weighted_inputs
+
+
+IMPLEMENTATIONS = (
+    Implementation("route", "native", make_route, lacks("route_experts")),
+    Implementation("expert_sum", "native", make_sum),
+    Implementation("add_inputs", "native", make_add_inputs, lacks("add_expert_inputs")),
+    Implementation("weighted_inputs", "native", make_weighted_inputs, lacks("weigh_expert_inputs")),
+)
