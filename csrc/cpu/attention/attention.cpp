@@ -162,6 +162,36 @@ void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
   attend_items(cpu, a, kernels, items);
 }
 
+// Where whole prompts lie in a cache of their own, whose blocks are tiles, one prompt behind the other.
+struct PromptPlaces {
+  std::vector<std::int32_t> starts, tables;
+  std::vector<std::int64_t> slots;
+  int longest, tiles;  // of the longest prompt
+
+  PromptPlaces(const std::int32_t* lengths, int prompts) : starts(1), longest(1) {
+    for (int i = 0; i < prompts; ++i) longest = std::max(longest, lengths[i]);
+    tiles = (longest + kTileKeys - 1) / kTileKeys;
+    tables.resize(static_cast<std::size_t>(prompts) * tiles);
+    int block = 0;
+    for (int i = 0; i < prompts; ++i) {
+      starts.push_back(starts.back() + lengths[i]);
+      for (int token = 0; token < lengths[i]; ++token) slots.push_back(static_cast<std::int64_t>(block) * kTileKeys + token);
+      for (int key = 0; key < lengths[i]; key += kTileKeys) tables[i * tiles + key / kTileKeys] = block++;
+    }
+  }
+};
+
+// `biases` [heads, 2 * reach + 1] for the distances -reach to reach, brought to those that prompts have. `table` has room
+// for 2 * longest + kChunkKeys numbers of each head.
+DistanceBiases spread(const float* biases, int reach, int longest, int heads, float* table) {
+  const DistanceBiases spread{table, 2 * longest + kChunkKeys, longest};
+  for (int head = 0; head < heads; ++head)
+    for (int place = 0; place < spread.stride; ++place)
+      table[head * static_cast<std::int64_t>(spread.stride) + place] =
+          kLog2E * biases[head * (2 * reach + 1LL) + reach + std::clamp(place - spread.origin, -reach, reach)];
+  return spread;
+}
+
 struct BlockCopies {
   const std::int64_t* sources;  // [planes] addresses of what holds the blocks copied from
   const std::int64_t* targets;  // [planes]
@@ -215,11 +245,36 @@ void bind_attention(nb::class_<Cpu>& cpu) {
                     pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi), pointer<float>(sinks),
                     q_stride, k_stride, v_stride, table_stride, block_stride, tokens, rows, heads, kv_heads, dim, dim, block_size,
                     static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, ahead, soft_cap,
-                    layout_of(kv_heads, dim, 0, block_size, static_cast<Type>(cache_type)), {}};
+                    layout_of(kv_heads, dim, 0, block_size, static_cast<Type>(cache_type)), {}, {}};
         cpu.submit([&cpu, a, &kernels = attention_kernels(cpu.level)] { run_attention(cpu, a, kernels); });
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Write keys and values to their slots, then attend over the paged cache; see csrc/cpu/attention/attention.h.");
+  cpu.def(
+      "distance_attention",
+      [](Cpu& cpu, Address q, Address k, Address v, Address out, Address cache, Address table, Address biases, int reach,
+         Address lengths, int prompts, std::int64_t q_stride, std::int64_t k_stride, std::int64_t v_stride, int heads,
+         int kv_heads, int dim, int type, float scale) {
+        Attention a{};
+        a.q = pointer(q), a.k = pointer(k), a.v = pointer(v), a.out = pointer(out), a.cache = pointer<std::uint8_t>(cache);
+        a.sequence_lengths = pointer<std::int32_t>(lengths);
+        a.q_stride = q_stride, a.k_stride = k_stride, a.v_stride = v_stride, a.rows = prompts;
+        a.heads = heads, a.kv_heads = kv_heads, a.dim = a.value_dim = dim, a.block_size = kTileKeys;
+        a.type = a.cache_type = static_cast<Type>(type);
+        a.scale = scale, a.window = a.ahead = INT32_MAX;
+        a.layout = layout_of(kv_heads, dim, 0, kTileKeys, a.cache_type);
+        a.block_stride = a.layout.block_bytes;
+        cpu.submit([=, &cpu, &kernels = attention_kernels(cpu.level)] {
+          const PromptPlaces places(a.sequence_lengths, prompts);
+          Attention own = a;
+          own.query_starts = places.starts.data(), own.block_tables = places.tables.data();
+          own.slots = places.slots.data(), own.tokens = places.starts.back(), own.table_stride = places.tiles;
+          own.biases = spread(pointer<const float>(biases), reach, places.longest, heads, pointer<float>(table));
+          run_attention(cpu, own, kernels);
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Attend within whole prompts, scores having a bias by distance; see PromptPlaces for the cache, spread for the table.");
   cpu.def(
       "latent_attention",
       [](Cpu& cpu, Address q, Address q_tail, Address k, Address k_tail, Address out, Address cache, Address query_starts,

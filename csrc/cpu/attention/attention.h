@@ -19,6 +19,7 @@ constexpr int kItemRows = 64;
 constexpr int kTileItemRows = 128;  // where tiles multiply: values are copied for each item
 constexpr int kMostDim = 1024;
 constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, for differences of it are taken
+constexpr float kLog2E = 1.44269504088896341f;
 
 // One layer's cache: [blocks][KV heads][tiles of a block], blocks lying `block_stride` bytes apart, a tile being keys, values and, where they are stored in 8
 // bits, float32 scales of 16 keys and of 16 values. Keys lie transposed, values in rows; formats of less than 32 bits
@@ -43,6 +44,13 @@ struct LatentTails {
   std::int64_t q_stride, k_stride;
 };
 
+// What scores have of the distance from query to key, times log2 e: [heads], rows `stride` apart, each with the number of
+// distance 0 at `origin`, and numbers for all keys of the chunks that a query meets. Null for none.
+struct DistanceBiases {
+  const float* table;
+  int stride, origin;
+};
+
 struct Attention {
   const void* q;  // [tokens, heads, value_dim] of `type`; tokens `q_stride` elements apart
   const void* k;  // [tokens, kv_heads, value_dim] likewise; null where another layer has written to the cache
@@ -64,6 +72,7 @@ struct Attention {
   float soft_cap;  // 0 for none
   CacheLayout layout;
   LatentTails tails;
+  DistanceBiases biases;
 };
 
 struct AttentionItem {

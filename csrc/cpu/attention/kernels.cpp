@@ -124,7 +124,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   const int dim = a.layout.padded_dim, value_dim = a.layout.padded_value_dim, units = dim / Products::kPerUnit;
   constexpr int kWeightUnits = kChunkKeys / Products::kPerUnit;
   const float* value_scales = R::kHasScales ? scratch.reader.value_scales : nullptr;
-  const bool is_bent = a.soft_cap != 0.0f || a.alibi;
+  const bool bends = is_bent(a);
 
   alignas(64) float query[kMostDim + kLanes] = {}, query_units[kMostDim];
   for (int r = 0; r < rows; ++r) {
@@ -160,10 +160,9 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
       const int position = item_rows.position(r);
       const auto [low, high] = item_rows.seen(position, position, first_key);
       float* scores = scratch.scores + r * kChunkKeys;
-      const float slope = a.alibi ? a.alibi[item_rows.head(r)] * kLog2E : 0.0f;
-      const Bend bend{a.soft_cap, slope, static_cast<float>(first_key - position)};
-      const float largest = is_bent ? weigh<true>(scores, scratch.reader.key_factors, low, high, bend)
-                                    : weigh<false>(scores, scratch.reader.key_factors, low, high, bend);
+      const Bend bend = bend_of(a, item_rows.head(r), first_key - position);
+      const float largest = bends ? weigh<true>(scores, scratch.reader.key_factors, low, high, bend)
+                                  : weigh<false>(scores, scratch.reader.key_factors, low, high, bend);
       // the old maximum, until the factors are made of both
       scratch.factors[r] = partial.maxima[r];
       if (!(largest <= partial.maxima[r])) partial.maxima[r] = largest;

@@ -64,14 +64,21 @@ inline float first_lane(Floats x) {
 #endif
 }
 
-constexpr float kLog2E = 1.44269504088896341f;
-
 // What bends the scores of one row.
 struct Bend {
-  float soft_cap;  // 0 for none
-  float slope;     // of ALiBi, times log2 e
-  float distance;  // of the chunk's first key from the query
+  float soft_cap;       // 0 for none
+  float slope;          // of ALiBi, times log2 e
+  float distance;       // of the chunk's first key from the query
+  const float* biases;  // of the chunk's keys, or null
 };
+
+inline bool is_bent(const Attention& a) { return a.soft_cap != 0.0f || a.alibi || a.biases.table; }
+
+inline Bend bend_of(const Attention& a, int head, int distance) {
+  const DistanceBiases& own = a.biases;
+  return {a.soft_cap, a.alibi ? a.alibi[head] * kLog2E : 0.0f, static_cast<float>(distance),
+          own.table ? own.table + static_cast<std::int64_t>(head) * own.stride + own.origin + distance : nullptr};
+}
 
 // Turns raw products of one row into base-2 exponents, -inf where a key is hidden, and returns the largest. `factors`
 // holds the scale of each key, with log2 e unless a cap comes in between.
@@ -85,6 +92,7 @@ inline float weigh(float* scores, const float* factors, int begin, int end, cons
       if (bend.soft_cap != 0.0f)
         x = mul(hyperbolic_tangent(div(x, all(bend.soft_cap))), all(bend.soft_cap * kLog2E));
       x = fma(all(bend.slope), add(all(bend.distance + static_cast<float>(j)), lane_numbers()), x);
+      if (bend.biases) x = add(x, load(bend.biases + j));
     }
     if (!sees_all) x = keep_lanes(x, begin - j, end - j);
     store(scores + j, x);

@@ -119,7 +119,7 @@ class TileAttention {
   // Sets the maxima of rows, and the factors of what was summed up under the old ones; returns what scores are to be
   // multiplied with. Of the keys [first, last) of the chunk, scores of hidden ones become -inf.
   float find_maxima(const Block& block, int first, int last) {
-    const bool is_bent = a_.soft_cap != 0.0f || a_.alibi, is_raw = !R::kHasScales && !is_bent;
+    const bool bends = is_bent(a_), is_raw = !R::kHasScales && !bends;
     for (int start = 0; start < block.rows; start += kLanes) {
       Floats tops[kLanes];
       for (int i = 0; i < kLanes; ++i) {
@@ -133,10 +133,9 @@ class TileAttention {
           tops[i] = largest_seen(scores, first, last, seen.begin, seen.end);
           continue;
         }
-        const float slope = a_.alibi ? a_.alibi[rows_.head(row)] * kLog2E : 0.0f;
-        const Bend bend{a_.soft_cap, slope, static_cast<float>(block.key - position)};
-        tops[i] = all(is_bent ? weigh<true>(scores, block.reader->key_factors, seen.begin, seen.end, bend)
-                              : weigh<false>(scores, block.reader->key_factors, seen.begin, seen.end, bend));
+        const Bend bend = bend_of(a_, rows_.head(row), block.key - position);
+        tops[i] = all(bends ? weigh<true>(scores, block.reader->key_factors, seen.begin, seen.end, bend)
+                            : weigh<false>(scores, block.reader->key_factors, seen.begin, seen.end, bend));
       }
       float* maxima = partial_.maxima + block.row + start;
       const Floats before = load(maxima), largest = largest_of_each(tops);

@@ -90,9 +90,9 @@ class CpuBackend:
             metadata.slot_mapping.data_ptr(),
             0 if scores.alibi is None else scores.alibi.data_ptr(),
             0 if scores.sinks is None else scores.sinks.data_ptr(),
-            _token_stride(q),
-            _token_stride(k),
-            _token_stride(v),
+            token_stride(q),
+            token_stride(k),
+            token_stride(v),
             tables.stride(0),
             cache.stride(1) * cache.element_size(),
             tokens,
@@ -122,7 +122,7 @@ class CpuBackend:
             metadata.sequence_lengths.data_ptr(),
             tables.data_ptr(),
             metadata.slot_mapping.data_ptr(),
-            *(_token_stride(each) for each in q),
+            *(token_stride(each) for each in q),
             *(each.stride(0) for each in latents),
             tables.stride(0),
             cache.stride(1) * cache.element_size(),
@@ -139,7 +139,7 @@ class CpuBackend:
         return out
 
 
-def _token_stride(x: Tensor) -> int:
+def token_stride(x: Tensor) -> int:
     """Return the elements between tokens of x [tokens, heads, dim], whose heads must lie side by side."""
     assert x.stride()[1:] == (x.shape[2], 1), "kernels read tokens whose heads lie side by side"
     return x.stride(0)

@@ -1,0 +1,32 @@
+"""Compiled attention by distance: right by the reference, and the same bits whatever prompts stand beside one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.ops.distance import distance_attention
+from tests.conformance.runtimes import TYPES, levels_of, ops
+
+LENGTHS = [1, 15, 64, 65, 131, 16]
+"""Of a tile and of a chunk of keys, and beside them."""
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("level", levels_of("attention"))
+@pytest.mark.parametrize(("heads", "dim", "reach", "lengths"), [(3, 24, 30, LENGTHS), (1, 64, 200, [7, 1100])])
+def test_a_prompt_has_the_same_bits_alone(
+    level: str, dtype: torch.dtype, heads: int, dim: int, reach: int, lengths: list[int]
+) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    wide = torch.randn((sum(lengths), 3 * heads, dim), generator=generator).to(dtype)
+    biases = torch.randn((heads, 2 * reach + 1), generator=generator) * 2
+    q, k, v = wide.split(heads, dim=1)
+    whole = ops(level).distance_attention(q, k, v, biases, lengths, dim**-0.5).clone()
+    assert torch.equal(whole, ops(level, 2).distance_attention(q, k, v, biases, lengths, dim**-0.5))
+    want = distance_attention(*(each.float() for each in (q, k, v)), biases, lengths, dim**-0.5)
+    tolerance = 2e-5 if dtype is torch.float32 else 2.5e-2
+    torch.testing.assert_close(whole.float(), want, rtol=tolerance, atol=tolerance)
+    for own, alone in zip(wide.split(lengths), whole.split(lengths), strict=True):
+        found = ops(level).distance_attention(*own.split(heads, dim=1), biases, [len(own)], dim**-0.5)
+        assert torch.equal(found, alone)
