@@ -159,7 +159,7 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
     if server.context.is_first:
-        print(f"octavo serves {model.name}{called} at {server.url}{server.page_remark}", flush=True)
+        print(f"octavo serves {model.name}{called} at {server.addresses}", flush=True)
     # objects that exist now are kept: the garbage collector need not visit them again; nor those of open streams every
     # few tokens, which took a tenth of the processor time
     gc.freeze()
@@ -284,15 +284,10 @@ class HttpServer:
                 logger.error("the certificate stays as it is: %s", error)
 
     @property
-    def url(self) -> str:
-        """Return the address below which the API is."""
+    def addresses(self) -> str:
+        """Return the address below which the API is, and a line with that of the page, which is on no Unix socket."""
         address = url_of(self._listener, "http" if self._tls is None else "https")
-        return address if self._args.uds else f"{address}/v1"
-
-    @property
-    def page_remark(self) -> str:
-        """Return the line at start that names the page; nothing for a Unix socket, which no browser opens."""
-        return "" if self._args.uds else f"\nto try it in a browser, open {self.url.removesuffix('v1')}"
+        return address if self._args.uds else f"{address}/v1\nto try it in a browser, open {address}/"
 
     async def close(self, signals: StopSignals, *, grace_s: float) -> None:
         """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""

@@ -108,7 +108,8 @@ class Watch:
         for state in states:
             before = self._had.get(state.replica)
             change = _core(before, state, roles.get(state.replica))
-            if before is None or _is_news(change):
+            news = (change.stats, change.requests, change.maps, change.decisions, change.ended)
+            if before is None or any(news) or change.rows is not UNSET:
                 cores[str(state.replica)] = change
             self._had[state.replica] = state
         return LiveEvent(cores) if cores else None
@@ -138,12 +139,6 @@ def _core(before: LiveState | None, now: LiveState, role: str | None) -> LiveCor
         ],
         decisions=[each for each in now.decisions if each not in decisions],
         ended=[each for each in now.ended if each.request_id not in ended],
-    )
-
-
-def _is_news(change: LiveCore) -> bool:
-    return bool(
-        change.stats or change.requests or change.maps or change.decisions or change.ended or change.rows is not UNSET
     )
 
 
