@@ -56,8 +56,8 @@ class HubClient(CallingClient):
 
     @property
     def stats(self) -> SchedulerStats:
-        """Return the sum of the states of all replicas."""
-        return reduce(add, (each.stats for each in self.states), self._retired)
+        """Return the sum of the states of all replicas, as `Replicas.stats`."""
+        return reduce(add, (each.own_stats for each in self.states), self._retired)
 
     async def run(self, process: Process, to_resume: ToResume) -> None:
         """Process the outputs of all cores. Raises EngineDeadError when none is left."""
@@ -72,7 +72,7 @@ class HubClient(CallingClient):
                     if not is_removed:
                         self._states[state.number] = state
                     elif (gone := self._states.pop(state.number, None)) is not None:
-                        self._retired += gone.stats.totals()
+                        self._retired += gone.own_stats.totals()
                     await process(state.number, StepOutputs(outputs=outputs, stats=state.stats))
                 case CallResult() as result:
                     self._calls.resolve(result, _error_of)

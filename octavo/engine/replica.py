@@ -43,6 +43,12 @@ class ReplicaState(NamedTuple):
     state: Literal["ready", "starting", "stopped"]
     stats: SchedulerStats
 
+    @property
+    def own_stats(self) -> SchedulerStats:
+        """The stats without what a decode core counts as well of prompts that are handed over."""
+        twice = ("num_prompt_tokens", "num_generated_tokens", "num_cached_tokens", "num_queried_tokens")
+        return msgspec.structs.replace(self.stats, **dict.fromkeys(twice if self.role == "prefill" else (), 0))
+
 
 class Replica:
     """A core and those that replace it.
@@ -87,12 +93,6 @@ class Replica:
     def name(self) -> str:
         """The replica in log lines: its role, where it has one, and its number."""
         return f"{self.role or 'replica'} {self.number}"
-
-    @property
-    def own_stats(self) -> SchedulerStats:
-        """The state without what a decode core counts as well of prompts that are handed over."""
-        twice = ("num_prompt_tokens", "num_generated_tokens", "num_cached_tokens", "num_queried_tokens")
-        return msgspec.structs.replace(self.stats, **dict.fromkeys(twice if self.role == "prefill" else (), 0))
 
     @property
     def state(self) -> ReplicaState:
@@ -153,6 +153,9 @@ class Replica:
             self._num_starts += 1
             try:
                 self.client = await self._start(self.number, self.client.ready, self._num_starts)
+                if self.is_stopped:  # meanwhile
+                    await self.client.shutdown()
+                    raise EngineDeadError("it is not used any more")
             except (OctavoError, OSError) as failure:
                 error, self.is_draining = EngineDeadError(str(failure)), False
                 if self.is_stopped:

@@ -156,7 +156,7 @@ class Replicas:
     @property
     def stats(self) -> SchedulerStats:
         """Return the sum of the states of all replicas. Prompts that are handed over count where they are decoded."""
-        return reduce(add, (each.own_stats for each in self._replicas), self._retired)
+        return reduce(add, (each.own_stats for each in self.states), self._retired)
 
     @property
     def states(self) -> list[ReplicaState]:
@@ -195,7 +195,7 @@ class Replicas:
         """Forget a replica that was removed, but for its totals."""
         self._replicas.remove(replica)
         (self._prefills if replica.role == "prefill" else self._whole).remove(replica)
-        self._retired += replica.stats
+        self._retired += replica.state.own_stats
         await self._process(replica.number, StepOutputs(outputs=[], stats=SchedulerStats(num_ready=0)))
 
     async def check_health(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from octavo.async_llm import AsyncLLM
+from octavo.core.messages import SchedulerStats, StepOutputs
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import hub as hub_module
 from octavo.engine import replica as replica_module
@@ -62,9 +63,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path, make_core: MakeCore, count: int = 1, **settings: Any) -> AsyncIterator[Served]:
+async def served(
+    directory: Path, make_core: MakeCore, count: int = 1, roles: Sequence[str | None] = (None, None), **settings: Any
+) -> AsyncIterator[Served]:
     cores = Fleet(make_core)
-    replicas = [Replica(number, await cores.start(number), cores.start, 3) for number in range(count)]
+    replicas = [Replica(number, await cores.start(number), cores.start, 3, roles[number]) for number in range(count)]
     made = Served(replicas, cores, **settings)
     running = asyncio.create_task(made.hub.run())
     for _ in range(2):
@@ -77,6 +80,10 @@ async def served(directory: Path, make_core: MakeCore, count: int = 1, **setting
         await asyncio.gather(running, return_exceptions=True)
         await made.client.shutdown()
         await cores.end()
+
+
+async def forever(replicas: Replicas) -> None:
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -160,9 +167,6 @@ async def test_metrics_are_those_of_all_servers(tmp_path: Path) -> None:
 
 
 async def test_requests_end_with_an_error_when_the_last_engine_is_removed(tmp_path: Path) -> None:
-    async def tend(replicas: Replicas) -> None:
-        await asyncio.Event().wait()
-
     params = SamplingParams(max_tokens=500, seed=1, ignore_eos=True)
 
     async def refusal(llm: AsyncLLM) -> str:
@@ -170,7 +174,7 @@ async def test_requests_end_with_an_error_when_the_last_engine_is_removed(tmp_pa
         assert last.error is not None
         return last.error.code
 
-    async with served(tmp_path, real_core(), tend=tend, most_wait_s=0.05) as made:
+    async with served(tmp_path, real_core(), tend=forever, most_wait_s=0.05) as made:
         begun = asyncio.create_task(refusal(made.servers[0]))
         await steps(made.servers[0], 3)
         await made.client.remove(made.replicas[0])
@@ -180,6 +184,20 @@ async def test_requests_end_with_an_error_when_the_last_engine_is_removed(tmp_pa
             assert (llm.stats.num_ready, llm.stats.num_steps >= 3) == (0, True)
             assert await refusal(llm) == "engine_restarting"
         assert (await made.add(tmp_path)).replicas == []
+
+
+async def test_prompts_that_are_handed_over_count_once_also_when_their_engine_is_removed(tmp_path: Path) -> None:
+    async with served(tmp_path, real_core(), 2, ("prefill", "decode"), tend=forever) as made:
+        prefill, owners = made.replicas[0], [made.client, *made.servers]
+        stats = SchedulerStats(num_steps=3, num_prompt_tokens=7)
+        await made.client._take(prefill, StepOutputs(outputs=[], stats=stats))
+        for llm in made.servers:
+            await eventually(lambda llm=llm: llm.stats.num_steps == 3)
+        assert [each.stats.num_prompt_tokens for each in owners] == [0] * 3
+        await made.client.remove(prefill)
+        for llm in made.servers:
+            await eventually(lambda llm=llm: len(llm.replicas) == 1)
+        assert [(each.stats.num_steps, each.stats.num_prompt_tokens) for each in owners] == [(3, 0)] * 3
 
 
 async def test_a_server_that_reads_nothing_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import dispatch, remote_replicas
-from octavo.engine.core_link import Address
+from octavo.engine.core_link import Address, connect
 from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
 from octavo.errors import ConfigError, EngineDeadError, EngineRestartingError
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -156,6 +156,33 @@ async def test_the_file_adds_and_removes_engines_without_losing_a_request(
                 await tokens(llm)
             file.write_text(f"decode {first.address}\n")
             assert await running == expected
+
+
+async def test_an_engine_that_is_removed_while_it_is_connected_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, greeted, is_removed = tmp_path / "engines", asyncio.Event(), asyncio.Event()
+
+    async def slow_connect(address: Address, *ends: Any) -> Any:
+        found = await connect(address, *ends)
+        if address == second.address:
+            greeted.set()
+            await is_removed.wait()
+        return found
+
+    monkeypatch.setattr(remote_replicas, "connect", slow_connect)
+    async with linked(hello=DECODE) as first, linked(hello=DECODE) as second:
+        file.write_text(f"decode {first.address}")
+        async with front(tmp_path, file=file) as llm:
+            await tokens(llm)
+            file.write_text(f"decode {first.address}\ndecode {second.address}\n")
+            await greeted.wait()
+            file.write_text(f"decode {first.address}")
+            await until(lambda: states(llm) == [(0, "ready"), (1, "stopped")])
+            is_removed.set()
+            await until(lambda: (1, "stopped") not in states(llm))
+            assert states(llm) == [(0, "ready")]
+            await until(lambda: second.link._front is None)  # another front may have it
 
 
 async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
