@@ -28,26 +28,16 @@ def lightning_sizes(heads: int, dim: int) -> RecurrentSizes:
     return RecurrentSizes(heads, heads, dim, dim, taps=1)
 
 
-class LightningAttention(RecurrentLayer):
-    """SiLU of queries, keys and values, Mamba2's scan with steps of 1, a norm over all heads, and a gate.
+class DecayingAttention(RecurrentLayer):
+    """Linear attention as Mamba2's scan computes it with steps of 1.
 
     `strength` is the factor of the slopes by which the logarithms of states fall: those of ALiBi.
     """
 
-    def __init__(self, sizes: RecurrentSizes, hidden: int, mesh: Mesh, strength: float) -> None:
-        rows, dim, width = sizes.rows(mesh, of_keys=False), sizes.value_dim, sizes.value_size
-        super().__init__((), sizes.heads, rows)
-        self._slopes = [strength * slope for slope in alibi_slopes(sizes.heads)[rows]]
-        picks = [
-            Pick("qkv_proj", 3 * width, list(_parts(range(rows.start, rows.stop), dim, each))) for each in range(3)
-        ]
-        self.in_proj = PickedLinear(hidden, picks)
-        self._own = sizes.share(mesh)
-        share = rows.start * dim, self._own.value_size
-        self.norm = WidthNorm(sizes.heads, dim, 1e-6, mesh, share)
-        self.output_gate = ColumnLinear(hidden, width, mesh)
-        self.gate = Elementwise("gated_by_sigmoid")
-        self.out_proj = joined_linear(width, hidden, mesh)
+    def __init__(self, sizes: RecurrentSizes, mesh: Mesh, strength: float) -> None:
+        super().__init__((), sizes.heads, sizes.rows(mesh, of_keys=False))
+        self.sizes = sizes.share(mesh)
+        self._slopes = [strength * slope for slope in alibi_slopes(sizes.heads)[self._rows]]
 
     def bind(self, binding: Binding) -> None:
         """Store the operators, and the numbers of the scan: nothing is added to steps, nor to its results."""
@@ -55,17 +45,36 @@ class LightningAttention(RecurrentLayer):
         logs = torch.tensor([math.log(each) for each in self._slopes], device=binding.device)
         self._numbers = logs, torch.zeros_like(logs), torch.zeros_like(logs)
 
+    def scan(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
+        """q, k, v [tokens, heads, dim] → the same shape."""
+        states, metadata = self.states(batch)
+        # within these limits every step is 1
+        others, steps = (self._numbers, (1.0, 1.0), states), v.flatten(1)[:, : v.shape[1]]
+        return in_turns(self.ops.mamba2_scan, (q, k, v, steps), others, metadata)
+
+
+class LightningAttention(DecayingAttention):
+    """MiniMax's: SiLU of queries, keys and values before, a norm over all heads and a gate behind."""
+
+    def __init__(self, sizes: RecurrentSizes, hidden: int, mesh: Mesh, strength: float) -> None:
+        super().__init__(sizes, mesh, strength)
+        rows, dim, width = self._rows, sizes.value_dim, sizes.value_size
+        picks = [
+            Pick("qkv_proj", 3 * width, list(_parts(range(rows.start, rows.stop), dim, each))) for each in range(3)
+        ]
+        self.in_proj = PickedLinear(hidden, picks)
+        self.norm = WidthNorm(sizes.heads, dim, 1e-6, mesh, (rows.start * dim, self.sizes.value_size))
+        self.output_gate = ColumnLinear(hidden, width, mesh)
+        self.gate = Elementwise("gated_by_sigmoid")
+        self.out_proj = joined_linear(width, hidden, mesh)
+
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        states, metadata = self.states(batch)
-        heads, dim = self._own.heads, self._own.value_dim
         mixed = self.in_proj(x)
         mixed = self.gate(mixed, mixed)  # SiLU
-        q, k, v = (each.view(len(x), heads, dim) for each in mixed.chunk(3, dim=1))
-        # within these limits every step is 1
-        others = self._numbers, (1.0, 1.0), states
-        out = in_turns(self.ops.mamba2_scan, (q, k, v, mixed[:, :heads]), others, metadata)
-        projected: Tensor = self.out_proj(self.gate(self.norm(out).flatten(1), self.output_gate(x)))
+        q, k, v = (each.view(len(x), self.sizes.heads, self.sizes.value_dim) for each in mixed.chunk(3, dim=1))
+        normed = self.norm(self.scan(q, k, v, batch)).flatten(1)
+        projected: Tensor = self.out_proj(self.gate(normed, self.output_gate(x)))
         return projected
 
 

@@ -111,6 +111,7 @@ _FILES: Final = {
         *("IQuestCoder", "InternLM2", "InternLM3", "LLaMA", "Llama", "MiMo", "Ministral", "Ministral3", "Mistral"),
         *("Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "TeleChat3"),
     ),
+    "ling": ("BailingMoeV2_5",),
     "llama4": ("Llama4",),
     "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),

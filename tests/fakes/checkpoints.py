@@ -59,7 +59,10 @@ def family_config(family: str, **overrides: Any) -> Any:
     sizes = {words.get(key, key): value for key, value in {**_COMMON, **own, **overrides}.items()}
     sizes.pop(None, None)
     architecture = OTHER_ARCHITECTURES.get(family, model_name)
-    return getattr(transformers, config_name)(**sizes, architectures=[architecture])
+    made = getattr(transformers, config_name)
+    if family == "bailing_moe_v2_5":  # of which transformers has no config
+        made = type(config_name, (made,), {"model_type": family})
+    return made(**sizes, architectures=[architecture])
 
 
 _MADE: dict[str, dict[str, bytes]] = {}
@@ -113,6 +116,30 @@ def _save_checkpoint(
         model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
     if family in OTHER_ARCHITECTURES:
         edit_config(path, architectures=[OTHER_ARCHITECTURES[family]])
+    if family == "bailing_moe_v2_5":
+        _to_ling(path, generator)
+
+
+def _to_ling(path: Path, generator: Any) -> None:
+    """Rewrite DeepSeek V3's tensors as Ling 2.5 has them, with linear attention in the first layer of each pair."""
+    import torch
+    from safetensors.torch import load_file
+
+    stored, made = load_file(path / "model.safetensors"), {}
+    for name, tensor in stored.items():
+        if "layers.0.self_attn." not in name:
+            name = name.replace("embed_tokens", "word_embeddings").replace(".self_attn.o_proj.", ".attention.dense.")
+            name = name.replace(".self_attn.", ".attention.").replace("e_score_correction_bias", "expert_bias")
+            made[name] = tensor
+    config, dtype = json.loads((path / "config.json").read_text()), stored["lm_head.weight"].dtype
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    width = config["num_attention_heads"] * dim
+    shapes = {"query_key_value": (3 * width, hidden), "dense": (hidden, width), "g_proj": (width, hidden)}
+    for name, shape in (shapes | {"query_layernorm": (dim,), "key_layernorm": (dim,), "g_norm": (width,)}).items():
+        noise = torch.randn(shape, generator=generator)
+        weight = 1.0 + 0.2 * noise if len(shape) == 1 else 2.0 * noise / shape[1] ** 0.5
+        made[f"model.layers.0.attention.{name}.weight"] = weight.to(dtype)
+    edit_tensors(path, remove=tuple(stored), **made)
 
 
 def load_oracle(path: Path) -> Any:

@@ -146,6 +146,7 @@ FAMILIES = {
 """Family → transformers' config class, its model class, sizes of its own."""
 OTHER_ARCHITECTURES = {
     "bailing_moe_v2": "BailingMoeV2ForCausalLM",
+    "bailing_moe_v2_5": "BailingMoeV2_5ForCausalLM",
     "exaone": "ExaoneForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
     "sarvam_mla": "SarvamMLAForCausalLM",

@@ -26,6 +26,15 @@ from tests.fakes.sizes import (
 SPARSE_FAMILIES = {
     "afmoe": of("Afmoe", CORRECTED, WINDOWS_IN_TWO, num_experts=8, route_scale=1.7, mup_enabled=True),
     "bailing_moe_v2": of("Glm4Moe", CORRECTED, GROUPS, config="SarvamMoEConfig", n_routed_experts=8),
+    "bailing_moe_v2_5": of(
+        "DeepseekV3",
+        LATENT_EXPERTS,
+        LATER_EXPERTS,
+        layer_group_size=2,
+        group_norm_size=4,
+        score_function="sigmoid",
+        use_qk_norm=True,
+    ),
     "axk1": of("AXK1", LATENT_EXPERTS, LATER_EXPERTS),
     "cohere2_moe": of("Cohere2Moe", WINDOWS_IN_TWO, WIDE, num_experts=6, num_shared_experts=2, intermediate_size=24),
     "flint": of(

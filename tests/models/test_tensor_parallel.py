@@ -133,6 +133,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_next",
         "afmoe",
         "bailing_moe_v2",
+        "bailing_moe_v2_5",
         "dots1",
         "ernie4_5_moe",
         "exaone_moe",
