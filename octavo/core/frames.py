@@ -53,11 +53,11 @@ def read_as(connection: socket.socket, kind: type[T], max_bytes: int = MAX_BYTES
 
 
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the body of the next frame from an asyncio stream; None when the connection is closed."""
+    """Return the body of the next frame from an asyncio stream; None when the connection is closed or lost."""
     try:
         head = await reader.readexactly(_LENGTH.size)
         return await reader.readexactly(_LENGTH.unpack(head)[0])
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):  # a machine that has vanished is a TimeoutError, or has no route
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 
@@ -43,3 +44,11 @@ async def test_event_loop_reads_the_same_frames() -> None:
     assert msgspec.msgpack.decode(body) == "abc"
     assert await frames.read_async(reader) is None
     writer.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ECONNRESET])
+async def test_a_machine_that_vanishes_ends_the_connection(code: int) -> None:
+    reader = asyncio.StreamReader()
+    reader.set_exception(OSError(code, "as the event loop does"))
+    assert await frames.read_async(reader) is None
