@@ -151,19 +151,20 @@ class RemoteReplicas:
 
     async def tend(self, replicas: Replicas) -> None:
         """Add the engines that are wanted and missing, and remove those that are not wanted, until cancelled."""
-        seen = file_stamp(self._file)
-        await self._change(replicas, self._wanted())
-        while self._file is not None:
+        seen: object = ...  # no stamp
+        while True:
+            stamp = file_stamp(self._file)
+            if stamp != seen:
+                seen = stamp
+                try:
+                    wanted = self._wanted()
+                except ConfigError as error:
+                    _log.error("%s; the engines stay as they are", error)
+                else:
+                    await self._change(replicas, wanted)
+            if self._file is None:
+                return
             await asyncio.sleep(LOOK_S)
-            if (stamp := file_stamp(self._file)) == seen:
-                continue
-            seen = stamp
-            try:
-                wanted = self._wanted()
-            except ConfigError as error:
-                _log.error("%s; the engines stay as they are", error)
-                continue
-            await self._change(replicas, wanted)
 
     async def _change(self, replicas: Replicas, wanted: Sequence[Engine]) -> None:
         for engine in [each for each in wanted if each not in self._replicas]:

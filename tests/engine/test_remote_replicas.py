@@ -158,6 +158,20 @@ async def test_the_file_adds_and_removes_engines_without_losing_a_request(
             assert await running == expected
 
 
+async def test_a_file_that_breaks_while_the_front_starts_leaves_the_engines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, config = tmp_path / "engines", engine_config(str(tmp_path))
+    async with linked(hello=DECODE) as only:
+        file.write_text(f"decode {only.address}")
+        replicas = await RemoteReplicas([], file, SECRET, FRONT).start(config)
+        file.write_text("decode nowhere")
+        llm = AsyncLLM(config, replicas, byte_tokenizer(tmp_path))
+        await until(lambda: "the engines stay as they are" in caplog.text or not llm.is_running)
+        assert await tokens(llm)
+        await llm.shutdown()
+
+
 async def test_an_engine_that_is_removed_while_it_is_connected_to_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
