@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -140,10 +139,8 @@ class UnixConnection(http.client.HTTPConnection):
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[str]:
     """A path that is short enough for a socket: names in the working directory are."""
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    yield "octavo.sock"
-    os.chdir(before)
+    with chdir(tmp_path):
+        yield "octavo.sock"
 
 
 def test_unix_socket_serves_and_is_removed(start_server: Start, path: str) -> None:

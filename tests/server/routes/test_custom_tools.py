@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import openai
 import pytest
 
-from octavo.config.server_args import ServerArgs
 from octavo.server.decode import decode
 from octavo.server.schema.chat import ChatCompletionRequest
 from tests.server import raw
@@ -26,20 +24,11 @@ CALLS = (
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def calling() -> Iterator[Served]:
-    served = Served(ServerArgs(port=0))
-    yield served
-    served.stop()
-
-
-@pytest.fixture
-def client(calling: Served) -> Iterator[openai.OpenAI]:
-    calling.llm.reset()
-    calling.llm.sentence = CALLS
-    calling.llm.max_prompt_len = 4096
-    with openai.OpenAI(base_url=f"{calling.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
-        yield client
+@pytest.fixture(autouse=True)
+def calling(server: Served) -> Served:
+    server.llm.sentence = CALLS
+    server.llm.max_prompt_len = 4096
+    return server
 
 
 def as_written(text: str) -> str:
@@ -48,9 +37,8 @@ def as_written(text: str) -> str:
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
-    return client.chat.completions.create(
-        **{"model": "letters", "tools": [PATCH, FUNCTION], "messages": MESSAGES, **fields}
-    )
+    fields = {"tools": [PATCH, FUNCTION], "messages": MESSAGES, **fields}
+    return client.chat.completions.create(model="letters", **fields)
 
 
 def test_a_call_of_a_custom_tool_has_its_input_and_comes_back(client: openai.OpenAI, calling: Served) -> None:
