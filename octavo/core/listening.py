@@ -135,5 +135,5 @@ def own_address(toward: str) -> str:
             probe.connect(place)
             address: str = probe.getsockname()[0]
             return address
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"master_addr {toward} cannot be reached: {error}") from error

@@ -228,7 +228,11 @@ class Address(msgspec.Struct, frozen=True):
     def read(cls, text: str) -> Address:
         """Return the address that `host:port` means; the host of one of IPv6 is in brackets. Raises ConfigError."""
         host, _, port = text.rpartition(":")
-        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        try:
+            is_name = bool(host.encode("idna")) and "/" not in host
+        except UnicodeError:  # two dots in a row, or much between two
+            is_name = False
+        if not is_name or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise ConfigError(f"{text!r} is not the address of an engine; give host:port, such as 10.0.0.2:9000")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 

@@ -130,6 +130,8 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
         try:
             connection = socket.create_connection((address, port), timeout=GREETING_S)
             break
+        except UnicodeError as error:
+            raise ConfigError(f"master_addr is {address}, which is no name of a machine: {error}") from error
         except OSError as error:
             if time.monotonic() > deadline:
                 raise EngineDeadError(

@@ -133,5 +133,6 @@ def test_a_unix_socket_is_for_its_user_alone_and_one_that_cannot_be_made_is_clos
 
 def test_a_rank_finds_its_own_address_towards_another_machine() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(ConfigError, match="master_addr no.such.host.invalid cannot be reached"):
-        own_address("no.such.host.invalid")
+    for name in ("no.such.host.invalid", "a..b"):
+        with pytest.raises(ConfigError, match=f"master_addr {name} cannot be reached"):
+            own_address(name)

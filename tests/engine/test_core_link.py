@@ -70,7 +70,7 @@ async def tokens_of(client: ProcessClient, request_id: str) -> list[int]:
 def test_addresses_are_read_and_written() -> None:
     assert [str(Address.read(text)) for text in ("a.b:9000", "[::1]:1")] == ["a.b:9000", "[::1]:1"]
     assert Address.read("[::1]:1").host == "::1"
-    for text in ("a.b", ":9000", "a:b", "a:0", "a:65536", "http://a:1"):
+    for text in ("a.b", ":9000", "a:b", "a:0", "a:65536", "http://a:1", "a..b:1"):
         with pytest.raises(ConfigError, match="is not the address of an engine; give host:port"):
             Address.read(text)
 

@@ -69,6 +69,8 @@ def test_a_first_machine_that_is_not_there_is_waited_for_and_then_named(caplog: 
     ):
         connect("127.0.0.1", port, SECRET, Join(1, 0), 0.6)
     assert caplog.messages == [f"waiting for the first machine at 127.0.0.1:{port}, for at most 0.6 s"]
+    with pytest.raises(ConfigError, match="master_addr is a..b, which is no name of a machine"):
+        connect("a..b", port, SECRET, Join(1, 0), 0.6)
 
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4], ids=["nothing", "something"])
