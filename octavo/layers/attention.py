@@ -130,8 +130,7 @@ class SinkAttention(PagedAttention):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the scores, which stand beside the layer in the checkpoint's tree."""
-        name = f"{path.rpartition('.')[0]}.sinks"
-        yield TensorSlot(name, (self._num_heads,), lambda stored: self.hold("weight", stored[self._rows]))
+        yield self.rows_slot(f"{path.rpartition('.')[0]}.sinks", (self._num_heads,), self._rows)
 
     def finish(self) -> None:
         """Keep the scores in the type of all scores."""

@@ -91,9 +91,7 @@ class LatentProjections(Layer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the weight, whose rows are head after head, those of the key before those of the value."""
-        yield TensorSlot(
-            f"{path}.weight", self._stored_shape, lambda x: self.hold("weight", x[self._rows]), parts=((self._rows,),)
-        )
+        yield self.rows_slot(f"{path}.weight", self._stored_shape, self._rows)
 
     def finish(self) -> None:
         both, plain = self.weight.data.view(self._count, -1, self.heads.latent), self.heads.plain

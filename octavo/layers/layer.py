@@ -92,6 +92,10 @@ class Layer(nn.Module):
         for name, parameter in self.named_parameters(recurse=False):
             yield TensorSlot(f"{path}.{name}", tuple(parameter.shape), partial(self.hold, name))
 
+    def rows_slot(self, stored: str, shape: tuple[int, ...], rows: slice, name: str = "weight") -> TensorSlot:
+        """Return the slot of a stored tensor of this shape, of which the parameter `name` has `rows`."""
+        return TensorSlot(stored, shape, lambda tensor: self.hold(name, tensor[rows]), parts=((rows,),))
+
     def bind(self, binding: Binding) -> None:
         """Store the operators that the layer runs."""
         self.ops = binding.ops

@@ -165,10 +165,7 @@ class GatedNorm(Layer):
         return self.ops.gated_rms_norm(x, gate, self.weight, *self._numbers)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        def fill(stored: Tensor) -> None:
-            self.hold("weight", stored[self._rows])
-
-        yield TensorSlot(f"{path}.weight", (self._size,), fill, parts=((self._rows,),))
+        yield self.rows_slot(f"{path}.weight", (self._size,), self._rows)
 
 
 class RecurrentLayer(CachedLayer):
@@ -185,11 +182,8 @@ class RecurrentLayer(CachedLayer):
         return batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        def fill(name: str, stored: Tensor) -> None:
-            self.hold(name, stored[self._rows])
-
         for name, _ in self.named_parameters(recurse=False):
-            yield TensorSlot(f"{path}.{name}", (self._count,), partial(fill, name), parts=((self._rows,),))
+            yield self.rows_slot(f"{path}.{name}", (self._count,), self._rows, name)
 
     def room(self, name: str, device: torch.device) -> Tensor:
         parameter = self.get_parameter(name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -83,14 +82,10 @@ class SelectiveMixer(RecurrentLayer):
         return self.out_proj(self.ops.silu_times(gate, out))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        parts = ((self._rows,),)
-        name = "A_log" if self._has_logs else "A"
-        yield TensorSlot(f"{path}.{name}", (self._count, len(self.rates)), self._fill_rates, parts=parts)
+        name, shape = f"{path}.{'A_log' if self._has_logs else 'A'}", (self._count, len(self.rates))
+        yield TensorSlot(name, shape, self._fill_rates, parts=((self._rows,),))
         for name, stored_name in (("dt_bias", "dt_proj.bias"), ("D", "D")):
-            yield TensorSlot(f"{path}.{stored_name}", (self._count,), partial(self._fill, name), parts=parts)
-
-    def _fill(self, name: str, stored: Tensor) -> None:
-        self.hold(name, stored[self._rows])
+            yield self.rows_slot(f"{path}.{stored_name}", (self._count,), self._rows, name)
 
     def _fill_rates(self, stored: Tensor) -> None:
         own = stored[self._rows].float()

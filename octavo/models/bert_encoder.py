@@ -20,10 +20,8 @@ from octavo.layers.disentangled import RelativePlaces
 from octavo.layers.distance import DistanceAttention, DistanceBiases
 from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.embedding import Embedding
-from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormOfSumLayer, PlainMLP, RotaryAttention
-from octavo.models.config import even_share
 from octavo.models.encoder_parts import ClassifierHead, DisentangledAttention, EncoderConfig, LabelHead, MaskedHead
 
 
@@ -91,7 +89,7 @@ class Encoder(GatedDecoder):
 class BertEncoder(Encoder):
     """BERT: learned positions and types, norms behind attention and MLP. Source: https://arxiv.org/abs/1810.04805."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^(bert|roberta)\.": "",
         r"\bgamma$": "weight",
         r"\bbeta$": "bias",
@@ -122,32 +120,19 @@ class BertEncoder(Encoder):
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
         c.expect("position_embedding_type", "absolute")
         c.expect("is_decoder", False)
-        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
-        return EncoderConfig(
-            **{
-                "num_layers": c.positive("num_hidden_layers"),
-                "hidden_size": hidden_size,
-                "intermediate_size": c.positive("intermediate_size"),
-                "heads": Heads(num_heads, num_heads, even_share(c, "hidden_size", hidden_size, num_heads)),
-                "vocab_size": c.positive("vocab_size"),
-                "max_positions": c.max_model_len(),
-                "position_offset": 0,
-                "num_types": own["num_types"] if "num_types" in own else c.positive("type_vocab_size", 2),
-                "norm": LayerNorm,
-                "norm_eps": c.positive_float("layer_norm_eps", 1e-12),
-                "tied": False,
-                "has_head": False,
-                "is_bidirectional": True,
-                "qkv_bias": True,
-                "out_bias": True,
-                "mlp_bias": True,
-                "qkv_reads": ("query", "key", "value"),
-                "activation": own.get("activation") or c.expect("hidden_act", *OPERATOR_OF, default="gelu"),
-                "mlp": PlainMLP,
-                "layer": LateNormOfSumLayer,
-            }
-            | own
-        )
+        given = {
+            "position_offset": 0,
+            "num_types": own["num_types"] if "num_types" in own else c.positive("type_vocab_size", 2),
+            "norm": LayerNorm,
+            "norm_eps": c.positive_float("layer_norm_eps", 1e-12),
+            "bias": True,
+            "mlp_bias": True,
+            "qkv_reads": ("query", "key", "value"),
+            "activation": own.get("activation") or c.expect("hidden_act", *OPERATOR_OF, default="gelu"),
+            "mlp": PlainMLP,
+            "layer": LateNormOfSumLayer,
+        }
+        return EncoderConfig.encoder(c, **given | own)
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
@@ -23,7 +22,7 @@ class MPNetModel(BertEncoder):
     """MPNet: BERT with biases by distance, and positions that start behind those for padding. Source:
     https://arxiv.org/abs/2004.09297."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^mpnet\.": "",
         r"^encoder\.relative_attention_bias": "distance_biases",
         r"\.attention\.attn\.(q|k|v)\.": r".self_attn.\1.",
@@ -44,7 +43,7 @@ class JinaBertModel(BertEncoder):
     """JinaBERT v2: BERT with ALiBi to both sides in the place of positions, and gated MLPs. The release for code has
     norms of queries and keys, and gates behind what they gate. Source: https://arxiv.org/abs/2310.19923."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"\.mlp\.gated_layers": ".mlp.gate_up_proj",
         r"\.mlp\.wo": ".mlp.down_proj",
         r"\.mlp\.layernorm|\.layer_norm_2": ".post_attention_layernorm",
@@ -69,7 +68,7 @@ class DebertaV2Model(BertEncoder):
     """DeBERTa v2 and v3: BERT with learned vectors of distances. Source: https://arxiv.org/abs/2111.09543."""
 
     IGNORED = (*BertEncoder.IGNORED, r"(lm_predictions|mask_predictions)\..*")
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^deberta\.": "",
         r"^encoder\.rel_embeddings": "distance_biases.table",
         r"^encoder\.LayerNorm": "distance_biases.norm",

@@ -7,10 +7,10 @@ https://arxiv.org/abs/2503.01840.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +235,7 @@ class Eagle3Head(DraftHead):
 
     config: Eagle3Config
     IGNORED = (*DecoderStack.IGNORED, "d2t", "t2d", MASK_STATE)
-    RENAMED: ClassVar[Mapping[str, str]] = {"parts": ""}
+    RENAMED = {"parts": ""}
 
     @classmethod
     def read(cls, c: Checkpoint) -> Eagle3Config:

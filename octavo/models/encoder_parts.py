@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.disentangled import DisentangledScores, RelativePlaces
 from octavo.layers.distance import DistanceBiases
 from octavo.layers.elementwise import activation
+from octavo.layers.heads import Heads
 from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
-from octavo.models.blocks import RotaryAttention
-from octavo.models.config import DecoderConfig
+from octavo.models.blocks import GatedMLP, RotaryAttention
+from octavo.models.config import DecoderConfig, even_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,14 @@ class EncoderConfig(DecoderConfig):
     head_function: str = "tanh"
     head_bias: bool = True
     is_head_normed: bool = False
+
+    @classmethod
+    def encoder(cls, c: Checkpoint, **own: Any) -> Self:
+        """Read what encoders share, which have as many heads of keys as of queries; `own` adds or replaces fields."""
+        hidden, count = c.positive("hidden_size"), c.positive("num_attention_heads")
+        heads = Heads(count, count, even_share(c, "hidden_size", hidden, count))
+        fields = {"rope": None, "windows": (), "tied": False, "has_head": False, "is_bidirectional": True, **own}
+        return cls.common(c, heads=heads, **fields)
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the one cache, of layer 0, which the others write to after it."""
@@ -118,17 +129,12 @@ class UpGateLinear(GatedLinear):
         return self.ops.multiplied(self.ops.gelu(gate), up)
 
 
-class GateUpMLP(nn.Module):
+class GateUpMLP(GatedMLP):
     """`down(gelu(gate(x)) * up(x))` of a tensor of both, of which `down` alone has a bias."""
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.gate_up_proj = GatedLinear(c.hidden_size, c.intermediate_size, mesh, reads=(), activation="gelu")
+        super().__init__(replace(c, gate_up_reads=(), mlp_bias=False), mesh)
         self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        return self.down_proj(self.gate_up_proj(x))
 
 
 class UpGateMLP(nn.Module):

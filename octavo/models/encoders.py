@@ -5,10 +5,9 @@ A prompt is computed whole in one step, and nothing of it is kept: all layers wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -17,12 +16,11 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import OPERATOR_OF
-from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.bert_encoder import BertEncoder, Encoder
 from octavo.models.blocks import GatedLayer
-from octavo.models.config import KINDS, even_share
+from octavo.models.config import KINDS
 from octavo.models.encoder_parts import EncoderConfig, UpGateMLP
 from octavo.models.ropes import read_rope
 
@@ -46,7 +44,7 @@ class BertModel(BertEncoder):
 class DistilBertModel(BertEncoder):
     """DistilBERT: BERT without types of tokens. Source: https://arxiv.org/abs/1910.01108."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^distilbert\.": "",
         r"^embeddings\.word_embeddings": "embed_tokens",
         r"^embeddings\.position_embeddings": "embed_positions",
@@ -76,7 +74,7 @@ class RobertaModel(BertEncoder):
     """RoBERTa and XLM-RoBERTa: positions are counted from behind the padding token's id. Source:
     https://arxiv.org/abs/1907.11692, https://arxiv.org/abs/1911.02116."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {**BertEncoder.NAMES, **_FLASH_NAMES}
+    NAMES = {**BertEncoder.NAMES, **_FLASH_NAMES}
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
@@ -96,7 +94,7 @@ class NomicBertModel(BertEncoder):
     """NomicBERT, with the config of transformers: BERT with rotations, gated MLPs and no biases. Source:
     https://arxiv.org/abs/2402.01613."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^embeddings\.word_embeddings": "embed_tokens",
         r"^embeddings\.token_type_embeddings": "embed_types",
         r"^emb_ln": "embed_norm",
@@ -125,7 +123,7 @@ class JinaEmbeddingsV3Model(BertEncoder):
     """Jina Embeddings v3, with the config of transformers: XLM-RoBERTa with rotations in the place of positions. Its
     adapters are no part of it. Source: https://arxiv.org/abs/2409.10173."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^roberta\.": "",
         r"^embeddings\.word_embeddings": "embed_tokens",
         r"^embeddings\.token_type_embeddings": "embed_types",
@@ -147,7 +145,7 @@ class GteModel(BertEncoder):
     """GTE (`NewModel` in its published configs): BERT with rotations and gated MLPs. Source:
     https://arxiv.org/abs/2407.19669."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^(new|gte)\.": "",
         r"^embeddings\.word_embeddings": "embed_tokens",
         r"^embeddings\.token_type_embeddings": "embed_types",
@@ -184,7 +182,7 @@ class ModernBertModel(Encoder):
     """ModernBERT: rotations, and in two of three layers a window to both sides. Source:
     https://arxiv.org/abs/2412.13663."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^model\.": "",
         r"^embeddings\.tok_embeddings": "embed_tokens",
         r"^embeddings\.norm": "embed_norm",
@@ -201,8 +199,7 @@ class ModernBertModel(Encoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> EncoderConfig:
-        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
-        head_dim, num_layers = even_share(c, "hidden_size", hidden_size, num_heads), c.positive("num_hidden_layers")
+        num_layers = c.positive("num_hidden_layers")
         every, half = c.positive("global_attn_every_n_layers", 3), c.positive("local_attention", 128) // 2
         kinds = c.values.get("layer_types") or [
             "sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)
@@ -210,32 +207,23 @@ class ModernBertModel(Encoder):
         if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in KINDS for kind in kinds):
             raise c.error("layer_types", f"{' or '.join(KINDS)} for each of {num_layers} layers")
         windows = tuple(half + 1 if kind == "sliding_attention" else None for kind in kinds)
-        bias = c.bool("attention_bias", False)
-        return EncoderConfig(
-            num_layers=num_layers,
-            hidden_size=hidden_size,
-            intermediate_size=c.positive("intermediate_size"),
-            heads=Heads(num_heads, num_heads, head_dim),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
+        config = EncoderConfig.encoder(
+            c,
             norm=partial(LayerNorm, bias=c.bool("norm_bias", False)),
             norm_eps=c.positive_float("norm_eps", 1e-5),
-            tied=False,
-            has_head=False,
-            is_bidirectional=True,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             qkv_reads=(),
             gate_up_reads=(),
             activation=c.expect("hidden_activation", "gelu"),
             windows=windows if any(windows) else (),
-            ropes=tuple(_rope(c, head_dim, is_local=window is not None) for window in windows),
             layer=PreNormLayer,
             head_function=c.expect("classifier_activation", *OPERATOR_OF, default="gelu"),
             head_bias=c.bool("classifier_bias", False),
             is_head_normed=True,
         )
+        dim = config.heads.dim
+        return replace(config, ropes=tuple(_rope(c, dim, is_local=window is not None) for window in windows))
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)

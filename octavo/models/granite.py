@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import Elementwise
@@ -92,7 +92,7 @@ class HyperCLOVAXForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2506.22403.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"attention_output_norm": "post_norm1", "mlp_output_norm": "post_norm2"}
+    RENAMED = {"attention_output_norm": "post_norm1", "mlp_output_norm": "post_norm2"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
@@ -153,7 +153,7 @@ class GraniteMoeHybridForCausalLM(HybridDecoder):
     """
 
     RECURRENT_NAME = "mamba"
-    RENAMED: ClassVar[Mapping[str, str]] = {"mlp": "shared_mlp", "down_proj": "output_linear"}
+    RENAMED = {"mlp": "shared_mlp", "down_proj": "output_linear"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:

@@ -5,9 +5,7 @@ Source: https://arxiv.org/abs/2403.19887.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, MOST_LAYERS
@@ -29,7 +27,7 @@ class JambaForCausalLM(HybridDecoder):
     """The whole model. Step, B and C of Mamba are normalised."""
 
     RECURRENT_NAME = "mamba"
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "final_layernorm",
         "mlp": "feed_forward",
         "post_attention_layernorm": "pre_ff_layernorm",

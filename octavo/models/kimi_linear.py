@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -71,19 +70,19 @@ class KimiDeltaAttention(RecurrentLayer):
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         rows, wide, every = self._rows, self._wide, slice(None)
         logs, biases = (1, 1, self._count, 1), (self._count * self.sizes.key_dim,)
-        fill = partial(self._fill_logs, rows)
-        yield TensorSlot(f"{path}.A_log", logs, fill, parts=((every, every, rows),))
-        yield TensorSlot(f"{path}.dt_bias", biases, lambda x: self.hold("dt_bias", x[wide]), parts=((wide,),))
 
-    def _fill_logs(self, rows: slice, stored: Tensor) -> None:
-        self.hold("A_log", stored.flatten()[rows])
+        def fill(stored: Tensor) -> None:
+            self.hold("A_log", stored.flatten()[rows])
+
+        yield TensorSlot(f"{path}.A_log", logs, fill, parts=((every, every, rows),))
+        yield self.rows_slot(f"{path}.dt_bias", biases, wide, "dt_bias")
 
 
 class KimiLinearForCausalLM(HybridDecoder):
     """The whole model."""
 
     RECURRENT_NAME = "self_attn"
-    RENAMED: ClassVar[Mapping[str, str]] = {}
+    RENAMED = {}
 
     @classmethod
     def read(cls, c: Checkpoint) -> KimiLinearConfig:

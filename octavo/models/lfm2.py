@@ -5,9 +5,8 @@ Sources: https://arxiv.org/abs/2511.23404, Liquid AI's releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
@@ -23,7 +22,7 @@ class Lfm2ForCausalLM(HybridDecoder):
     """The whole model. `num_dense_layers` stand before those with mixtures."""
 
     RECURRENT_NAME = "conv"
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "embedding_norm",
         "input_layernorm": "operator_norm",
         "post_attention_layernorm": "ffn_norm",
@@ -67,7 +66,7 @@ class Lfm3ForCausalLM(HybridDecoder):
     """LFM3: norms before and after, a gate for each head of attention, and windows in most layers that attend."""
 
     RECURRENT_NAME = "conv"
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "embedding_norm",
         "input_layernorm": "operator_norm",
         "attention_output_norm": "post_operator_norm",

@@ -5,9 +5,8 @@ Source: Meta's releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
@@ -25,7 +24,7 @@ class Llama4ForCausalLM(GatedDecoder):
     Heads turn in neighbouring pairs and are normalised then, but for those of every fourth layer, whose queries grow.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "mlp": "feed_forward",
         "gate": "router",
         "shared_experts": "shared_expert",

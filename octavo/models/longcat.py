@@ -7,9 +7,9 @@ Source: https://arxiv.org/abs/2509.01322.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -54,7 +54,7 @@ class Half(GatedLayer):
 class LongcatFlashForCausalLM(DecoderStack):
     """The whole model. Some of its experts return their inputs."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"gate": "router.classifier"}
+    RENAMED = {"gate": "router.classifier"}
     # weights of experts that return their inputs
     IGNORED = (*DecoderStack.IGNORED, r"layers\.[0-9]+\.shortcut\.idle\..*")
 

@@ -49,7 +49,7 @@ class BambaForCausalLM(HybridDecoder):
     """
 
     RECURRENT_NAME = "mamba"
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "final_layernorm",
         "mlp": "feed_forward",
         "post_attention_layernorm": "pre_ff_layernorm",
@@ -132,7 +132,7 @@ class FalconH1ForCausalLM(DecoderStack):
     Source: https://arxiv.org/abs/2507.22448.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"norm": "final_layernorm"}
+    RENAMED = {"norm": "final_layernorm"}
 
     def __init__(self, c: FalconH1Config, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda layer: FalconH1Layer(c, mesh, layer))
@@ -210,7 +210,7 @@ class NemotronHForCausalLM(HybridDecoder):
     KINDS: ClassVar[Mapping[str, str]] = {"M": RECURRENT, "*": ATTENTION, "-": "mlp", "E": "moe"}
     PREFIXES = ("backbone.", "model.")
     RECURRENT_NAME = "mixer"
-    RENAMED: ClassVar[Mapping[str, str]] = {"embed_tokens": "embeddings", "norm": "norm_f", "input_layernorm": "norm"}
+    RENAMED = {"embed_tokens": "embeddings", "norm": "norm_f", "input_layernorm": "norm"}
 
     def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
         def layer(index: int) -> nn.Module:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ class OlmoHybridForCausalLM(HybridDecoder):
     """The whole model."""
 
     RECURRENT_NAME = "linear_attn"
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "attention_output_norm": "post_attention_layernorm",
         "mlp_output_norm": "post_feedforward_layernorm",
         "gated_norm": "o_norm",

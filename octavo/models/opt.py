@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,11 +10,10 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF, addition
-from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormOfSumLayer, PlainMLP
-from octavo.models.config import DecoderConfig, even_share
+from octavo.models.config import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,7 @@ class OPTForCausalLM(GatedDecoder):
     """The whole model."""
 
     PREFIXES = ("model.decoder.", "decoder.")
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "final_layer_norm",
         "input_layernorm": "self_attn_layer_norm",
         "o_proj": "out_proj",
@@ -48,25 +45,21 @@ class OPTForCausalLM(GatedDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> OPTConfig:
         c.expect("layer_norm_elementwise_affine", True)
-        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         pre_norm = c.bool("do_layer_norm_before", True)
         bias = c.bool("enable_bias", True)
-        return OPTConfig(
-            num_layers=c.positive("num_hidden_layers"),
-            hidden_size=hidden_size,
+        return OPTConfig.common(
+            c,
             intermediate_size=c.positive("ffn_dim"),
-            heads=Heads(num_heads, num_heads, even_share(c, "hidden_size", hidden_size, num_heads)),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
+            rope=None,
+            windows=(),
             norm=LayerNorm,
             position_offset=2,  # the rows before stand for padding
             norm_eps=1e-5,
             tied=c.bool("tie_word_embeddings", True),
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=bias,
             mlp_bias=bias,
             activation=c.expect("activation_function", *OPERATOR_OF, default="relu"),
-            embedding_size=c.positive("word_embed_proj_dim", hidden_size),
+            embedding_size=c.positive("word_embed_proj_dim", c.positive("hidden_size")),
             mlp=PlainMLP,
             layer=None if pre_norm else LateNormOfSumLayer,
             final_norm=pre_norm and not c.bool("_remove_final_layer_norm", False),

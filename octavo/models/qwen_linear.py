@@ -5,9 +5,9 @@ Sources: https://qwen.ai/blog?id=qwen3-next, https://qwen.ai/blog?id=qwen3.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
@@ -26,7 +26,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
     """
 
     RECURRENT_NAME = "linear_attn"
-    RENAMED: ClassVar[Mapping[str, str]] = {"shared_experts": "shared_expert", "gated_norm": "norm"}
+    RENAMED = {"shared_experts": "shared_expert", "gated_norm": "norm"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:

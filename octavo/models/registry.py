@@ -11,37 +11,18 @@ from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES, image_settings
-from octavo.config.released_intern import INTERN
-from octavo.config.sounds import sound_section
+from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.fallback.library import INSTALL, find_class, library_version
 
-_AROUND_A_TEXT_MODEL: Final = frozenset(
-    f"{name}ForConditionalGeneration"
-    for name in (
-        *(
-            "AyaVision",
-            "Cohere2Vision",
-            "DeepseekOcr2",
-            "DeepseekVL",
-            "Exaone4_5_",
-            "Gemma3",
-            "Gemma3n",
-            "Gemma4",
-            "Glm46V",
-            "Glm4v",
-        ),
-        *("Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3"),
-        *("InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision"),
-        *("MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma", "Qwen2Audio", "Qwen3ASR"),
-        *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "Qwen2_5Omni", "Qwen3OmniMoe"),
-        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "Voxtral"),
-        *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo", "Step3p7", "VideoLlama3", "VipLlava"),
-    )
-) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
+_TEXT_ALONE: Final = frozenset(
+    f"{name}ForConditionalGeneration" for name in ("Gemma3n", "KimiK25", "KimiVL", "Step3p7")
+)
+"""Architectures whose images and sounds are not read."""
+_AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
     "deepseek_ocr2": "deepseek",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -82,7 +82,7 @@ class WhisperForConditionalGeneration(DecoderStack):
     """The whole model. Each rank has the whole encoder."""
 
     PREFIXES = ("model.decoder.", "decoder.", "model.")
-    RENAMED: ClassVar[Mapping[str, str]] = {
+    RENAMED = {
         "norm": "layer_norm",
         "lm_head": "proj_out",
         "input_layernorm": "self_attn_layer_norm",

@@ -37,11 +37,11 @@ class Family(NamedTuple):
     returns further tokens that stand for vectors. token_word: the text of that token, where config.json lacks its
     id."""
 
-    marker: tuple[str, ...]
-    token: tuple[str, ...]
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
     options: Mapping[str, Any] = {}
+    marker: tuple[str, ...] = ("image_token_index", "image_token_id")
+    token: tuple[str, ...] = ("image_token_index", "image_token_id")
     is_whole: Callable[[Section], bool] = lambda config: False
     grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
     joins_lines: bool = False
@@ -303,57 +303,49 @@ def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (1 + sum(counts))
 
 
-_IMAGE: Final = ("image_token_index", "image_token_id")
-
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
 _LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
 _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 
-_QWEN: Final = Family(_IMAGE, _IMAGE, _qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
+_QWEN: Final = Family(_qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
 _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
 """Whose vectors have the positions of their tokens."""
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    "AyaVisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _aya, word="<image>"),
-    "Cohere2VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _cohere2),
-    "DeepseekOCRForCausalLM": Family(_IMAGE, _IMAGE, _deepseek_ocr, (*_LOCAL, "patches_grid")),
-    "DeepseekOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _deepseek_ocr2, _LOCAL),
-    "DeepseekVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava),
+    "AyaVisionForConditionalGeneration": Family(_aya, word="<image>"),
+    "Cohere2VisionForConditionalGeneration": Family(_cohere2),
+    "DeepseekOCRForCausalLM": Family(_deepseek_ocr, (*_LOCAL, "patches_grid")),
+    "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
+    "DeepseekVLForConditionalGeneration": Family(_llava),
     "DotsOCRForCausalLM": _QWEN_IN_LINE,
     "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
-    "Gemma3ForConditionalGeneration": Family(_BEGIN, _IMAGE, _gemma3, is_whole=lambda config: True, joins_lines=True),
-    "Gemma4ForConditionalGeneration": Family(
-        _IMAGE, _IMAGE, _gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole
-    ),
+    "Gemma3ForConditionalGeneration": Family(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
+    "Gemma4ForConditionalGeneration": Family(_gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole),
     "Glm46VForConditionalGeneration": _QWEN,
     "Glm4vForConditionalGeneration": _QWEN,
     "Glm4vMoeForConditionalGeneration": _QWEN,
     "GlmOcrForConditionalGeneration": _QWEN,
-    "GotOcr2ForConditionalGeneration": Family(_IMAGE, _IMAGE, _got_ocr),
-    "Granite4VisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
+    "GotOcr2ForConditionalGeneration": Family(_got_ocr),
+    "Granite4VisionForConditionalGeneration": Family(_tiles, _SIZED),
     "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN_IN_LINE,
-    "Idefics3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
-    **dict.fromkeys(INTERN, Family(_IMAGE, _IMAGE, _internvl, word="<image>", token_word="<IMG_CONTEXT>")),
-    "InternVLForConditionalGeneration": Family(_IMAGE, _IMAGE, _internvl),
-    "JanusForConditionalGeneration": Family(_IMAGE, _IMAGE, _janus),
-    "Lfm2VlForConditionalGeneration": Family(
-        _IMAGE, _IMAGE, _lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")
-    ),
+    "Idefics3ForConditionalGeneration": Family(_smolvlm, _MASKED, {"return_row_col_info": True}),
+    **dict.fromkeys(INTERN, Family(_internvl, word="<image>", token_word="<IMG_CONTEXT>")),
+    "InternVLForConditionalGeneration": Family(_internvl),
+    "JanusForConditionalGeneration": Family(_janus),
+    "Lfm2VlForConditionalGeneration": Family(_lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
     "Lfm3VlForConditionalGeneration": _QWEN_IN_LINE,
-    "LightOnOcrForConditionalGeneration": Family(_IMAGE, _IMAGE, _lighton, _SIZED),
-    "Llama4ForConditionalGeneration": Family(_IMAGE, _IMAGE, _llama4, word="<|image|>"),
-    "LlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, _SIZED),
-    "LlavaNextForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
-    "LlavaNextVideoForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
-    "LlavaOnevisionForConditionalGeneration": Family(_IMAGE, _IMAGE, _tiles, _SIZED),
-    "MiniCPMV4_6ForConditionalGeneration": Family(_IMAGE, _IMAGE, _minicpm, ("pixel_values", "target_sizes")),
-    "Mistral3ForConditionalGeneration": Family(_IMAGE, _IMAGE, _pixtral, _SIZED),
-    "Ovis2ForConditionalGeneration": Family(
-        _IMAGE, _IMAGE, _ovis, ("pixel_values", "grids"), word="<image>", others=indicators
-    ),
+    "LightOnOcrForConditionalGeneration": Family(_lighton, _SIZED),
+    "Llama4ForConditionalGeneration": Family(_llama4, word="<|image|>"),
+    "LlavaForConditionalGeneration": Family(_llava, _SIZED),
+    "LlavaNextForConditionalGeneration": Family(_tiles, _SIZED),
+    "LlavaNextVideoForConditionalGeneration": Family(_tiles, _SIZED),
+    "LlavaOnevisionForConditionalGeneration": Family(_tiles, _SIZED),
+    "MiniCPMV4_6ForConditionalGeneration": Family(_minicpm, ("pixel_values", "target_sizes")),
+    "Mistral3ForConditionalGeneration": Family(_pixtral, _SIZED),
+    "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
-    "PaliGemmaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava, arranged=_paligemma_prompt),
+    "PaliGemmaForConditionalGeneration": Family(_llava, arranged=_paligemma_prompt),
     "Qwen2VLForConditionalGeneration": _QWEN,
     "Qwen2_5OmniForConditionalGeneration": _QWEN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
@@ -362,10 +354,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
-    "SmolVLMForConditionalGeneration": Family(_IMAGE, _IMAGE, _smolvlm, _MASKED, {"return_row_col_info": True}),
+    "SmolVLMForConditionalGeneration": Family(_smolvlm, _MASKED, {"return_row_col_info": True}),
     "VideoLlama3ForConditionalGeneration": Family(
-        _IMAGE, _IMAGE, _video_llama, ("pixel_values", "image_grid_thw", "image_merge_sizes")
+        _video_llama, ("pixel_values", "image_grid_thw", "image_merge_sizes")
     ),
-    "VipLlavaForConditionalGeneration": Family(_IMAGE, _IMAGE, _llava),
+    "VipLlavaForConditionalGeneration": Family(_llava),
 }
 """By architecture."""

@@ -115,10 +115,18 @@ def _one_window(settings: LogMel, section: Section, samples: Samples) -> list[Me
     """Return a window, of whose vectors those of the silence behind the sound are left out."""
     _check_is_heard(settings, samples)
     num_frames = -(-len(samples) // settings.hop_length)
-    num_vectors = _num_paired(num_frames)
-    window = settings.window(settings.features(samples))
-    arrays = {**window.arrays, "num_frames": _number(num_frames)}
-    return [msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=num_vectors)]
+    arrays = {**settings.window(settings.features(samples)).arrays, "num_frames": _number(num_frames)}
+    return [_input(arrays, _num_paired(num_frames))]
+
+
+def _input(arrays: dict[str, TypedArray], num_vectors: int) -> MediaInput:
+    return MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)
+
+
+def _mask(size: int, num_frames: int) -> TypedArray:
+    """Return the mask of the first of so many frames."""
+    mask = (np.arange(size) < num_frames).astype(np.int64)
+    return TypedArray("int64", mask.shape, mask.tobytes())
 
 
 def _check_is_heard(settings: LogMel, samples: Samples) -> None:
@@ -160,10 +168,8 @@ def _chunked(settings: LogMel, section: Section, samples: Samples) -> list[Media
     made = []
     for start in range(0, features.shape[1], settings.num_frames):
         window, num_frames = settings.window(features, start), min(settings.num_frames, features.shape[1] - start)
-        mask = (np.arange(settings.num_frames) < num_frames).astype(np.int64)
-        masked = {"input_features_mask": TypedArray("int64", mask.shape, mask.tobytes())}
-        arrays, count = {**window.arrays, **masked}, _num_convolved(num_frames)
-        made.append(msgspec.structs.replace(window, arrays=arrays, digest=digest_of(arrays), num_embeddings=count))
+        arrays = {**window.arrays, "input_features_mask": _mask(settings.num_frames, num_frames)}
+        made.append(_input(arrays, _num_convolved(num_frames)))
     return made
 
 
@@ -216,7 +222,7 @@ def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Cal
             "num_frames": _number(heard),
         }
         if num_vectors := count(heard):
-            made.append(MediaInput("audio", digest_of(arrays), (), num_vectors, arrays))
+            made.append(_input(arrays, num_vectors))
     return made
 
 
@@ -229,11 +235,10 @@ def _separate_windows(count: Callable[[int], int]) -> Callable[[LogMel, Section,
         for start in range(0, len(samples), size):
             part = samples[start : start + size]
             num_frames = -(-len(part) // settings.hop_length)
-            mask = (np.arange(settings.num_frames) < num_frames).astype(np.int64)
-            masked = {"input_features_mask": TypedArray("int64", mask.shape, mask.tobytes())}
-            arrays = {**settings.window(settings.features(part)).arrays, **masked}
+            mask = _mask(settings.num_frames, num_frames)
+            arrays = {**settings.window(settings.features(part)).arrays, "input_features_mask": mask}
             if num_vectors := count(num_frames):
-                made.append(MediaInput("audio", digest_of(arrays), (), num_vectors, arrays))
+                made.append(_input(arrays, num_vectors))
         return made
 
     return cut
@@ -268,7 +273,7 @@ def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[Media
     pairs = pairs.reshape(-1, 2 * settings.feature_size)
     arrays = {"input_features": TypedArray("float32", pairs.shape, pairs.tobytes())}
     num_vectors = -(-2 * len(pairs) // settings.num_frames) * settings.num_vectors
-    return [MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)]
+    return [_input(arrays, num_vectors)]
 
 
 def _queried_window(section: Section) -> tuple[int, int]:
