@@ -46,5 +46,7 @@ class BlockTables:
         return self._blocks[lines, :count]
 
     def blocks_at(self, lines: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return entry `entries[i]` of line `lines[i]`, int32."""
-        return self._blocks[lines, entries]
+        """Return entry `entries[i]` of line `lines[i]`, int32; 0 behind all tables, where no guess has a state."""
+        if (is_there := entries < self.width).all():
+            return self._blocks[lines, entries]
+        return np.where(is_there, self._blocks[lines, np.where(is_there, entries, 0)], 0)

@@ -17,6 +17,8 @@ def test_entries_behind_the_end_are_the_null_block() -> None:
     tables.write(1, 0, [5, 6, 7])
     tables.write(1, 1, [9])
     assert lines_of(tables, [1], 4) == [[5, 9, 0, 0]]
+    # guesses may stand behind the widest table of states, which have no entry for them
+    assert tables.blocks_at(np.array([1, 1, 1]), np.array([1, 3, 4])).tolist() == [9, 0, 0]
 
 
 def test_an_emptied_line_is_clean_when_it_is_used_again() -> None:
