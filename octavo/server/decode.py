@@ -154,11 +154,10 @@ def query_of(request: Request, kind: type[S]) -> S:
     given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if name not in kind.__struct_fields__:
-            known = (
-                f"known are {', '.join(kind.__struct_fields__)}" if kind.__struct_fields__ else "there are none here"
-            )
+            names = kind.__struct_fields__
+            known = f"known are {', '.join(names)}" if names else "there are none here"
             raise InvalidRequest(
-                f"{name:.60} is not a known parameter of the URL; {known}{suggestion(name, kind.__struct_fields__)}",
+                f"{name:.60} is not a known parameter of the URL; {known}{suggestion(name, names)}",
                 field=name[:_LONGEST_QUOTE],
                 code="unknown_parameter",
             )

@@ -202,9 +202,8 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MOST_PIPELINED:
             message = f"more than {_MOST_PIPELINED} requests were sent ahead of their responses"
             raise ApiError(429, message, code="too_many_requests_ahead")
-        if (
-            refusal := self._over_limit or self._forwarded.count(self.headers)
-        ) is not None and not self._asks_for_health():
+        refusal = self._over_limit or self._forwarded.count(self.headers)
+        if refusal is not None and not self._asks_for_health():
             raise refusal
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]

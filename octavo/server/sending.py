@@ -119,7 +119,7 @@ class OpenRequests:
     async def track(self, receive: Receive) -> AsyncIterator[None]:
         """End the body of the `with` with ClientDisconnectedError when the client closes its connection.
 
-        The request's body must have been read: `receive` then only returns when the client has closed its connection.
+        What is left of the request's body is discarded; where it is too large, its ApiError ends the `with`.
         """
         task = asyncio.current_task()
         assert task is not None

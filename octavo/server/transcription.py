@@ -44,10 +44,6 @@ class _Attempt(NamedTuple):
     avg_logprob: float
     compression_ratio: float
 
-    @property
-    def is_good(self) -> bool:
-        return self.compression_ratio <= MOST_COMPRESSED and self.avg_logprob >= LEAST_LOGPROB
-
 
 class SpeechSegment(Struct, frozen=True):
     """A piece of text with its times in seconds. `seek`: where its window begins, in hundredths of a second."""
@@ -146,8 +142,8 @@ class Transcriber:
             text = self.decode([each for each in output.token_ids if each < self.tokens.end]).strip()
             logprob = (output.cumulative_logprob or 0.0) / max(1, len(output.token_ids))
             attempt = _Attempt(output.token_ids, temperature, logprob, compression_ratio(text) if text else 0.0)
-            is_silent = silence > SILENT_FROM and logprob < LEAST_LOGPROB
-            if attempt.is_good or (is_silent and attempt.compression_ratio <= MOST_COMPRESSED):
+            is_likely_or_silent = logprob >= LEAST_LOGPROB or silence > SILENT_FROM
+            if is_likely_or_silent and attempt.compression_ratio <= MOST_COMPRESSED:
                 break
         return attempt
 

@@ -278,9 +278,8 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     def sides(self) -> tuple[list[str], list[str]]:
         """Return the first and the second texts. Raises InvalidRequest."""
         names = next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
-        named = [(name, getattr(self, name)) for name in names]
-        sides = ((name, [texts] if isinstance(texts, str) else texts) for name, texts in named)
-        first, second = (checked_texts(*side) for side in sides)
+        sides = [texts if isinstance(texts := getattr(self, name), list) else [texts] for name in names]
+        first, second = map(checked_texts, names, sides)
         return first, second
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
