@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
@@ -65,16 +64,12 @@ class EngineRequests:
         # clients may choose their ids, and two may choose the same: the engine gets a unique one
         self._unique = uuid4().hex[:_UNIQUE_DIGITS]
         self._num_sent = 0
-
-    async def adapter(self) -> LoRARequest | None:
-        """Return the adapter that the client names as its model. Raises ApiError 404."""
-        return await self._context.models.adapter(self._asked.model)
+        self._options: RequestOptions | None = None
 
     async def outputs(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | PoolingParams,
-        adapter: LoRARequest | None,
         field_names: Mapping[str, str],
         *,
         record: Callable[[RequestOutput], None] | None = None,
@@ -84,15 +79,18 @@ class EngineRequests:
         aborts what still runs.
 
         field_names: what the client calls a field that the engine knows by another name. record: gets each output, also
-        of a request that ends with an error. Raises InvalidRequest before the first output, ApiError for a request that
-        ends with an error or is aborted.
+        of a request that ends with an error. Raises InvalidRequest before the first output, ApiError for a model that is
+        not served and a request that ends with an error or is aborted.
         """
+        if self._options is None:  # all prompts of a request have the adapter that its name stands for now
+            adapter = await self._context.models.adapter(self._asked.model)
+            self._options = RequestOptions.of_fields(self._asked, tenant=self.caller.tenant, lora_request=adapter)
         first, self._num_sent = self._num_sent, self._num_sent + len(prompts)
         outputs = self._context.llm.generate_together(
             [in_namespace_of(self.caller, prompt) for prompt in prompts],
             params,
             [f"{self.id}-{first + index}-{self._unique}" for index in range(len(prompts))],
-            RequestOptions.of_fields(self._asked, tenant=self.caller.tenant, lora_request=adapter),
+            self._options,
             direct,
         )
         async with aclosing(outputs):
@@ -217,7 +215,7 @@ class Generation(ABC):
             return EventStream(self._events(), self.context.open_requests, self.failed)
         async with self.context.open_requests.track(self._receive):
             last: dict[int, RequestOutput] = {}
-            async with aclosing(await self._outputs()) as outputs:
+            async with aclosing(self._outputs()) as outputs:
                 async for index, output in outputs:
                     self.count(index, output)
                     last[index] = output
@@ -239,7 +237,7 @@ class Generation(ABC):
         direct = None
         if self._body is not None and self.params.width <= _DIRECT_SEQUENCES and self.params.prompt_logprobs is None:
             direct = _DirectStream(self, encoder, self._body)
-        async with aclosing(await self._outputs(direct)) as outputs:
+        async with aclosing(self._outputs(direct)) as outputs:
             async for index, output in outputs:
                 self.count(index, output)
                 chunks = self.chunks(index, output)
@@ -252,11 +250,8 @@ class Generation(ABC):
         if self.end_of_stream:
             yield self.end_of_stream
 
-    async def _outputs(self, direct: DirectReader | None = None) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        adapter = await self._requests.adapter()
-        return self._requests.outputs(
-            self.prompts, self.params, adapter, self.field_names, record=self._record, direct=direct
-        )
+    def _outputs(self, direct: DirectReader | None = None) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        return self._requests.outputs(self.prompts, self.params, self.field_names, record=self._record, direct=direct)
 
     def _record(self, output: RequestOutput) -> None:
         if output.finished and (tracer := self.context.tracer) is not None:

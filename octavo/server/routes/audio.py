@@ -6,14 +6,13 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
@@ -29,6 +28,8 @@ from octavo.server.sending import DONE, EventStream, event
 from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
 from octavo.server.speech_prompts import SpeechStyle, Task, gap, style_of
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
+
+_ID_PREFIX: Final = "transcr-"
 
 
 class DurationUsage(Struct, frozen=True):
@@ -97,7 +98,7 @@ async def _respond(context: ServerContext, request: Request, task: Task) -> Any:
     heard = await read_sound(context, request, task, HeardSound)
     asked = heard.asked
     _check(asked, speech, task)
-    talk = await _Talk.open(context, request, asked)
+    talk = _Talk(context, asked, EngineRequests(context, request, asked, _ID_PREFIX))
     transcriber = _transcriber(talk, heard, speech, task)
     if asked.stream:
         return EventStream(_events(talk, _segment_texts(transcriber)), context.open_requests)
@@ -133,7 +134,8 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
             code="unsupported_task",
         )
     heard = await read_sound(context, request, task, SpokenSound)
-    asked, talk = heard.asked, await _Talk.open(context, request, heard.asked)
+    asked = heard.asked
+    talk = _Talk(context, asked, EngineRequests(context, request, asked, _ID_PREFIX))
     params = SamplingParams(
         temperature=asked.temperature or 0.0,
         max_tokens=None,
@@ -193,15 +195,8 @@ class _Talk:
     context: ServerContext
     asked: TranscriptionRequest
     requests: EngineRequests
-    adapter: LoRARequest | None
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
-
-    @classmethod
-    async def open(cls, context: ServerContext, request: Request, asked: TranscriptionRequest) -> _Talk:
-        """Raises ApiError for a model that is not served."""
-        requests = EngineRequests(context, request, asked, "transcr-")
-        return cls(context, asked, requests, await requests.adapter())
 
     async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
         """Return the last output of a prompt over a window. Raises ApiError."""
@@ -215,7 +210,7 @@ class _Talk:
 
     async def outputs(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a prompt, and count its tokens behind the last one that is read. Raises ApiError."""
-        outputs, last = self.requests.outputs([prompt], params, self.adapter, {}), None
+        outputs, last = self.requests.outputs([prompt], params, {}), None
         try:
             async with aclosing(outputs):
                 async for _, last in outputs:

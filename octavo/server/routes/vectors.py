@@ -216,7 +216,7 @@ def _endpoint(
             names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field, **asked.names}
             last: dict[int, RequestOutput] = {}
             async with context.open_requests.track(request.receive):
-                outputs = requests.outputs(prompts, asked.params(), await requests.adapter(), names)
+                outputs = requests.outputs(prompts, asked.params(), names)
                 async with aclosing(outputs):
                     async for index, output in outputs:
                         if requests.meter is not None:
