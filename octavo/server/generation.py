@@ -79,8 +79,8 @@ class EngineRequests:
         aborts what still runs.
 
         field_names: what the client calls a field that the engine knows by another name. record: gets each output, also
-        of a request that ends with an error. Raises InvalidRequest before the first output, ApiError for a model that is
-        not served and a request that ends with an error or is aborted.
+        of a request that ends with an error. Raises InvalidRequest before the first output, ApiError for a model that
+        is not served and a request that ends with an error or is aborted.
         """
         if self._options is None:  # all prompts of a request have the adapter that its name stands for now
             adapter = await self._context.models.adapter(self._asked.model)
