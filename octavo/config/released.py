@@ -34,6 +34,14 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "n_head": "num_attention_heads",
         "seq_length": "max_position_embeddings",
     },
+    "dbrx": {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+        "kv_n_heads": "num_key_value_heads",
+        "ffn_hidden_size": "intermediate_size",
+    },
     "distilbert": {
         "dim": "hidden_size",
         "hidden_dim": "intermediate_size",
@@ -55,6 +63,10 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """Names of keys by `model_type`, with those that octavo reads."""
+_OF_DBRX: Final = frozenset(
+    {"clip_qkv", "ffn_hidden_size", "kv_n_heads", "moe_normalize_expert_weights", "moe_num_experts", "moe_top_k"}
+) | {"rope_theta"}
+"""Keys in the sections of DBRX."""
 _TRAINED: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048}
 """What releases of BLOOM, Falcon and MPT leave out."""
 
@@ -64,6 +76,10 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
+    if config.get("model_type") == "dbrx":
+        section = Section(config, where)
+        parts = [part.values for name in ("attn_config", "ffn_config") if (part := section.section(name)) is not None]
+        config = {**{name: part[name] for part in parts for name in _OF_DBRX & part.keys()}, **config}
     if (kind := str(config.get("model_type"))) in _NAMES:
         first = {} if kind == "distilbert" else _TRAINED
         return {**first, **config, **{ours: config[name] for name, ours in _NAMES[kind].items() if name in config}}

@@ -77,6 +77,8 @@ class StoredExperts:
     """Names of the stacked tensors where they have others."""
     is_apart: bool = False
     """Gates, ups and downs are a stack each, with `.weight` behind the names above."""
+    is_flat: bool = False
+    """These are [experts · width, inputs] each, under the names alone."""
 
 
 class Experts(Layer):
@@ -167,7 +169,7 @@ class Experts(Layer):
         matrices = {"gate": self._stored.gate, "up": self._stored.up, "down": self._stored.down}
         if self._stored.is_apart:
             for piece in stack.pieces:
-                yield f"{path}.{matrices[piece]}.weight", -1, piece
+                yield f"{path}.{matrices[piece]}{'' if self._stored.is_flat else '.weight'}", -1, piece
             return
         if self._stored.is_stacked:
             names = dict(zip(self._stacks, self._stored.stacks or (up, "down_proj"), strict=True))
@@ -209,6 +211,9 @@ class Experts(Layer):
             turned = self._stored.is_transposed and tensor == "weight"
             shape = (experts, *(inner[::-1] if turned else inner))
             fill = partial(self._fill_all, name, stack, pieces, tensor, turned)
+            if self._stored.is_flat:
+                shape, own = (experts * width, inputs), ((slice(first * width, (first + count) * width),),)
+                fill = partial(self._fill_flat, partial(self._fill_all, name, stack, pieces, tensor, piece == "down"))
             yield TensorSlot(name, shape, fill, parts=own, dtype=dtype)
         if self._bias:
             name, shape = f"{matrix}_bias", (experts, outputs * len(stack.pieces))
@@ -236,6 +241,10 @@ class Experts(Layer):
             whole = stored[expert].t() if turned else stored[expert]
             for piece, rows in self._pieces(pieces, whole):
                 self._fill(name, stack, expert, piece, tensor, rows)
+
+    def _fill_flat(self, fill: Callable[[Tensor], None], stored: Tensor) -> None:
+        inputs, width, experts = self._sizes
+        fill(stored.view(experts, width, inputs))
 
     def _pieces(self, pieces: Sequence[str], whole: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each piece with this rank's rows of it. whole: an expert's stacked matrix, outputs first."""

@@ -108,3 +108,12 @@ def test_hyperclovax_is_read_under_the_name_of_its_release(tmp_path: Path) -> No
     file.write_text(json.dumps({**values, **own}))
     opened = LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single())
     assert any(path.startswith("vision_model.") for path, _ in opened.model.layers_by_path())
+
+
+def test_sections_of_dbrx_stand_beside_the_other_keys(tmp_path: Path) -> None:
+    attention, mixture = {"kv_n_heads": 8, "rope_theta": 500_000.0}, {"ffn_hidden_size": 10752, "moe_top_k": 4}
+    own = {"model_type": "dbrx", "d_model": 6144, "attn_config": attention, "ffn_config": mixture}
+    values = Checkpoint(tmp_path, own).values
+    found = {name: values[name] for name in ("hidden_size", "intermediate_size", "num_key_value_heads", "moe_top_k")}
+    assert found == {"hidden_size": 6144, "intermediate_size": 10752, "num_key_value_heads": 8, "moe_top_k": 4}
+    assert values["rope_theta"] == 500_000.0

@@ -31,6 +31,13 @@ _GPT2_WORDS = {
     "max_position_embeddings": "n_positions",
 }
 _OWN_WORDS = {
+    "dbrx": {
+        "hidden_size": "d_model",
+        "intermediate_size": None,
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+    },
     "gpt_neo": {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
     "bloom": {"intermediate_size": None},
     "mpt": {"intermediate_size": None, "max_position_embeddings": None},

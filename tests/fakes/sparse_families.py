@@ -26,6 +26,11 @@ from tests.fakes.sizes import (
 SPARSE_FAMILIES = {
     "afmoe": of("Afmoe", CORRECTED, WINDOWS_IN_TWO, num_experts=8, route_scale=1.7, mup_enabled=True),
     "bailing_moe_v2": of("Glm4Moe", CORRECTED, GROUPS, config="SarvamMoEConfig", n_routed_experts=8),
+    "dbrx": of(
+        "Dbrx",
+        attn_config={"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10_000.0},
+        ffn_config={"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 2, "hidden_size": 32},
+    ),
     "bailing_moe_v2_5": of(
         "DeepseekV3",
         LATENT_EXPERTS,

@@ -261,7 +261,7 @@ VARIANTS |= {
     family: (family, {})
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
-        *("axk1", "flint", "kolibri1", "minimax", "step3p5"),
+        *("axk1", "flint", "dbrx", "kolibri1", "minimax", "step3p5"),
         *("bloom", "mpt"),
         *("exaone", "falcon", "gpt_bigcode", "gpt_neo", "gptj", "helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
     )

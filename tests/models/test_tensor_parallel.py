@@ -134,6 +134,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "afmoe",
         "bailing_moe_v2",
         "bailing_moe_v2_5",
+        "dbrx",
         "dots1",
         "ernie4_5_moe",
         "exaone_moe",
