@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -29,7 +28,8 @@ from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, 
 from octavo.server.speech_prompts import SpeechStyle, Task, gap, style_of
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
 
-_ID_PREFIX: Final = "transcr-"
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
 
 
 class DurationUsage(Struct, frozen=True):
@@ -98,8 +98,8 @@ async def _respond(context: ServerContext, request: Request, task: Task) -> Any:
     heard = await read_sound(context, request, task, HeardSound)
     asked = heard.asked
     _check(asked, speech, task)
-    talk = _Talk(context, asked, EngineRequests(context, request, asked, _ID_PREFIX))
-    transcriber = _transcriber(talk, heard, speech, task)
+    talk = _Talk(context, request, asked)
+    transcriber = _transcriber(context.llm, talk, heard, speech, task)
     if asked.stream:
         return EventStream(_events(talk, _segment_texts(transcriber)), context.open_requests)
     async with context.open_requests.track(request.receive), aclosing(transcriber.segments()) as windows:
@@ -135,7 +135,7 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
         )
     heard = await read_sound(context, request, task, SpokenSound)
     asked = heard.asked
-    talk = _Talk(context, asked, EngineRequests(context, request, asked, _ID_PREFIX))
+    talk = _Talk(context, request, asked)
     params = SamplingParams(
         temperature=asked.temperature or 0.0,
         max_tokens=None,
@@ -188,15 +188,12 @@ def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None
         raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
 
 
-@dataclass
 class _Talk:
     """The requests of one client for the windows of one sound, and what they cost."""
 
-    context: ServerContext
-    asked: TranscriptionRequest
-    requests: EngineRequests
-    num_prompt_tokens: int = 0
-    num_new_tokens: int = 0
+    def __init__(self, context: ServerContext, request: Request, asked: TranscriptionRequest) -> None:
+        self.requests = EngineRequests(context, request, asked, "transcr-")
+        self.num_prompt_tokens = self.num_new_tokens = 0
 
     async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
         """Return the last output of a prompt over a window. Raises ApiError."""
@@ -224,10 +221,10 @@ class _Talk:
                     self.requests.meter.spend(num_prompt + num_new)
 
 
-def _transcriber(talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str) -> Transcriber:
+def _transcriber(llm: AsyncLLM, talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str) -> Transcriber:
     import numpy as np
 
-    llm, asked, settings = talk.context.llm, talk.asked, log_mel(talk.context.llm.config.model.path)
+    asked, settings = heard.asked, log_mel(llm.config.model.path)
     before = llm.tokenizer.encode(f" {asked.prompt.strip()}", add_special_tokens=False) if asked.prompt else []
     return Transcriber(
         tokens=speech,
