@@ -18,6 +18,8 @@ _HEADS: Final = ("num_attention_heads", "num_heads", "encoder_attention_heads")
 _LENGTHS: Final = ("image_size", "window_size", "max_source_positions")
 _LONGEST: Final = 1 << 16
 """More pixels, frames or positions would take all memory."""
+_LARGEST: Final = 1 << 22
+"""Of other sizes: norms are tried with rows of their width before they are compared with tensors."""
 _AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_size", "spatial_merge_size")))
 
 
@@ -31,15 +33,23 @@ def check_encoder(section: Section | None) -> None:
     for name, value in section.values.items():
         if name.endswith("_config"):
             check_encoder(section.section(name))
-        if value is None or not _SIZE.fullmatch(name):
+        if value is None:
+            continue
+        if name.endswith("dropout") and not 0.0 <= section.float(name) <= 1.0:
+            raise section.error(name, "a share, 0 to 1")
+        if not _SIZE.fullmatch(name):
             continue
         if isinstance(value, list):
             if not all(type(each) is int and each > 0 for each in value):
                 raise section.error(name, "integers of at least 1")
         elif isinstance(value, float):
             section.positive_float(name)
-        elif section.positive(name) > _LONGEST and name in _LENGTHS:
-            raise section.error(name, f"at most {_LONGEST:,}")
+        elif section.positive(name) > (most := _LONGEST if name in _LENGTHS else _LARGEST):
+            raise section.error(name, f"at most {most:,}")
+    rope = section.section("rope_parameters") or Section({}, section.where)
+    rope.positive_float("rope_theta", 1.0)
+    if rope.positive_float("partial_rotary_factor", 1.0) > 1.0:
+        raise rope.error("partial_rotary_factor", "a share of a head, at most 1")
     width, heads = _first(section, _WIDTHS), _first(section, _HEADS)
     if width and heads and section.values.get("head_dim") is None and section.int(width) % section.int(heads):
         raise section.error(width, f"a multiple of {heads}, which is {section.int(heads)}")

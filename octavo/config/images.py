@@ -58,10 +58,15 @@ _PATCHES: Final = {
 """Settings of processors, and what encoders call the same."""
 _SIZES: Final = (
     *("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"),
-    *("max_slice_nums", "scale_resolution", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
+    *("max_slice_nums", "scale_resolution", "min_size", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
     *("min_image_tokens", "max_image_tokens"),
 )
 _NUM_CHANNELS: Final = 3
+_OF_CHANNELS: Final = (
+    ("image_mean", -math.inf, math.inf, "finite numbers"),
+    ("image_std", 0.0, math.inf, "numbers above 0"),
+    ("background_color", -1, 256, "numbers from 0 to 255"),
+)
 _FILTERS: Final = range(6)
 _MOST_TILES: Final = 1 << 8
 """Processors try every grid of as many."""
@@ -126,7 +131,8 @@ def _fixed_side(checkpoint: Checkpoint) -> tuple[str, int] | None:
     """Return the setting with the side of images and this side, where an encoder reads those of one size; None of
     others. Raises CheckpointError."""
     vision = checkpoint.stored.section("vision_config") or Section({}, checkpoint.stored.where)
-    if checkpoint.architecture in _CUT:
+    is_clip = vision.values.get("model_type") == "clip_vision_model"
+    if checkpoint.architecture in _CUT or (is_clip and checkpoint.architecture == "LlavaForConditionalGeneration"):
         side = vision.optional_positive("image_size")
         return None if side is None else ("crop_size", side)
     default = _FIXED.get(checkpoint.architecture)
@@ -180,12 +186,12 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
 
 def _check_steps(section: Section) -> None:
     """Raise CheckpointError for factors and flags of the processor's steps with which it fails, or makes NaN."""
-    for name, least in (("image_mean", -math.inf), ("image_std", 0.0)):
+    for name, least, most, words in _OF_CHANNELS:
         value = section.values.get(name)
         numbers = value if isinstance(value, list) else [value] * _NUM_CHANNELS
-        is_fit = len(numbers) == _NUM_CHANNELS and all(_is_number(each) and least < each < math.inf for each in numbers)
+        is_fit = len(numbers) == _NUM_CHANNELS and all(_is_number(each) and least < each < most for each in numbers)
         if value is not None and not is_fit:
-            raise section.error(name, f"{_NUM_CHANNELS} {'numbers above 0' if least == 0.0 else 'finite numbers'}")
+            raise section.error(name, f"{_NUM_CHANNELS} {words}")
     section.positive_float("rescale_factor", 1.0)
     if (filter_id := section.optional_int("resample")) is not None and filter_id not in _FILTERS:
         raise section.error("resample", f"one of Pillow's filters, {_FILTERS.start} to {_FILTERS.stop - 1}")

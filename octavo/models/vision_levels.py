@@ -32,6 +32,8 @@ def check_features(config: Section, library: Any) -> None:
         each_layer = layers if isinstance(layers, list | tuple) else [layers]
         if not each_layer or not all(-depth - 1 <= each <= depth for each in each_layer):
             raise config.error("vision_feature_layer", f"a layer of the encoder, which has {depth}, or several")
+    if library.model_type == "ovis2" and (own := config.section("vision_config")) is not None:
+        own.expect("tokenize_function", "softmax", "st_argmax", default="softmax")
     if library.model_type in ("aya_vision", "cohere2_vision"):
         config.expect("vision_feature_select_strategy", "full", default="full")
         section = config.section("vision_config") or Section({}, config.where)

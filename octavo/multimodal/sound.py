@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil, gcd
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ def decoded(data: bytes, rate: int, field: str, most_s: float = MAX_SECONDS) -> 
             if file.frames > most and file.frames < 1 << 62:  # a stream of unknown length states the largest number
                 raise _too_long(file.frames / source, field, most_s)
             num_frames, resampler = 0, Resampler(source, rate)
-            for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
+            for block in _blocks(file):
                 mono = _finite(block.mean(axis=1, dtype=np.float32), num_frames, field)
                 num_frames += len(mono)
                 if num_frames > most:
@@ -63,6 +63,16 @@ def decoded(data: bytes, rate: int, field: str, most_s: float = MAX_SECONDS) -> 
     if not num_frames:
         raise _empty(field)
     return resampler.end()
+
+
+def _blocks(file: Any) -> Iterator[NDArray[np.float32]]:
+    """Yield the samples of a file, [time, channels]."""
+    options: dict[str, Any] = {"dtype": "float32", "always_2d": True}
+    if file.seekable():
+        yield from file.blocks(_BLOCK_FRAMES, **options)
+        return
+    while len(block := file.read(_BLOCK_FRAMES, **options)):  # of codecs whose files have no way back
+        yield block
 
 
 def read_sound(value: Any, rate: int, field: str, most_s: float) -> Samples:

@@ -260,8 +260,8 @@ def _quartered_window(section: Section) -> tuple[int, int]:
     count, width = section.positive("max_position_embeddings", 1500), section.positive("hidden_size", 1280)
     if section.positive("intermediate_size", 5120) != 4 * width:
         raise section.error("intermediate_size", f"four times hidden_size, which is {width}")
-    if count % 4:
-        raise section.error("max_position_embeddings", "a multiple of 4")
+    if count % 4 or 2 * count > _MOST_FRAMES:
+        raise section.error("max_position_embeddings", f"a multiple of 4 of at most {_MOST_FRAMES // 2:,}")
     return 2 * count, _num_quartered(2 * count)
 
 

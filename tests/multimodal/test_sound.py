@@ -96,6 +96,12 @@ def test_hostile_files_are_refused(data: bytes, message: str) -> None:
     assert error.value.field == "file"
 
 
+def test_a_codec_without_a_way_back_is_decoded() -> None:
+    """A telephone's: 160 samples a frame, of which libsndfile writes whole blocks."""
+    data = wav(tone(0.5, rate=8_000), 8_000, subtype="GSM610")
+    assert abs(len(decoded(data, RATE, "file")) - RATE // 2) < 1000
+
+
 def test_what_is_longer_than_a_model_hears_is_not_decoded_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     file = wav(np.zeros(RATE * 60, np.int16), RATE, "FLAC")
     added: list[int] = []
