@@ -20,7 +20,7 @@ COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
     **dict.fromkeys(
         ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"), MOST_LAYERS
     ),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 1 << 13),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 13),
     **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 1 << 13),
     "num_labels": 1 << 16,
 }
@@ -89,9 +89,16 @@ class Section:
 
     def positive(self, name: builtins.str, default: builtins.int = REQUIRED) -> builtins.int:
         """Return the integer `name`, at least 1: a size or a count."""
+        return self._counted(name, 1, default)
+
+    def count(self, name: builtins.str, default: builtins.int = REQUIRED) -> builtins.int:
+        """Return the integer `name`, at least 0: how many there are of what a model may lack."""
+        return self._counted(name, 0, default)
+
+    def _counted(self, name: builtins.str, least: builtins.int, default: builtins.int) -> builtins.int:
         value = self.int(name, default)
-        if value < 1:
-            raise self.error(name, "an integer of at least 1")
+        if value < least:
+            raise self.error(name, f"an integer of at least {least}")
         most = COUNTS.get(name, LARGEST_SIZE)
         if value > most:
             raise self.error(name, f"an integer of at most {most}")

@@ -149,7 +149,7 @@ def _shifted_softmax(c: Checkpoint) -> Mixture:
         stored=read_stored(c),
         correction="moe_statics.e_score_correction_bias",
         is_correction_row=True,
-        shared_width=width * c.int("moe_num_shared_experts", 2),
+        shared_width=width * c.count("moe_num_shared_experts", 2),
     )
 
 

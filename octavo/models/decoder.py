@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -14,13 +15,14 @@ from octavo.attention.metadata import IntermediateTensors, ModelInput, NotedStat
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
+from octavo.models.fallback.library import first_line
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
 
@@ -274,3 +276,17 @@ class DecoderStack(nn.Module):
         if batch.embeddings is not None:
             x = batch.embeddings.put_into(x)
         return self.embed(x, batch)
+
+
+@contextmanager
+def possible_sizes(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raise CheckpointError within for a tensor whose sizes are more than can be counted."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "overflowed" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{checkpoint.origin()}: a tensor of the model would be larger than any memory ({first_line(error)}), "
+            "expected the sizes of its weights; download it again"
+        ) from error

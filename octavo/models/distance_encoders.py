@@ -34,6 +34,8 @@ class MPNetModel(BertEncoder):
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
         c.expect("relative_attention_num_buckets", _BUCKETS)
+        if c.max_model_len() < 3:
+            raise c.error("max_position_embeddings", "at least 3, of which two stand for padding")
         own |= {"position_offset": 2, "max_positions": c.max_model_len() - 2, "num_types": 0}
         biases = partial(BucketBiases, _BUCKETS, c.positive("num_attention_heads"))
         return super().read(c, qkv_reads=("q", "k", "v"), biases=biases, **own)
@@ -88,7 +90,7 @@ class DebertaV2Model(BertEncoder):
         longest = longest if longest > 0 else c.max_model_len()
         eps = c.positive_float("layer_norm_eps", 1e-7)
         biases = partial(RelativePlaces, c.positive("position_buckets"), longest, c.positive("hidden_size"), eps)
-        own |= {"position_offset": None, "num_types": c.int("type_vocab_size", 0), "norm_eps": eps, "biases": biases}
+        own |= {"position_offset": None, "num_types": c.count("type_vocab_size", 0), "norm_eps": eps, "biases": biases}
         own["head_function"] = c.expect("pooler_hidden_act", "gelu")
         config = super().read(c, **own)
         return replace(config, attention_scale=(3 * config.heads.dim) ** -0.5)

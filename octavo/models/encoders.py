@@ -164,7 +164,7 @@ class GteModel(BertEncoder):
         c.expect("logn_attention_scale", False)
         c.expect("pack_qkv", True)
         own |= {"activation": c.expect("hidden_act", "gelu"), "qkv_reads": (), "mlp": UpGateMLP}
-        config = super().read(c, position_offset=None, num_types=c.int("type_vocab_size", 1), **own)
+        config = super().read(c, position_offset=None, num_types=c.count("type_vocab_size", 1), **own)
         return replace(config, rope=read_rope(c, config.heads.dim))
 
 

@@ -73,7 +73,7 @@ class GraniteForCausalLM(GatedDecoder):
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
         own |= {"mlp_bias": c.bool("mlp_bias", False)}
         if "num_local_experts" in c.values:
-            mixture = _read_mixture(c, c.optional_int("shared_intermediate_size") or 0)
+            mixture = _read_mixture(c, c.count("shared_intermediate_size", 0))
             own |= {
                 "mlp_bias": False,
                 "mixture": mixture,

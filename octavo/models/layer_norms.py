@@ -162,6 +162,8 @@ class GPTJForCausalLM(GPT2LMHeadModel):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         config = super().read(c)
         dim, turning = config.heads.dim, c.positive("rotary_dim", 64)
+        if turning > dim:
+            raise c.error("rotary_dim", f"at most the {dim} elements of a head")
         return replace(
             config,
             tied=c.bool("tie_word_embeddings", False),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import LARGEST_SIZE
 from octavo.distributed.mesh import Mesh
 from octavo.layers.experts import StoredExperts
 from octavo.layers.recurrent import ConvolutionSizes, GatedConvolution
@@ -108,7 +109,10 @@ def _width(c: Checkpoint) -> int:
     if not c.bool("block_auto_adjust_ff_dim", True):
         return width
     multiple = c.positive("block_multiple_of", 256)
-    width = int(c.positive_float("block_ffn_dim_multiplier", 1.0) * (2 * width // 3))
+    adjusted = c.positive_float("block_ffn_dim_multiplier", 1.0) * (2 * width // 3)
+    if adjusted > LARGEST_SIZE:
+        raise c.error("block_ffn_dim_multiplier", f"a factor with which MLPs have at most {LARGEST_SIZE} activations")
+    width = int(adjusted)
     return -(-width // multiple) * multiple
 
 

@@ -23,7 +23,7 @@ from octavo.layers.embedding import VocabularyShare
 from octavo.layers.experts import Experts
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.content import WeightContent
-from octavo.models.decoder import DecoderStack
+from octavo.models.decoder import DecoderStack, possible_sizes
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import ModelClass, resolve_model
@@ -103,7 +103,7 @@ class LoadedModel:
             is_sparse = pooling.sparse is not None
             config = replace(config, has_head=is_sparse, tied=is_sparse)
         shape = config.shape(mesh)
-        with torch.device("meta"):
+        with torch.device("meta"), possible_sizes(checkpoint):
             model = model_class(config, mesh)
             if pooling is not None and pooling.labels and not pooling.token_ids:
                 model.add_scores(len(pooling.labels), mesh, pooling.head)

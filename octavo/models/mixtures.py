@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
 from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
@@ -65,9 +66,9 @@ def _of_all_layers(c: Checkpoint, name: str, default: int) -> int:
     found = c.values.get(name)
     if not isinstance(found, list):
         return c.positive(name, default)
-    if not found or not isinstance(found[0], int) or found[0] < 1 or any(each != found[0] for each in found):
+    if not found or type(found[0]) is not int or any(each != found[0] for each in found):
         raise c.error(name, "one number above 0 for all layers")
-    return found[0]
+    return Section({name: found[0]}, c.origin(name)).positive(name)
 
 
 class HunYuanMoEV1ForCausalLM(GatedDecoder):

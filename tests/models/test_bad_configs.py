@@ -111,6 +111,31 @@ def load(path: Path) -> None:
     LoadedModel.open(Checkpoint.open(path), Mesh.single()).load(bind(), ReferenceBackend())
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "named"),
+    [
+        ("bloom", {"hidden_size": 2**31 - 8}, "a tensor of the model would be larger than any memory"),
+        ("ernie4_5_moe", {"moe_num_experts": 10**6}, "moe_num_experts is 1000000, expected an integer of at most 8192"),
+        (
+            "ernie4_5_moe",
+            {"moe_num_shared_experts": -3},
+            "moe_num_shared_experts is -3, expected an integer",
+        ),
+        ("granitemoeshared", {"shared_intermediate_size": -5}, "shared_intermediate_size is -5, expected an integer"),
+        ("gptj", {"rotary_dim": 100}, "rotary_dim is 100, expected at most the 8 elements of a head"),
+        ("gte", {"type_vocab_size": -1}, "type_vocab_size is -1, expected an integer of at least 0"),
+        ("hunyuan_v1_moe", {"moe_intermediate_size": [10**12] * 2}, "moe_intermediate_size is 1000000000000, expected"),
+        ("hunyuan_v1_moe", {"moe_topk": [True] * 2}, "moe_topk is .*, expected one number above 0 for all layers"),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e300}, "block_ffn_dim_multiplier is 1e.300, expected a factor"),
+        ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings is 2, expected at least 3"),
+    ],
+)
+def test_a_size_that_nothing_has_is_named(family: str, change: dict[str, Any], named: str) -> None:
+    config = json.loads(family_config(family).to_json_string(use_diff=False))
+    with pytest.raises(CheckpointError, match=named):
+        LoadedModel.open(Checkpoint(Path(__file__).parent, {**config, **change}), Mesh.single())
+
+
 def test_an_expert_without_a_tensor_is_named(tmp_path: Path) -> None:
     path = make_checkpoint("qwen3_moe", tmp_path)
     name = "model.layers.0.mlp.experts.2.up_proj.weight"
