@@ -123,10 +123,13 @@ class GatedQKVLinear(PickedLinear):
 class GroupedQKVLinear(PickedLinear):
     """x [tokens, inputs] → q, k and v as `QKVLinear` returns them, from the one tensor `name`.
 
-    For each head of keys it has the queries of that head, then the key and the value.
+    For each head of keys it has the queries of that head, then the key and the value; with `shards`, which divide the
+    heads, for each shard all its queries, then its values, then its keys.
     """
 
-    def __init__(self, inputs: int, heads: Heads, mesh: Mesh, *, name: str, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int, heads: Heads, mesh: Mesh, *, name: str, bias: bool = False, shards: int = 0
+    ) -> None:
         self.local_heads, dim, shared = heads.share(mesh), heads.dim, heads.query // heads.kv
         own, own_kv = (
             range(start // dim, (start + length) // dim)
@@ -134,6 +137,10 @@ class GroupedQKVLinear(PickedLinear):
         )
         groups = [(head + 1) * (shared + 2) for head in own_kv]  # where each group ends
         places = ([head + head // shared * 2 for head in own], [end - 2 for end in groups], [end - 1 for end in groups])
+        if shards:
+            count = heads.query // shards
+            first = [head + head // count * 2 * count for head in own]  # of queries
+            places = (first, [place + 2 * count for place in first], [place + count for place in first])
         picks = [
             Pick(name, heads.q_size + 2 * heads.kv_size, [slice(place * dim, (place + 1) * dim) for place in each])
             for each in places

@@ -65,7 +65,9 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear | Gro
             c.hidden_size, c.heads, mesh, bias=c.qkv_bias, gate=c.attention_gate, by_head=c.has_head_gates
         )
     if c.is_qkv_grouped:
-        return GroupedQKVLinear(c.hidden_size, c.heads, mesh, name=c.qkv_reads[0], bias=c.qkv_bias)
+        return GroupedQKVLinear(
+            *(c.hidden_size, c.heads, mesh), name=c.qkv_reads[0], bias=c.qkv_bias, shards=c.qkv_shards
+        )
     return QKVLinear(
         c.hidden_size,
         c.heads,

@@ -99,6 +99,8 @@ class DecoderConfig:
     """transformers' config of the whole model, whose encoders are made with it; None for a model of text alone."""
     qkv_unbiased: tuple[str, ...] = ()
     """Those of them that have no bias although `qkv_bias` is set."""
+    qkv_shards: int = 0
+    """With `is_qkv_grouped`: in how many parts one tensor has queries, values and keys instead; 0 for by head."""
     is_qkv_grouped: bool = False
     """Whether one stored tensor has queries, key and value of the first head of keys, then those of the next."""
     qkv_limit: float | None = None

@@ -178,6 +178,23 @@ class GPTJForCausalLM(GPT2LMHeadModel):
         )
 
 
+class CodeGenForCausalLM(GPTJForCausalLM):
+    """CodeGen: GPT-J whose queries, values and keys are one tensor, in four parts.
+
+    Source: https://arxiv.org/abs/2203.13474.
+    """
+
+    # causal masks that old checkpoints carry along
+    IGNORED = (*GPT2LMHeadModel.IGNORED, r"h\.\d+\.attn\.causal_mask")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config = super().read(c)
+        if config.heads.query % 4:
+            raise c.error("n_head", "a multiple of 4, the parts of the tensor of queries, values and keys")
+        return replace(config, qkv_reads=("qkv_proj",), is_qkv_grouped=True, qkv_shards=4)
+
+
 class GPTNeoForCausalLM(GatedDecoder):
     """GPT-Neo: GPT-2 whose scores are not scaled, with a window in the layers that attention_types calls local.
 

@@ -43,6 +43,7 @@ _OWN_WORDS = {
     "mpt": {"intermediate_size": None, "max_position_embeddings": None},
     "gpt2": _GPT2_WORDS,
     "gpt_bigcode": _GPT2_WORDS,
+    "codegen": _GPT2_WORDS,
     "gptj": _GPT2_WORDS,
     "longcat_flash": {"intermediate_size": "ffn_hidden_size", "num_hidden_layers": None},
     "kolibri1": {"intermediate_size": None},

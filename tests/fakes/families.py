@@ -18,6 +18,7 @@ FAMILIES = {
     "falcon": of("Falcon", ffn_hidden_size=56),
     "gpt_bigcode": of("GPTBigCode"),
     "gpt_neo": of("GPTNeo", window_size=7, attention_types=[[["global", "local"], 1]]),
+    "codegen": of("CodeGen", rotary_dim=4),
     "gptj": of("GPTJ", rotary_dim=4),
     "helium": of("Helium", num_key_value_heads=2, head_dim=8),
     "hyperclovax": of(

@@ -58,6 +58,7 @@ FAMILIES |= {
     "glm": ("glm", {}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "glm4": ("glm4", {}),
+    "codegen": ("codegen", {}),
     "gpt_neo": ("gpt_neo", {}),
     "gpt_neox": ("gpt_neox", {}),
     "granite": ("granite", {}),
