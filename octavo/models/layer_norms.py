@@ -185,7 +185,7 @@ class CodeGenForCausalLM(GPTJForCausalLM):
     """
 
     # causal masks that old checkpoints carry along
-    IGNORED = (*GPT2LMHeadModel.IGNORED, r"h\.\d+\.attn\.causal_mask")
+    IGNORED = (r"h\.\d+\.attn\.causal_mask",)
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:

@@ -263,19 +263,8 @@ VARIANTS |= {
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
         *("axk1", "flint", "dbrx", "kolibri1", "minimax", "step3p5"),
         *("bloom", "mpt"),
-        *(
-            "exaone",
-            "falcon",
-            "codegen",
-            "gpt_bigcode",
-            "gpt_neo",
-            "gptj",
-            "helium",
-            "hyperclovax",
-            "jais2",
-            "olmo",
-            "vaultgemma",
-        ),
+        *("exaone", "falcon", "codegen", "gpt_bigcode", "gpt_neo", "gptj"),
+        *("helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
     )
 }
 MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 250}
