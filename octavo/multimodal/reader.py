@@ -71,7 +71,7 @@ class MediaReader:
         checkpoint = Checkpoint.of(self._model)
         sounds = images = None
         if limits["audio"] and (section := sound_section(checkpoint)) is not None:
-            sounds = SoundPrompts(checkpoint, section, limits, self._max_model_len)
+            sounds = SoundPrompts(checkpoint, section, limits, self._max_model_len, self._most_together)
         is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
         if is_written and (settings := image_settings(checkpoint)) is not None:
             changes = self._model.mm_processor_kwargs

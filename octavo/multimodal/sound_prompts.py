@@ -41,7 +41,14 @@ class SoundPrompts:
     kinds = frozenset({"audio"})
     """What prompts may bring."""
 
-    def __init__(self, checkpoint: Checkpoint, section: Section, limits: Mapping[str, int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        section: Section,
+        limits: Mapping[str, int],
+        max_model_len: int,
+        max_num_batched_tokens: int,
+    ) -> None:
         """section: of the encoder in config.json. limits: sounds of one prompt. Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
@@ -62,6 +69,11 @@ class SoundPrompts:
         """Seconds that a sound may last."""
         self.piece_s = min(family.most_s, self._log_mel.seconds * max(1, int(0.7 * num_windows)))
         """Seconds of a sound beside which the context has room for what is said in it."""
+        self._most_vectors: int | None = None
+        """Of a sound that is encoded at once: as many as a step has tokens, or half a minute's."""
+        if family.most_s < MAX_SECONDS:
+            half_minute = int(30.0 / self._log_mel.seconds * self._log_mel.num_vectors)
+            self._most_vectors = max(max_num_batched_tokens, half_minute)
         self.sampling_rate = self._log_mel.sampling_rate
         """Samples per second that the encoder's spectrograms are made of."""
         own = own_adapter(checkpoint)
@@ -106,6 +118,13 @@ class SoundPrompts:
         samples = read_sound(value, settings.sampling_rate, FIELD, self.most_s)
         made = []
         for each in self._write(settings, self._section, samples):
+            if self._most_vectors is not None and each.num_embeddings > self._most_vectors:
+                raise InvalidRequest(
+                    f"{FIELD} becomes {each.num_embeddings:,} tokens, which are encoded together, expected at most "
+                    f"{self._most_vectors:,}; send it in parts, or raise max_num_batched_tokens",
+                    field=FIELD,
+                    code="request_too_large",
+                )
             made.append(msgspec.structs.replace(each, spans=((offset, each.num_embeddings),)))
             offset += each.num_embeddings
         return made

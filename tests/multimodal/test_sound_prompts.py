@@ -14,7 +14,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.sounds import sound_section
 from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, InvalidRequest
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.sound_prompts import SoundPrompts
@@ -35,7 +35,7 @@ def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
     checkpoint = Checkpoint.open(path)
     section = sound_section(checkpoint)
     assert section is not None
-    return SoundPrompts(checkpoint, section, {"audio": 4}, max_model_len=512)
+    return SoundPrompts(checkpoint, section, {"audio": 4}, max_model_len=512, max_num_batched_tokens=64)
 
 
 def test_a_long_sound_is_windows_of_transformers_features(tmp_path: Path) -> None:
@@ -64,6 +64,14 @@ def test_a_short_sound_is_filled_up_to_half_a_second(tmp_path: Path) -> None:
     assert np.abs(features_of(media) - made["input_features"][0].numpy()).max() < 1e-4
     mask = np.frombuffer(media.arrays["input_features_mask"].data, np.int64)
     assert mask.tolist() == made["attention_mask"][0].tolist() == [1] * 50 + [0] * 50
+
+
+def test_a_sound_that_is_encoded_at_once_has_no_more_tokens_than_a_step_or_half_a_minute(tmp_path: Path) -> None:
+    reader = prompts(tmp_path, "granite_speech")
+    written, [media] = reader.expand([AUDIO], {"audio": np.zeros(30 * RATE, np.float32)})
+    assert len(written) == media.num_embeddings == 300
+    with pytest.raises(InvalidRequest, match="becomes 312 tokens, .* at most 300; send it in parts, or raise max"):
+        reader.expand([AUDIO], {"audio": np.zeros(31 * RATE, np.float32)})
 
 
 REFUSED = [
