@@ -100,7 +100,11 @@ class ProcessClient(CallingClient):
             if body is None:
                 self._die(self._killed_because or await _how_it_ended(self._core, self._name))
                 break
-            message = self._decoder.decode(body)
+            try:
+                message = self._decoder.decode(body)
+            except msgspec.MsgspecError as error:
+                self._die(f"{self._name} has sent something else than messages: {error}")
+                break
             if isinstance(message, StepOutputs):
                 return message
             if isinstance(message, CallResult):

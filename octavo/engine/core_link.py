@@ -255,6 +255,8 @@ async def connect(address: Address, secret: bytes, front: Hello) -> tuple[Proces
             return await ProcessClient.connect(connection, name=name), core
     except TimeoutError:
         raise EngineDeadError(f"{name} has not been ready for its front within {READY_S:g} s") from None
+    except msgspec.MsgspecError as error:
+        raise EngineDeadError(f"{name} has sent something else than messages: {error}") from error
 
 
 def _greet(address: Address, secret: bytes, front: Hello) -> tuple[socket.socket, Hello]:

@@ -69,6 +69,17 @@ async def test_front_that_closes_before_the_core_is_ready_is_told() -> None:
         await ProcessClient.connect(ours)
 
 
+async def test_a_core_that_sends_something_else_than_messages_has_died() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(frames.pack(core_ready()) + frames.pack({"type": "unknown"}))
+        client = await ProcessClient.connect(ours)
+        with pytest.raises(EngineDeadError, match="the engine core has sent something else than messages"):
+            await client.receive()
+        assert not client.is_running
+        await client.shutdown()
+
+
 @pytest.mark.slow
 async def test_real_process_reports_a_bad_checkpoint_without_a_traceback(
     tmp_path: object, capfd: pytest.CaptureFixture[str]

@@ -208,3 +208,13 @@ async def test_a_front_that_does_not_read_is_disconnected(
             assert "has read nothing for 0.1 s" in caplog.text
             assert client.ready == served.core.ready
             await client.shutdown()
+
+
+async def test_an_engine_that_begins_with_something_else_than_messages_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(frames.pack({"type": "unknown"}))
+    monkeypatch.setattr(core_link, "_greet", lambda *_: (ours, FRONT))
+    with theirs, pytest.raises(EngineDeadError, match="the engine at a:1 has sent something else than messages"):
+        await connect(Address("a", 1), SECRET, FRONT)
