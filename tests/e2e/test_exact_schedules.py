@@ -1,6 +1,6 @@
 """Any schedule gives a request the bits of a lonely run: tokens, log-probabilities, finish reasons, all `==`.
 
-On the compiled kernels, for every format of weights and cache, and under a sliding window.
+On the compiled kernels, for every format of weights and cache, under a sliding window, and with recurrent layers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
@@ -38,6 +39,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8 weights": {"dtype": "bfloat16", "quantization": "int8"},
     "int4 weights": {"dtype": "bfloat16", "quantization": "int4"},
     "sliding window": {"dtype": "bfloat16", "model": "mistral"},
+    "recurrent layers": {"dtype": "bfloat16", "model": "qwen3_next"},
 }
 BLOCK_SIZES = (4, 16)
 VOCABULARY = 300
@@ -66,7 +68,8 @@ def requests(draw: st.DrawFn) -> list[Asked]:
     for number in range(draw(st.integers(6, 10))):
         shared, own = draw(st.sampled_from([0, 0, 21, 40])), random.Random(draw(st.integers(0, 1 << 16)))
         prompt = PREFIX[:shared] + [own.randrange(VOCABULARY) for _ in range(draw(st.sampled_from([1, 15, 25, 40])))]
-        kind = draw(st.sampled_from(["greedy", "drawn", "several", "best", "repeating", "beams", "scored"]))
+        regex = draw(st.sampled_from(["(ab|cd)+", "[a-c]{9,40}x"]))
+        kind = draw(st.sampled_from(["greedy", "drawn", "several", "best", "repeating", "beams", "scored", "form"]))
         max_tokens = draw(st.sampled_from([1, 16, 40, 40]))
         common: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": 2, "ignore_eos": True}
         common["stop_token_ids"] = draw(st.sampled_from([(), (), tuple(range(0, VOCABULARY, 11))]))
@@ -85,10 +88,14 @@ def requests(draw: st.DrawFn) -> list[Asked]:
                 "length_penalty": draw(st.sampled_from([1.0, 0.0, 2.0])),
             },
             "scored": {"seed": number, "prompt_logprobs": 1, "stop": draw(st.sampled_from([(), LETTERS]))},
+            "form": {
+                "seed": number, "n": 2, "repetition_penalty": 1.3, "ignore_eos": False, "stop_token_ids": (),
+                "structured_outputs": StructuredOutputsParams(regex=regex),
+            },
         }  # fmt: skip
         asked = Asked(
             prompt,
-            SamplingParams(**common, **chosen[kind]),
+            SamplingParams(**common | chosen[kind]),
             {
                 "priority": draw(st.integers(0, 2)),
                 "tenant": draw(st.sampled_from([None, "x", "y"])),
@@ -138,9 +145,9 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By family: one that sees everything, and one that sees the last 20 tokens."""
+    """By family: one that sees everything, one with states, and one that sees the last 20 tokens."""
     paths = {}
-    for family, own in (("qwen3", {}), ("mistral", {"head_dim": 16, "sliding_window": 20})):
+    for family, own in (("qwen3", {}), ("qwen3_next", {}), ("mistral", {"head_dim": 16, "sliding_window": 20})):
         path = tmp_path_factory.mktemp(family)
         sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, **own}
         make_checkpoint(family, path, **sizes)
@@ -152,7 +159,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=[pytest.mark.long] * (each == "recurrent layers")) for each in FORMATS],
+)
 def alone(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Any:
     """The format, and a function that answers what a request gives by itself: no cache, one step at a time.
 
