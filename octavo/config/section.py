@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -107,6 +107,15 @@ class Section:
     def optional_positive(self, name: builtins.str) -> builtins.int | None:
         """Return the integer `name`, at least 1, or None when it is absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
+
+    def listed(
+        self, name: builtins.str, count: builtins.int, fits: Callable[[Any], builtins.bool], expected: builtins.str
+    ) -> list[Any]:
+        """Return the list `name` of `count` values, each of which `fits`; else it is not as `expected`."""
+        found = self.values.get(name)
+        if not isinstance(found, list) or len(found) != count or not all(map(fits, found)):
+            raise self.error(name, expected)
+        return found
 
     def section(self, name: builtins.str) -> Section | None:
         """Return the object `name`, or None when it is absent or null."""

@@ -170,15 +170,11 @@ class FalconH1ForCausalLM(DecoderStack):
 
 
 def _factors(c: Checkpoint, name: str, count: int) -> tuple[float, ...]:
-    found = c.values.get(name)
-    if found is None:
+    if c.values.get(name) is None:
         return (1.0,) * count
-    if (
-        not isinstance(found, list)
-        or len(found) != count
-        or not all(isinstance(each, int | float) and abs(each) < 1e300 for each in found)
-    ):
-        raise c.error(name, f"a list of {count} numbers")
+    found = c.listed(
+        name, count, lambda each: isinstance(each, int | float) and abs(each) < 1e300, f"a list of {count} numbers"
+    )
     return tuple(map(float, found))
 
 

@@ -172,11 +172,6 @@ def _read_stretch(c: Checkpoint, rope: Section, original: int) -> float:
 
 
 def _read_factors(rope: Section, name: str, pairs: int) -> tuple[float, ...]:
-    found = rope.values.get(name)
-    if (
-        not isinstance(found, list)
-        or len(found) != pairs
-        or any(not isinstance(each, int | float) or isinstance(each, bool) or not 0 < each < 1e300 for each in found)
-    ):
-        raise rope.error(name, f"a list of {pairs} numbers above 0, one for each pair of elements that turns")
-    return tuple(float(each) for each in found)
+    expected = f"a list of {pairs} numbers above 0, one for each pair of elements that turns"
+    found = rope.listed(name, pairs, lambda each: type(each) in (int, float) and 0 < each < 1e300, expected)
+    return tuple(map(float, found))

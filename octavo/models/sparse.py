@@ -213,15 +213,11 @@ def corrected(
 
 def sparse_by_kind(c: Checkpoint, default: int) -> tuple[bool, ...]:
     """Return which layers are mixtures: those that `mlp_layer_types` names, else as `dense_first`."""
-    kinds, sparse = c.values.get("mlp_layer_types"), dense_first(c, default)
-    if kinds is None:
+    name, sparse = "mlp_layer_types", dense_first(c, default)
+    if c.values.get(name) is None:
         return sparse
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != len(sparse)
-        or any(each not in ("dense", "sparse") for each in kinds)
-    ):
-        raise c.error("mlp_layer_types", f'"dense" or "sparse" for each of {len(sparse)} layers')
+    expected = f'"dense" or "sparse" for each of {len(sparse)} layers'
+    kinds = c.listed(name, len(sparse), lambda each: each in ("dense", "sparse"), expected)
     return tuple(kind == "sparse" for kind in kinds)
 
 

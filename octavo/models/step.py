@@ -108,15 +108,12 @@ class Step3p5ForCausalLM(GatedDecoder):
 
 def _limits(c: Checkpoint, name: str) -> tuple[float | None, ...]:
     """Return the limit of each layer; 0 and null stand for none. Raises CheckpointError."""
-    count, stated = c.positive("num_hidden_layers"), c.values.get(name)
-    if not stated:
+    count = c.positive("num_hidden_layers")
+    if not c.values.get(name):
         return (None,) * count
-    if (
-        not isinstance(stated, list)
-        or len(stated) != count
-        or not all(
-            each is None or (isinstance(each, int | float) and (each == 0 or 0.3 <= each < 1e30)) for each in stated
-        )
-    ):
-        raise c.error(name, f"for each of {count} layers a limit from 0.3 on, or 0 for none")
+
+    def fits(each: object) -> bool:
+        return each is None or (isinstance(each, int | float) and (each == 0 or 0.3 <= each < 1e30))
+
+    stated = c.listed(name, count, fits, f"for each of {count} layers a limit from 0.3 on, or 0 for none")
     return tuple(float(each) if each else None for each in stated)
