@@ -53,6 +53,10 @@ def check_encoder(section: Section | None) -> None:
     width, heads = _first(section, _WIDTHS), _first(section, _HEADS)
     if width and heads and section.values.get("head_dim") is None and section.int(width) % section.int(heads):
         raise section.error(width, f"a multiple of {heads}, which is {section.int(heads)}")
+    if section.values.get("model_type") == "pixtral":  # where tables of rotations have this size, and heads the other
+        size, number = section.positive("hidden_size", 1024), section.positive("num_attention_heads", 16)
+        if section.positive("head_dim", size // number) * number != size:
+            raise section.error("head_dim", f"hidden_size over num_attention_heads, which are {size} and {number}")
     for name, parts in _AT_LEAST:
         sizes = [section.values.get(each) for each in (name, *parts)]
         if all(type(each) is int for each in sizes) and section.int(name) < (

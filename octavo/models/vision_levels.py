@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from octavo.config.section import Section
+
+_MOST_MERGERS: Final = 8
+"""Each joins the patches of an image once more."""
 
 
 def levels_of(library: Any) -> tuple[int, ...]:
@@ -32,12 +35,17 @@ def check_features(config: Section, library: Any) -> None:
         each_layer = layers if isinstance(layers, list | tuple) else [layers]
         if not each_layer or not all(-depth - 1 <= each <= depth for each in each_layer):
             raise config.error("vision_feature_layer", f"a layer of the encoder, which has {depth}, or several")
-    if library.model_type == "ovis2" and (own := config.section("vision_config")) is not None:
+    own = config.section("vision_config") or Section({}, config.where)
+    for part, name in ((config, "merge_kernel_size"), (own, "window_kernel_size")):
+        if part.values.get(name) not in (None, [1, 1], [2, 2], [4, 4]):
+            raise part.error(name, "[1, 1], [2, 2] or [4, 4]")
+    if (config.optional_positive("merger_times") or 1) > _MOST_MERGERS:
+        raise config.error("merger_times", f"at most {_MOST_MERGERS}")
+    if library.model_type == "ovis2":
         own.expect("tokenize_function", "softmax", "st_argmax", default="softmax")
     if library.model_type in ("aya_vision", "cohere2_vision"):
         config.expect("vision_feature_select_strategy", "full", default="full")
-        section = config.section("vision_config") or Section({}, config.where)
-        side, patch = (section.positive(name, getattr(vision, name)) for name in ("image_size", "patch_size"))
+        side, patch = (own.positive(name, getattr(vision, name)) for name in ("image_size", "patch_size"))
         num_patches = side // patch
         if num_patches % config.positive("downsample_factor", library.downsample_factor):
             raise config.error("downsample_factor", f"a divisor of {num_patches} patches")
