@@ -61,17 +61,19 @@ def disentangled_attention(
     found, start, reach = [], 0, len(rows) // 2
     for length in lengths:
         q, k, v = (each[start : start + length].transpose(0, 1)[None].contiguous() for each in content)
-        own = rows[reach + 1 - length : reach + length]
-        first, last = int(own[0]), int(own[-1])
-        place_q, place_k = (each[first : last + 1].transpose(0, 1)[None].contiguous() for each in places)
-        distances = torch.arange(length)[:, None] - torch.arange(length) + length - 1
-        index = (own - first)[distances].to(q.device)
-        of_keys = place_q @ k.transpose(2, 3)  # [1, heads, places, keys]
-        step, pieces = max(1, MOST_SCORES // (q.shape[1] * max(length, place_q.shape[2]))), []
+        own = rows[reach + 1 - length : reach + length].to(q.device)
+        place_q, place_k = (each[own].permute(1, 2, 0)[None] for each in places)  # [1, heads, dim, distances]
+        backwards, width = place_k.flip(3), 2 * length - 1
+        of_keys = k @ place_q  # [1, heads, keys, distances]
+        step, pieces = max(1, MOST_SCORES // (q.shape[1] * width)), []
         for begin in range(0, length, step):
             piece = q[:, :, begin : begin + step]
-            at = index[begin : begin + step].expand(1, q.shape[1], -1, -1)
-            added = (piece @ place_k.transpose(2, 3)).gather(3, at) + of_keys.gather(2, at)
+            of_queries = piece @ backwards
+            # a row further down, the same distance is a column further on: the other way for keys
+            shape = 1, q.shape[1], piece.shape[2], length
+            own_q, own_k = (each.stride()[:2] for each in (of_queries, of_keys))
+            added = of_queries.as_strided(shape, (*own_q, width - 1, 1), length - 1 - begin)
+            added = added + of_keys.as_strided(shape, (*own_k, 1, width - 1), length - 1 + begin)
             pieces.append(F.scaled_dot_product_attention(piece, k, v, added * scale, scale=scale))
         found.append(torch.cat(pieces, dim=2)[0].transpose(0, 1).contiguous())
         start += length
