@@ -105,22 +105,23 @@ def _projector(meta: Vision) -> Projector:
     kind = meta.str(key)
     if kind == "pixtral" and "mm.patch_merger.weight" in meta.types:
         kind = "pixtral (merged)"
-    if kind == "qwen3vl_merger" and meta.text.architecture == "qwen3vlmoe":
-        kind = "qwen3vl_merger (experts)"
-    if kind not in PROJECTORS:
+    text = meta.text
+    others = [each for name, each in PROJECTORS.items() if name.partition(" ")[0] == kind.partition(" ")[0]]
+    if not others:
         known = ", ".join(dict.fromkeys(each.partition(" ")[0] for each in PROJECTORS))
         raise UnsupportedModel(
             f"{meta.where}: clip.{key} is {kind!r}, expected one of {known}; a checkpoint in Hugging Face layout of "
             "such a model may be read, and without the file (limit_mm_per_prompt image=0) its text model"
         )
-    text = meta.text
-    found, size = PROJECTORS[kind], text.positive("embedding_length")
-    if text.architecture not in found.texts:
+    found = PROJECTORS.get(kind) or PROJECTORS.get(f"{kind} ({text.architecture})")
+    if found is None or text.architecture not in found.texts:
+        texts = dict.fromkeys(name for each in others for name in each.texts)
         raise UnsupportedModel(
             f"{meta.where}: clip.{key} is {kind.partition(' ')[0]!r}, which belongs to models of "
-            f"{' or '.join(found.texts)}, but general.architecture of {text.where} is {text.architecture!r}; name the "
+            f"{' or '.join(texts)}, but general.architecture of {text.where} is {text.architecture!r}; name the "
             "mmproj file of this model"
         )
+    size = text.positive("embedding_length")
     if meta.positive("vision.projection_dim") != size:
         raise CheckpointError(
             f"{meta.where}: clip.vision.projection_dim is {meta.values['vision.projection_dim']}, but "

@@ -100,8 +100,7 @@ def _qwen2_5(meta: Vision) -> Made:
 def _qwen3(meta: Vision) -> Made:
     vision = _qwen(meta, num_position_embeddings=meta.shape("v.position_embd.weight")[0])
     vision["deepstack_visual_indexes"] = meta.deepstack
-    kind = "qwen3_vl_moe" if meta.text.architecture == "qwen3vlmoe" else "qwen3_vl"
-    own = {"model_type": kind, "image_token_id": meta.token("<|image_pad|>")}
+    own = {"model_type": _QWEN3_TYPES[meta.text.architecture], "image_token_id": meta.token("<|image_pad|>")}
     return Made(vision, own, _qwen_settings(meta, 65_536, 16_777_216))
 
 
@@ -208,6 +207,12 @@ _QWEN2: Final = {
     "mm.0": "visual.merger.mlp.0",
     "mm.2": "visual.merger.mlp.2",
 }
+_QWEN3_TYPES: Final = {
+    "qwen3vl": "qwen3_vl",
+    "qwen3vlmoe": "qwen3_vl_moe",
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
+}
 _QWEN3: Final = {
     **_QWEN_LAYER,
     "v.position_embd": "visual.pos_embed",
@@ -284,8 +289,13 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
             **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.{each}_proj" for each in ("gate", "up", "down")},
         },
     ),
-    "qwen3vl_merger": Projector("Qwen3VL", {"qwen3vl": "qwen3_vl_text"}, _qwen3, _QWEN3),
-    "qwen3vl_merger (experts)": Projector("Qwen3VLMoe", {"qwen3vlmoe": "qwen3_vl_moe_text"}, _qwen3, _QWEN3),
+    **{
+        f"qwen3vl_merger ({text})": Projector(family, {text: f"{_QWEN3_TYPES[text]}_text"}, _qwen3, _QWEN3)
+        for text, family in (
+            *(("qwen3vl", "Qwen3VL"), ("qwen3vlmoe", "Qwen3VLMoe")),
+            *(("qwen35", "Qwen3_5"), ("qwen35moe", "Qwen3_5Moe")),
+        )
+    },
     "idefics3": Projector(
         "SmolVLM",
         {"llama": "llama"},

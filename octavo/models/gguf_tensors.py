@@ -85,8 +85,9 @@ def _exponents(placed: Placed, values: Tensor) -> Tensor:
     if not ((powers > 0) & powers.isfinite()).all():
         raise CheckpointError(f"{placed.tensor.file}: {placed.tensor.name} has values that are not below zero")
     near = powers.double().log().float()
+    steps = [(near.view(torch.int32) + step).view(torch.float32) for step in (-2, 2, -1, 1)]
     found = near
-    for step in (-1, 1, -2, 2):
-        other = (near.view(torch.int32) + step).view(torch.float32)
-        found = torch.where(found.exp() == powers, found, other)
-    return torch.where(found.exp() == powers, found, near)
+    # several may have the same power: those of fewer bits are what checkpoints in their types have
+    for other in (*steps, near, near.half().float(), near.bfloat16().float()):
+        found = torch.where(other.exp() == powers, other, found)
+    return found

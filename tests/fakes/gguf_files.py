@@ -365,6 +365,16 @@ def tokenizer_metadata(path: Path, *, pre: str) -> dict[str, Any]:
     return {f"tokenizer.ggml.{key}": value for key, value in own.items()}
 
 
+def content_of(
+    architecture: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata and tensors of a checkpoint."""
+    if architecture not in gguf_hybrids.ARCHITECTURES:
+        return metadata_of(architecture, config), tensors_of(architecture, config, weights)
+    own = {f"{architecture}.{key}": each for key, each in gguf_hybrids.metadata_of(architecture, config).items()}
+    return metadata_of(architecture, config) | own, gguf_hybrids.tensors_of(architecture, config, weights)
+
+
 def convert(
     checkpoint: Path,
     architecture: str,
@@ -375,11 +385,8 @@ def convert(
     """Write the file of a checkpoint beside it, and return its path. `store` says how each tensor is held."""
     config = json.loads((checkpoint / "config.json").read_text())
     weights = load_file(checkpoint / "model.safetensors")
-    is_other = architecture in gguf_hybrids.ARCHITECTURES
-    tensors = (gguf_hybrids.tensors_of if is_other else tensors_of)(architecture, config, weights)
+    metadata, tensors = content_of(architecture, config, weights)
     tensors |= _rope_factors(config)
-    own = gguf_hybrids.metadata_of(architecture, config) if is_other else {}
-    metadata = metadata_of(architecture, config) | {f"{architecture}.{key}": value for key, value in own.items()}
     numbers: dict[str, list[float]] = {name.rpartition(".")[2]: [] for name in weights if ".act_fn." in name}
     for name in (each for each in weights if ".act_fn." in each):
         numbers[name.rpartition(".")[2]].append(weights[name].item())

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.fakes.gguf_files import gguf_bytes, metadata_of, permuted, plain, tensors_of
+from tests.fakes.gguf_files import content_of, gguf_bytes, permuted, plain
 from tests.fakes.vision import make_vision_checkpoint
 
 Array = NDArray[Any]
 Named = Iterator[tuple[str, Tensor]]
 
+_QWEN3 = {"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "qwen3_5": "qwen35"}
 TEXT_TOKENS = {
     "gemma3": {4: "<start_of_image>", 5: "<end_of_image>", 6: "<image_soft_token>"},
-    **{family: {4: "<|image_pad|>"} for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    **{family: {4: "<|image_pad|>"} for family in ("qwen2_vl", "qwen2_5_vl", *_QWEN3)},
     "smolvlm": {4: "<image>"},
     "internvl": {4: "<IMG_CONTEXT>"},
     **{family: {4: "[IMG]"} for family in ("pixtral", "mistral3")},
@@ -32,8 +33,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
-    "qwen3_vl": "qwen3vl",
-    "qwen3_vl_moe": "qwen3vlmoe",
+    **_QWEN3,
     "internvl": "qwen2",
     "mistral3": "mistral3",
     **dict.fromkeys(("smolvlm", "pixtral"), "llama"),
@@ -46,8 +46,7 @@ AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vision_config": {"window_size": 112, "tokens_per_second": 2}},
         {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}},
     ),
-    "qwen3_vl": ({}, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}),
-    "qwen3_vl_moe": ({}, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}),
+    **dict.fromkeys(_QWEN3, ({}, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}})),
     "smolvlm": ({}, {}),
     "internvl": ({}, {}),
     "pixtral": ({}, {}),
@@ -108,7 +107,7 @@ def _qwen3(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vision_use_gelu(True)
     writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
     writer.add_vision_attention_layernorm_eps(config["text_config"]["rms_norm_eps"])
-    indexes = vision["deepstack_visual_indexes"]
+    indexes = vision.get("deepstack_visual_indexes", [])
     writer.add_vision_is_deepstack_layers([layer in indexes for layer in range(vision["depth"])])
 
 
@@ -175,8 +174,7 @@ FAMILIES: dict[str, tuple[Callable[[gguf.GGUFWriter, dict[str, Any]], None], Cal
     "gemma3": (_gemma3, _gemma3_tensors),
     "qwen2_vl": (_qwen2, _qwen2_tensors),
     "qwen2_5_vl": (_qwen2, _qwen2_tensors),
-    "qwen3_vl": (_qwen3, _qwen3_tensors),
-    "qwen3_vl_moe": (_qwen3, _qwen3_tensors),
+    **dict.fromkeys(_QWEN3, (_qwen3, _qwen3_tensors)),
     "smolvlm": (_smolvlm, _as_they_are),
     "internvl": (_internvl, _internvl_tensors),
     "pixtral": (_pixtral, _pixtral_tensors),
@@ -253,15 +251,15 @@ def _text_model(
     for number, token in TEXT_TOKENS[family].items():
         tokens[number] = token
     sections = (inner.get("rope_parameters") or {}).get("mrope_section")
+    described, tensors = content_of(architecture, inner, own)
     metadata = {
-        **metadata_of(architecture, inner),
+        **described,
         **({f"{architecture}.rope.dimension_sections": [*sections, 0]} if sections else {}),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.eos_token_id": inner["eos_token_id"],
         "tokenizer.ggml.bos_token_id": inner["bos_token_id"],
         **tokenizer,
     }
-    tensors = tensors_of(architecture, inner, own)
     return gguf_bytes(
         metadata, {name: plain(torch.from_numpy(as_converted(name, each))) for name, each in tensors.items()}
     )

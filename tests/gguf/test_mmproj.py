@@ -13,8 +13,11 @@ import pytest
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import READ_IMAGES
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
+from octavo.gguf.architectures import ARCHITECTURES
+from octavo.gguf.projectors import PROJECTORS
 from octavo.models.loader import LoadedModel
 from octavo.models.weight_files import checkpoint_tensors
 from tests.fakes.mmproj_files import FAMILIES, TEXT_TOKENS, Array, as_converted, convert_both, make_released
@@ -66,6 +69,12 @@ def test_the_config_is_that_of_the_checkpoint(family: str, files: Files, checkpo
         stated = {key: value for key, value in ours.items() if value is not None and key in theirs}
         assert {key: value for key, value in stated.items() if not same(value, theirs[key])} == {}
     assert set(found.image_processor) <= set(settings)
+
+
+def test_every_kind_is_a_family_with_text_models_that_are_read() -> None:
+    for kind in PROJECTORS.values():
+        assert f"{kind.family}ForConditionalGeneration" in READ_IMAGES
+        assert set(kind.texts) <= {name.partition(" ")[0] for name in ARCHITECTURES}
 
 
 def test_every_tensor_of_the_checkpoint_is_there(files: Files) -> None:
