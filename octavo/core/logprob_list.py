@@ -26,7 +26,8 @@ def entries_of(token: TokenLogprobs) -> Iterator[tuple[int, float, int | None]]:
 class LogprobList(Sequence[dict[int, Logprob]]):
     """A mapping from token id to Logprob for each position. An entry takes 16 bytes; as an object it takes 250.
 
-    A slice shows the same arrays. text_of: returns the text of a token, None for none.
+    A slice shows the same arrays. msgspec encodes it with `enc_hook=list`. text_of: returns the text of a token, None
+    for none.
     """
 
     def __init__(self, text_of: Callable[[int], str | None]) -> None:
@@ -69,7 +70,7 @@ class LogprobList(Sequence[dict[int, Logprob]]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[dict[int, Logprob]]: ...
     def __getitem__(self, index: int | slice) -> dict[int, Logprob] | Sequence[dict[int, Logprob]]:
-        if isinstance(index, int):
+        if not isinstance(index, slice):
             return self._position(self._places[index])
         places = self._places[index]
         if places.step != 1:

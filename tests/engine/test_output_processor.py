@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,8 @@ def test_log_probabilities_of_a_final_output_are_arrays_until_they_are_read(toke
     assert logprobs[-1][97] == Logprob(-499 - 97 / 8, 1, "a")
     assert logprobs[1:3] == [logprobs[1], logprobs[2]] != logprobs[2:4]
     assert pickle.loads(pickle.dumps(logprobs[:2])) == [logprobs[0], logprobs[1]]
+    assert logprobs[np.int64(29)] == logprobs[29]
+    assert msgspec.json.encode(sequence.whole(), enc_hook=list).count(b'"logprob"') == logprobs.num_entries
 
 
 def test_final_output_alone_holds_everything(tokenizer: Tokenizer) -> None:
