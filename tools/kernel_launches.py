@@ -232,7 +232,7 @@ def _multiply(runtime: CudaRuntime, dtype: torch.dtype) -> None:
 def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *, has_adapters: bool) -> None:
     """Multiply few and many rows by plain and gated weights."""
     form, inputs = PackedFormat(runtime, spec), 16 * max(spec.group, spec.super_group, 64)
-    for has_bias, gated, tokens in product((False, True), (False, True), (3, 24, 48, 96)):
+    for has_bias, gated, tokens in product((False, True), (False, True), (3, 12, 24, 48, 96)):
         shape = LinearShape(64, inputs, dtype, has_bias, gated)
         state = {name: _empty(*each.shape, dtype=each.dtype) for name, each in form.state_specs(shape).items()}
         linear, x = form.restore(shape, state), _empty(tokens, inputs, dtype=dtype)
@@ -246,7 +246,8 @@ def _multiply_codes(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, *,
 def _multiply_codes_of_experts(runtime: CudaRuntime, spec: CodeSpec, dtype: torch.dtype, experts: int = 128) -> None:
     """Multiply few and many rows of up to so many experts, as both of their weights do; those of MXFP4 have biases."""
     form, inputs = PackedFormat(runtime, spec), 16 * max(spec.group, 64)
-    for has_bias, gated, tokens in product((False, True) if spec == MXFP4 else (False,), (False, True), (3, 4096)):
+    biases = (False, True) if spec.layout == MXFP4.layout else (False,)
+    for has_bias, gated, tokens in product(biases, (False, True), (3, 192, 768, 4096)):
         shape = LinearShape(64, inputs, dtype, has_bias, gated and not has_bias)
         specs = form.state_specs(shape)
         state = {name: _empty(experts, *each.shape, dtype=each.dtype) for name, each in specs.items()}

@@ -15,6 +15,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,14 +233,15 @@ def coded_kernels() -> Iterator[Kernel]:
         own = {"x": "*i8", "row_scales": "*fp32", "weight": "*i8" if spec.bits == 8 else "*u8"}
         own |= {"scales": of_scales[spec.scale_dtype], "zeros": of_zeros}
         own |= dict.fromkeys(("super_scales", "super_zeros"), "*fp16")
-        kinds = [(1, 1), (64, 1)] + [(32, 1)] * (name in plain) + [(128, 1), (1, 2)] * (name == "int8")
+        kinds = [(1, 1), (64, 1)] + [(32, 1)] * (name in plain) + [(128, 1)] * (name == "int8")
+        kinds += [(tokens, 2) for tokens in (1, 16, 32, 64) if name != "q4_k"]
         for tokens, planes in kinds:
-            tile, options = divided(coded_tile(spec, tokens))
+            tile, options = divided(coded_tile(replace(spec, activation_bits=8 * planes), tokens))
             shape = {**constants, **tile, "IS_GATED": name == "int4", "PLANES": planes}
             title = f"coded {name}{' and 16 bits' * (planes == 2)}, {tokens} rows"
             yield Kernel(title, coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
-            if name == "int4" and tokens == 64:
-                shape |= {"E": 128, "OF_TOKENS": True}
+            if name in ("int4", "mxfp4") and tokens == 64:
+                shape |= {"E": 128, "OF_TOKENS": True, "IS_GATED": True}
                 yield Kernel(f"experts, {title}", coded.coded_linear, shape, types=own, options={**UNFUSED, **options})
 
 

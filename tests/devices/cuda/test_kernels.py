@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from octavo.ops.coded import CodeSpec, example_specs, example_weight
 from octavo.ops.lora import Factors, LoRAShape, Run
 from octavo.ops.prepare_quantized import INT4, INT8
 from octavo.ops.registry import bind, operators
+from octavo.quantization.floats import MXFP4
 from tests.conformance.agreement import check_agreement
 from tests.conformance.paged import Heads, Sequences
 from tests.conformance.test_attention import TOLERANCE, one_by_one, side_by_side
@@ -205,17 +207,20 @@ def test_prompts_have_no_chunks_where_bits_may_differ_from_those_of_single_token
     assert torch.equal(found, cut)
 
 
-@pytest.mark.parametrize("spec", [INT4, INT8])
-def test_a_product_with_codes_has_the_bits_of_the_reference_for_any_number_of_rows(spec: CodeSpec) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(size, 300, generator=generator) for size in (70, 40))
-    linear, reference = (each.prepare_quantized(spec)(weight) for each in (OPS, bind()))
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("spec", [INT4, INT8, MXFP4], ids=lambda each: each.layout)
+def test_a_product_with_codes_has_the_bits_of_the_reference_for_any_number_of_rows(
+    spec: CodeSpec, bits: Literal[8, 16]
+) -> None:
+    spec, generator = replace(spec, activation_bits=bits), torch.Generator().manual_seed(0)
+    x, weight = torch.randn(70, 300, generator=generator), example_weight(spec, 40, 300, generator)
+    linear, reference = (each.prepare_coded(spec)(weight, x.dtype) for each in (OPS, bind()))
     together = linear(x)
     assert torch.equal(together, reference(x))
-    assert len({tile_of(spec, tokens)["BM"] for tokens in (1, 20, 70)}) == 3
-    for rows in (slice(3, 4), slice(20), slice(9, 42)):
+    assert len({tile_of(spec, tokens)["BM"] for tokens in (1, 12, 70)}) == 3
+    for rows in (slice(3, 4), slice(12), slice(9, 42)):
         assert torch.equal(linear(x[rows]), together[rows])
-    assert linear.nbytes < weight.nbytes * spec.bits / 8 / 4 * 2
+    assert linear.nbytes < 40 * 300 * spec.bits / 8 * 2
 
 
 @pytest.mark.parametrize("spec", list(example_specs()), ids=lambda each: each.layout)

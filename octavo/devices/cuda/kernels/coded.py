@@ -178,12 +178,16 @@ def _value(
 ):  # fmt: skip
     """Return what the rows of the weight from `first` on give, with bias and addend: float32 [BN, BM]."""
     columns += first
-    total = tl.zeros([BN, BM], tl.float32)
-    for plane in tl.static_range(PLANES):
-        total = total * 254.0 + coded_product(
-            x + plane * M.to(tl.int64) * KP, weight, scales, zeros, super_scales, super_zeros, rows, columns, M, N,
-            KP, G, BITS, GROUP, SUPER, ZERO, IS_FLOAT, BM, BN, STEPS,
-        )  # fmt: skip
+    codes = rows
+    if PLANES == 2:  # side by side, so that a thread has both sums of a token
+        codes = tl.interleave(tl.where(rows < M, rows, 2 * M), rows + M)
+    total = coded_product(
+        x, weight, scales, zeros, super_scales, super_zeros, codes, columns, M * PLANES, N, KP, G,
+        BITS, GROUP, SUPER, ZERO, IS_FLOAT, BM * PLANES, BN, STEPS,
+    )  # fmt: skip
+    if PLANES == 2:
+        high, low = tl.split(tl.reshape(total, (BN, BM, 2)))
+        total = high * 254.0 + low
     total = total * tl.load(row_scales + rows, mask=rows < M, other=0.0)[None, :]
     if HAS_BIAS:
         total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]

@@ -28,14 +28,17 @@ STEP: Final = 64
 INPUTS: Final = 256
 """Inputs that a program may read at once: weights have zeros up to whole ones."""
 SKINNY: Final = {"BM": 8, "BN": 16, "STEPS": 4, "num_warps": 1, "num_stages": 4}
-"""The tile of few rows: as many programs as can read the weight, and each one asks early for much of it."""
+"""The tile of few rows: as many programs as can read the weight, and each one asks early for much of it. BM of these
+tiles counts rows of codes: a token has one for each plane."""
 MIDDLE: Final = {"BM": 32, "BN": 32, "STEPS": 4, "num_warps": 2, "num_stages": 4}
 LARGE: Final = {"BM": 64, "BN": 64, "STEPS": 2, "num_warps": 4, "num_stages": 3}
 OF_FACTORS: Final = {**LARGE, "BM": 32, "STEPS": 4}
 """The same where two levels of sums are kept in registers."""
 WIDE: Final = {"BM": 128, "BN": 128, "STEPS": 2, "num_warps": 8, "num_stages": 3}
-"""Of prompts, where the sums of all inputs are integers: registers are for them alone while they are made. Activations
-of 16 bits have a second sum."""
+"""Of prompts, where the sums of all inputs are integers: registers are for them alone while they are made."""
+OF_FLOATS: Final = {**WIDE, "STEPS": 1}
+"""Of prompts with 16 bits beside MXFP4, whose codes take most instructions: twice as many rows share what is unpacked.
+With 8 bits it would spill."""
 UNFUSED: Final = {"enable_fp_fusion": False}
 """Products and sums are rounded one by one, as the reference does it."""
 QUANTIZED: Final = {"BLOCK": 4096, "num_warps": 8}
@@ -44,12 +47,20 @@ ZEROS: Final = {"none": 0, "zeros": 1, "minimums": 2}
 
 
 def tile_of(spec: CodeSpec, tokens: int) -> dict[str, int]:
-    """Return the tile of a product, and the options of its launch."""
+    """Return the tile of a product, whose BM counts tokens, and the options of its launch."""
+    planes = spec.activation_bits // 8
+    tile = _tile_of_codes(spec, tokens * planes)
+    return {**tile, "BM": tile["BM"] // planes}
+
+
+def _tile_of_codes(spec: CodeSpec, rows: int) -> dict[str, int]:
     for tile in (SKINNY, MIDDLE):
-        if tokens <= tile["BM"]:
+        if rows <= tile["BM"]:
             return tile
-    if not spec.group and spec.activation_bits == 8 and tokens > LARGE["BM"]:
+    if rows > LARGE["BM"] and not spec.group:
         return WIDE
+    if rows > LARGE["BM"] and spec.is_float and spec.group == 32 and spec.activation_bits == 16:
+        return OF_FLOATS
     return OF_FACTORS if spec.super_group else LARGE
 
 
