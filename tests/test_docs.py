@@ -37,6 +37,12 @@ def test_every_link_leads_to_a_file() -> None:
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
 
 
+def test_each_row_of_a_table_has_the_cells_of_its_head() -> None:
+    tables = [(page.name, table) for page in PAGES for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.M)]
+    cells = [(page, {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) for page, table in tables]
+    assert [page for page, counts in cells if len(counts) > 1] == []
+
+
 def test_the_changelog_says_nothing_twice() -> None:
     begun = re.findall(r"(?m)^(?:## .*|- .{1,66})", (ROOT / "CHANGELOG.md").read_text())
     newest = begun[: next(place for place, line in enumerate(begun[1:], 1) if line.startswith("## "))]

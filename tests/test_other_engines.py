@@ -52,6 +52,7 @@ def test_what_servers_have_is_not_said_to_be_absent() -> None:
     assert notes["--slot-save-path"][0] == "--kv-disk"
     assert not any("not there" in notes[name][1] for name in ("--grammar, --json-schema", "--webui"))
     assert "not there yet" not in absent_options()["thinking_token_budget"]
+    assert "| `thinking_token_budget` | same |" in pages()["from-vllm.md"]  # chats have it, completions refuse it
 
 
 def test_names_of_octavo_beside_those_of_llama_cpp_are_there() -> None:

@@ -62,7 +62,9 @@ def _vllm_page() -> str:
     arguments = {name: argument.arg for name, argument in known_arguments().items()}
     requests = (ChatCompletionRequest, CompletionRequest)
     fields = {name: Arg("") for kind in requests for name in kind.__struct_fields__}
-    refused = {name: mark.because for kind in requests for name, mark in refused_fields(kind).items()}
+    reasons = {kind: {name: mark.because for name, mark in refused_fields(kind).items()} for kind in requests}
+    accepted = {name for kind in requests for name in kind.__struct_fields__ if name not in reasons[kind]}
+    refused = {name: why for kind in requests for name, why in reasons[kind].items() if name not in accepted}
     sampling = dict.fromkeys(documented_fields(), Arg(""))
     sections = (
         ("Commands and classes", _as_code(VLLM_INTERFACES)),

@@ -104,7 +104,7 @@ def _page(title: str, text: str, cls: type, source: str) -> str:
     groups: dict[str, list[str]] = {}
     for argument in arguments(cls).values():
         limits = describe_limits(argument)
-        meaning = _FLAG.sub(r"`\g<0>`", argument.arg.doc)
+        meaning = _FLAG.sub(r"`\g<0>`", argument.arg.doc).replace("|", r"\|")
         row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {meaning} |"
         groups.setdefault(argument.group, []).append(row)
     parts = [_INTRODUCTION.format(title=title, text=text.strip(), source=source)]

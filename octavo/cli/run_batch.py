@@ -7,6 +7,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
@@ -88,7 +89,7 @@ async def write_results(app: App, source: Path, target: Path) -> None:
     num_done = _keep_complete_lines(partial)
     results: deque[tuple[int, asyncio.Task[bytes]]] = deque()
     num_open_bytes = 0
-    with source.open("rb") as lines, partial.open("ab") as out:
+    with source.open("rb") as lines, _naming(partial), partial.open("ab") as out:
         for line in islice(_lines(lines), num_done, None):
             results.append((len(line or b""), asyncio.create_task(_result(app, line))))
             num_open_bytes += len(line or b"")
@@ -100,6 +101,16 @@ async def write_results(app: App, source: Path, target: Path) -> None:
         for _, result in results:
             out.write(await result)
     os.replace(partial, target)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name `path` in errors of writing, as those of opening do: without a name `main` blames standard output."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def count_results(path: Path) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import cast
 
@@ -57,3 +58,16 @@ async def test_a_number_that_is_out_of_range_is_named_by_its_field(tmp_path: Pat
     [result] = [json.loads(each) for each in target.read_text().splitlines()]
     assert result["response"]["status_code"] == 400
     assert result["response"]["body"]["error"]["message"] == "temperature: number out of range"
+
+
+@pytest.mark.anyio
+async def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(line("a", prompt="a"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"out\.partial"):
+            await write_results(build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs()), source, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
