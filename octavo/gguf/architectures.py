@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from octavo.errors import UnsupportedModel
-from octavo.gguf import configs, hybrids, names, orders
+from octavo.gguf import configs, hybrids, layer_norms, mixtures, names, orders
 from octavo.gguf.metadata import Metadata
 
 Make = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
@@ -84,6 +84,13 @@ def _falcon(own: Mapping[str, str]) -> Architecture:
     )
 
 
+def _gpt2(rows: RowsOf | None = None) -> Architecture:
+    own, tops = names.GPT2, names.GPT2_TOPS
+    return Architecture(
+        "GPTBigCodeForCausalLM", layer_norms.gpt2, own, tops=tops, prefix="transformer.", layers="h", rows=rows
+    )
+
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", configs.common, {}, is_permuted=True),
     "llama (experts)": Architecture("MixtralForCausalLM", configs.mixture, names.MIXTRAL, is_permuted=True),
@@ -147,6 +154,35 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "apertus": Architecture("ApertusForCausalLM", configs.apertus, names.APERTUS, numbers=names.APERTUS_NUMBERS),
     "falcon": _falcon(names.FALCON),
     "falcon (norms)": _falcon(names.FALCON_NORMS),
+    "gpt2": _gpt2(orders.per_head),
+    "starcoder": _gpt2(),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        layer_norms.gpt_neox,
+        names.NEOX,
+        tops=names.NEOX_TOPS,
+        prefix="gpt_neox.",
+        rows=orders.per_head,
+    ),
+    "bloom": Architecture(
+        "BloomForCausalLM",
+        layer_norms.bloom,
+        names.FALCON,
+        tops=names.BLOOM_TOPS,
+        prefix="transformer.",
+        layers="h",
+        rows=orders.per_head,
+    ),
+    "mpt": Architecture(
+        "MptForCausalLM", layer_norms.mpt, names.MPT, tops=names.MPT_TOPS, prefix="transformer.", layers="blocks"
+    ),
+    "phi2": Architecture("PhiForCausalLM", layer_norms.phi, names.PHI, tops=names.PHI_TOPS),
+    "jais2": Architecture("Jais2ForCausalLM", layer_norms.jais2, {}),
+    "minicpm3": Architecture("MiniCPM3ForCausalLM", configs.minicpm3, names.LATENT),
+    "afmoe": Architecture("AfmoeForCausalLM", mixtures.afmoe, names.AFMOE),
+    "exaone-moe": Architecture("ExaoneMoeForCausalLM", mixtures.exaone_moe, names.EXAONE_MOE),
+    "hy_v3": Architecture("HYV3ForCausalLM", mixtures.hy_v3, names.HY_V3),
+    "mellum": Architecture("MellumForCausalLM", mixtures.mellum, {}),
     "mamba2": _with_states("Mamba2ForCausalLM", hybrids.mamba2, names.MAMBA2, tops=names.MAMBA_TOPS),
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),

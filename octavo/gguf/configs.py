@@ -217,6 +217,20 @@ def minicpm(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**granite(meta, base), **factors, "residual_multiplier": 1.4 / base["num_hidden_layers"] ** 0.5}
 
 
+def minicpm3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Factors are not in files: all releases have the same."""
+    turned = meta.positive("rope.dimension_count")
+    return {
+        "kv_lora_rank": meta.positive("attention.kv_lora_rank"),
+        "q_lora_rank": meta.optional_positive("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": meta.positive("attention.key_length") - turned,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
 def olmo(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"clip_qkv": meta.values.get("attention.clamp_kqv") or None}
 

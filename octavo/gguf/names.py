@@ -111,6 +111,20 @@ LLAMA4: Final = {
     **{f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
 }
 ERNIE_MOE: Final = {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias!"}
+AFMOE: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "attn_gate": "self_attn.gate_proj",
+    "ffn_gate_inp": "mlp.router.gate",
+    "exp_probs_b": "mlp.expert_bias!",
+}
+EXAONE_MOE: Final = {"exp_probs_b": "mlp.e_score_correction_bias!"}
+HY_V3: Final = {
+    "ffn_gate_inp": "mlp.router.gate",
+    "exp_probs_b": "mlp.expert_bias!",
+    **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
+}
 APERTUS: Final = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
 APERTUS_NUMBERS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     **{f"xielu.{each}": (f"mlp.act_fn.{each}", (1,)) for each in ("alpha_n", "alpha_p")},
@@ -124,6 +138,34 @@ FALCON: Final = {
 }
 FALCON_NORMS: Final = {**FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 FALCON_TOPS: Final = {"token_embd": "word_embeddings", "output_norm": "ln_f"}
+NEOX: Final = {
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+NEOX_TOPS: Final = {"token_embd": "embed_in", "output_norm": "final_layer_norm", "output": "embed_out"}
+BLOOM_TOPS: Final = {**FALCON_TOPS, "token_embd_norm": "word_embeddings_layernorm"}
+GPT2: Final = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+GPT2_TOPS: Final = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f"}
+MPT: Final = {
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
+}
+MPT_TOPS: Final = {"token_embd": "wte", "output_norm": "norm_f"}
+PHI: Final = {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+PHI_TOPS: Final = {"output_norm": "final_layernorm"}
 _SCAN: Final = {
     "ssm_in": "in_proj",
     "ssm_conv1d": "conv1d",

@@ -30,9 +30,17 @@ class Order:
 
 def falcon(meta: Metadata, own: str) -> Order:
     """Return the order of queries, keys and values, which a checkpoint has beside each other for each head of keys."""
+    return _beside(meta, *_heads(meta, "attention.head_count", "attention.head_count_kv", 1), own)
+
+
+def per_head(meta: Metadata, own: str) -> Order:
+    """Likewise, where each head has keys of its own."""
+    return _beside(meta, *_heads(meta, "attention.head_count", "attention.head_count"), own)
+
+
+def _beside(meta: Metadata, heads: int, kv: int, own: str) -> Order:
     if own != "attn_qkv":
         return Order()
-    heads, kv = _heads(meta, "attention.head_count", "attention.head_count_kv", 1)
     dim, share = meta.positive("embedding_length") // heads, heads // kv
     groups = [
         (_run(head * share, share * dim, dim), _run(heads + head, dim, dim), _run(heads + kv + head, dim, dim))

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.fakes import gguf_hybrids
+from tests.fakes import gguf_hybrids, gguf_mapped
 
 NUMBERS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
@@ -369,10 +369,12 @@ def content_of(
     architecture: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Metadata and tensors of a checkpoint."""
-    if architecture not in gguf_hybrids.ARCHITECTURES:
-        return metadata_of(architecture, config), tensors_of(architecture, config, weights)
-    own = {f"{architecture}.{key}": each for key, each in gguf_hybrids.metadata_of(architecture, config).items()}
-    return metadata_of(architecture, config) | own, gguf_hybrids.tensors_of(architecture, config, weights)
+    metadata = metadata_of(architecture, config)
+    other = next((each for each in (gguf_hybrids, gguf_mapped) if architecture in each.ARCHITECTURES), None)
+    if other is None:
+        return metadata, tensors_of(architecture, config, weights)
+    own = {f"{architecture}.{key}": each for key, each in other.metadata_of(architecture, config).items()}
+    return metadata | own, other.tensors_of(architecture, config, weights)
 
 
 def convert(

@@ -1,0 +1,82 @@
+"""GGUF files whose tensors have the names that gguf-py's own table gives those of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+
+_TABLES = {"hy_v3": "dots1", "mellum": "qwen3moe"}
+"""Architectures that released versions of gguf-py are without, and one with the same names."""
+ARCHITECTURES = (
+    *("gpt2", "starcoder", "gptneox", "bloom", "mpt", "phi2", "jais2", "minicpm3"),
+    *("afmoe", "exaone-moe", "hy_v3", "mellum"),
+)
+_KEYS = {
+    "context_length": ("max_seq_len", "n_positions"),
+    "embedding_length": ("n_embd", "d_model"),
+    "block_count": ("n_layer", "n_layers"),
+    "attention.head_count": ("n_head", "n_heads"),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "rope.dimension_count": ("qk_rope_head_dim",),
+    "expert_shared_count": ("num_shared_experts",),
+    "leading_dense_block_count": ("num_dense_layers",),
+    "expert_weights_norm": ("route_norm",),
+    "expert_weights_scale": ("route_scale", "router_scaling_factor"),
+}
+
+
+def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a checkpoint under the names and in the order of the converter."""
+    own = _TABLES.get(architecture, architecture)
+    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == own)
+    names, found = gguf.get_tensor_name_map(arch, 8), dict[str, Tensor]()
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in weights.items():
+        if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
+            experts.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = tensor
+            continue
+        new = re.sub(r"(expert|correction)_bias$", lambda each: f"{each[0].removesuffix('_bias')}.bias", name)
+        new = new.replace(".expert.bias", ".expert_bias.bias")
+        new = new.removeprefix("transformer.") if architecture == "bloom" else new
+        found[new] = _ordered(architecture, config, name, tensor)
+    found |= {name: torch.stack([each for _, each in sorted(of.items())]) for name, of in experts.items()}
+    renamed = {names.get_name(name, try_suffixes=(".weight", ".bias")): each for name, each in found.items()}
+    assert None not in renamed
+    return {str(name): each for name, each in renamed.items()}
+
+
+def _ordered(architecture: str, config: Mapping[str, Any], name: str, tensor: Tensor) -> Tensor:
+    if architecture == "gpt2" and re.search(r"\.c_\w+\.weight$", name):
+        return tensor.t().contiguous()
+    if architecture not in ("bloom", "gptneox") or "query_key_value" not in name:
+        return tensor
+    heads = config.get("n_head") or config["num_attention_heads"]
+    return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the converter writes of a config beside what it writes of all."""
+    own = {key: config[each] for key, names in _KEYS.items() for each in names if config.get(each) is not None}
+    rope = config.get("rope_parameters") or {}
+    if "partial_rotary_factor" in rope:
+        own["rope.dimension_count"] = int(rope["partial_rotary_factor"] * config["hidden_size"] // 4)
+    if architecture == "minicpm3":
+        own["attention.key_length"] = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if architecture in ("exaone-moe", "mellum"):
+        own["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
+        own["rope.freq_base_swa"] = float(rope.get("sliding_attention", rope)["rope_theta"])
+    if architecture == "exaone-moe":
+        own["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if architecture == "hy_v3":
+        own["expert_shared_feed_forward_length"] = config["moe_intermediate_size"] * config["num_shared_experts"]
+    if architecture == "starcoder":
+        own["attention.head_count_kv"] = 1
+    own.setdefault("feed_forward_length", config.get("intermediate_size") or 4 * own.get("embedding_length", 32))
+    if "context_length" not in own:
+        own["context_length"] = config.get("max_position_embeddings", 256)
+    return own
