@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import READ_IMAGES
 from octavo.config.safetensors_header import TensorInfo
+from octavo.config.sounds import READ_SOUND
 from octavo.errors import CheckpointError
 from octavo.layers.layer import TensorSlot
 from octavo.models.decoder import LAYER_NUMBER, DecoderStack
@@ -24,6 +26,11 @@ _OTHER_PARTS: Final = re.compile(
     r"(?:model\.)?((?:vision|visual|image|audio|speech|multi_modal|embed_vision|embed_audio|mm_|connector|mtp|vit_)\w*)\..*"
 )
 """Encoders of images and sound, what projects their results, and layers that predict further tokens."""
+_OF_ENCODERS: Final = re.compile(
+    r"(?:model\.)?(aligner|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|sam_model|"
+    r"view_sep[ae]rator|vqmodel)(?:\..*)?"
+)
+"""Names of such parts in models that read images or sound, which text models have for other things."""
 _MOST_DRAFT_LAYERS: Final = 16
 
 
@@ -86,7 +93,8 @@ def _check_names(
         for short, name in found.items()
         if short not in slots and model.owns(short) and not known.fullmatch(short)
     }
-    parts = {short: part for short in surplus if (part := _other_part(checkpoint, model, short))}
+    own = {name.partition(".")[0] for name in (*slots, *dict(model.layers_by_path()))}
+    parts = {short: part for short in surplus if (part := _other_part(checkpoint, model, short, own))}
     unread = [name for short, name in surplus.items() if short not in parts]
     if missing:
         because = model.INCOMPLETE
@@ -103,7 +111,6 @@ def _check_names(
         _log.info("%s: skipped what %s generates text without: %s", checkpoint.path, architecture, counts)
     surplus = {short: name for short, name in surplus.items() if short not in parts}
     # names inside the decoder, where another model would compute with them
-    own = {path.partition(".")[0] for path, _ in model.layers_by_path()}
     inside = [name for short, name in surplus.items() if short != name or short.partition(".")[0] in own]
     if inside:
         raise CheckpointError(
@@ -114,12 +121,16 @@ def _check_names(
         _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted([*surplus.values()]), architecture)
 
 
-def _other_part(checkpoint: Checkpoint, model: DecoderStack, name: str) -> str | None:
+def _other_part(checkpoint: Checkpoint, model: DecoderStack, name: str, own: Collection[str]) -> str | None:
     """Return the part of the checkpoint that a tensor without slot belongs to, where text is generated without it.
 
-    Layers behind the last one are such a part where `num_nextn_predict_layers` counts them.
+    own: the parts that the model has. Encoders are such a part of models without them: text models, and later stages
+    of a pipeline. Layers behind the last one are such a part where `num_nextn_predict_layers` counts them.
     """
     if found := _OTHER_PARTS.fullmatch(name):
+        return found[1]
+    has_encoders = checkpoint.architecture in READ_IMAGES | READ_SOUND
+    if has_encoders and (found := _OF_ENCODERS.fullmatch(name)) and found[1] not in own:
         return found[1]
     num_drafts = min(checkpoint.optional_int("num_nextn_predict_layers") or 0, _MOST_DRAFT_LAYERS)
     part, _, rest = name.partition(".")

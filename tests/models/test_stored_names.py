@@ -10,8 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.models.loader import LoadedModel
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_layout_with_images
+from tests.fakes.vision import make_vision_checkpoint
 from tests.models.paged_run import PagedRun, Stream, load
 
 
@@ -290,3 +294,16 @@ def test_a_model_around_an_unknown_text_model_is_refused_by_name(tmp_path: Path)
     assert json.loads((path / "config.json").read_text())["text_config"]["model_type"] == "llama"
     with pytest.raises(UnsupportedModel, match="no model family PrefixLM yet"):
         load(path)
+
+
+@pytest.mark.parametrize("family", ["deepseek_ocr", "hyperclovax_vision", "janus", "minicpmv4_6", "paddleocr_vl"])
+def test_an_encoder_is_skipped_by_text_models_and_later_stages_alone(family: str, tmp_path: Path) -> None:
+    path = make_vision_checkpoint(family, tmp_path)
+    LoadedModel.open(Checkpoint.open(path), Mesh.single(), reads_images=False).check_tensors()
+    stages = [Mesh(pipeline=Axis(rank, 2)) for rank in range(2)]
+    for stage in stages:
+        LoadedModel.open(Checkpoint.open(path), stage).check_tensors()
+    if family == "janus":
+        edit_tensors(path, **{"model.aligner.fc9.weight": torch.ones(3)})
+        with pytest.raises(CheckpointError, match=r"model\.aligner\.fc9\.weight is left over"):
+            LoadedModel.open(Checkpoint.open(path), stages[0]).check_tensors()
