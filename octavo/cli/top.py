@@ -122,7 +122,10 @@ class Counters(msgspec.Struct, frozen=True):
             samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         except ValueError as error:
             raise InvalidRequest(f"{server.address}/metrics is no text of Prometheus: {error}") from error
+        names_engines = any("engine" in sample.labels for sample in samples)
         for sample in samples:
+            if names_engines and "engine" not in sample.labels:
+                continue  # of the server as a whole
             prefix, _, name = sample.name.rpartition(":")
             if prefix not in ("octavo", "vllm") or sample.labels.get("tier", "device") != "device":
                 continue

@@ -17,14 +17,16 @@ from tests.fakes.openai_server import FakeOpenAI, serve_openai
 
 METRICS = """\
 # TYPE octavo:num_requests_running gauge
-octavo:num_requests_running{engine="0",model_name="m"} 3.0
+octavo:num_requests_running{engine="0",model_name="m",role="prefill"} 3.0
 octavo:num_requests_running{engine="1",model_name="m",role="decode"} 1.0
 # TYPE octavo:num_preemptions counter
-octavo:num_preemptions_total{engine="0",mode="recompute",model_name="m"} 2.0
-octavo:num_preemptions_total{engine="0",mode="swap",model_name="m"} 1.0
+octavo:num_preemptions_total{engine="0",mode="recompute",model_name="m",role="prefill"} 2.0
+octavo:num_preemptions_total{engine="0",mode="swap",model_name="m",role="prefill"} 1.0
 # TYPE octavo:kv_cache_usage_perc gauge
-octavo:kv_cache_usage_perc{engine="0",model_name="m",tier="device"} 0.5
-octavo:kv_cache_usage_perc{engine="0",model_name="m",tier="host"} 0.9
+octavo:kv_cache_usage_perc{engine="0",model_name="m",role="prefill",tier="device"} 0.5
+octavo:kv_cache_usage_perc{engine="0",model_name="m",role="prefill",tier="host"} 0.9
+# TYPE octavo:request_success counter
+octavo:request_success_total{finished_reason="stop",model_name="m"} 5.0
 """
 
 
@@ -39,7 +41,7 @@ def test_one_look_is_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = [
         (each["replica"], each["running"], each["kv_cache_usage"], each["preemptions"]) for each in found["replicas"]
     ]
-    assert shown == [("0", 3, 0.5, 3), ("1 decode", 1, 0.0, 0), ("all", 4, 0.25, 3)]
+    assert shown == [("0 prefill", 3, 0.5, 3), ("1 decode", 1, 0.0, 0), ("all", 4, 0.25, 3)]
 
 
 def test_rates_are_those_of_the_interval_and_never_negative() -> None:
