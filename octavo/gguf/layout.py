@@ -38,12 +38,14 @@ class Placed:
     """What was added to the values."""
     behind: tuple[GGUFTensor, ...] = ()
     """Tensors of the same type and shape that are joined with it: rows, or frames of a kernel."""
-    form: tuple[int, ...] = ()
+    form: tuple[int, ...] | None = None
     """Its dimensions, where they are not those in the file."""
     order: Order = field(default_factory=Order)
     """Where its rows and columns are."""
     is_power: bool = False
     """Values are minus the powers of e that they should be exponents of."""
+    is_kernel: bool = False
+    """Kernels [outputs, channels, rows, columns] are rows [outputs, rows * columns * channels] in a checkpoint."""
 
     @property
     def parts(self) -> tuple[GGUFTensor, ...]:
@@ -61,7 +63,7 @@ class Placed:
     @property
     def shape(self) -> tuple[int, ...]:
         """Its dimensions."""
-        if self.form:
+        if self.form is not None:
             return self.form
         if self.behind:
             first, *rest = self.tensor.shape
@@ -206,12 +208,12 @@ def _of_layer(
         yield Placed(full.format(expert), tensor, expert)
 
 
-def _form(name: str, own: str, tensor: GGUFTensor) -> tuple[int, ...]:
-    """Return the dimensions of a tensor that has others in a checkpoint, () for one that has not."""
+def _form(name: str, own: str, tensor: GGUFTensor) -> tuple[int, ...] | None:
+    """Return the dimensions of a tensor that has others in a checkpoint, None for one that has not."""
     first, *rest = tensor.shape
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return (first, 1, *rest)  # kernels of single channels are stored without the dimension of inputs
-    return (prod(tensor.shape),) if own in ("ssm_a", "ssm_d", "ssm_norm") and name[-2:] != ".A" else ()
+    return (prod(tensor.shape),) if own in ("ssm_a", "ssm_d", "ssm_norm") and name[-2:] != ".A" else None
 
 
 def _order(kept: Architecture, meta: Metadata, tensor: GGUFTensor, own: str) -> Order:

@@ -35,12 +35,13 @@ class Mmproj:
 
     def config(self, text: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a `config.json` would say of the whole model, whose text model's says `text`."""
-        inner = {name: value for name, value in text.items() if name not in ("architectures", *_OF_THE_WHOLE)}
+        left_out = {"architectures", *_OF_THE_WHOLE} | ({"rope_scaling"} if "rope_parameters" in text else set())
+        inner = {name: value for name, value in text.items() if name not in left_out}
         return {
             "architectures": [f"{self._kind.family}ForConditionalGeneration"],
             **{name: text[name] for name in _OF_THE_WHOLE},
             **self._made.own,
-            "text_config": {**inner, "model_type": self._kind.texts[self._meta.text.architecture]},
+            "text_config": {**inner, **self._made.text, "model_type": self._kind.texts[self._meta.text.architecture]},
             "vision_config": dict(self._made.vision),
         }
 
@@ -68,7 +69,14 @@ class Mmproj:
                     f"{self.file.path}: {first.name} has {first.shape[0]} rows, expected {heads} heads"
                 )
             behind = tuple(other for _, other, _ in others)
-            yield Placed(name, first, heads=heads, shift=shift, behind=behind, form=_form(name, first.shape))
+            form, is_kernel = _form(name, first.shape), stem == self._kind.flattened
+            if is_kernel and (len(first.shape) != 4 or first.type not in ("F32", "F16", "BF16")):
+                raise CheckpointError(
+                    f"{self.file.path}: {first.name} is {first.type} {list(first.shape)}, expected kernels of floats"
+                )
+            if is_kernel:
+                form = first.shape[0], prod(first.shape[1:])
+            yield Placed(name, first, None, "", heads, shift, behind, form, is_kernel=is_kernel)
 
     def _name(self, tensor: GGUFTensor) -> tuple[str, str | None, str]:
         """Return a tensor's name without numbers, its name in a checkpoint and its order among those that are joined.
@@ -130,8 +138,10 @@ def _projector(meta: Vision) -> Projector:
     return found
 
 
-def _form(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the dimensions of tensors that files have without those of one element; () for others."""
-    if not name.endswith(("cls_token", "position_embeddings")):
+def _form(name: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the dimensions of tensors that files have without those of one element, or with one; None for others."""
+    if name.endswith(("_min", "_max")) and prod(shape) == 1:
         return ()
+    if not name.endswith(("cls_token", "position_embeddings")):
+        return None
     return 1, prod(shape) // shape[-1], shape[-1]

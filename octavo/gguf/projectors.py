@@ -15,12 +15,14 @@ from octavo.gguf.vision import Vision
 class Made(NamedTuple):
     """What a model that reads images has besides its text model.
 
-    vision: its `vision_config`. own: keys beside that. settings: those of its image processor.
+    vision: its `vision_config`. own: keys beside that. settings: those of its image processor. text: what its
+    `text_config` has beyond that of the text model alone.
     """
 
     vision: Mapping[str, Any]
     own: Mapping[str, Any]
     settings: Mapping[str, Any]
+    text: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Projector:
     """The norm to whose weight 1 was added."""
     permuted: tuple[str, ...] = ()
     """Tensors whose rows were put in pairs."""
+    flattened: str = ""
+    """Kernels that are rows in a checkpoint, whose last dimension is that of channels."""
 
 
 def _gemma3(meta: Vision) -> Made:
@@ -58,6 +62,34 @@ def _gemma3(meta: Vision) -> Made:
         "image_token_index": meta.token("<image_soft_token>", "<unused0>"),
     }
     return Made(vision, own, meta.settings("Gemma3", size=meta.image_size()))
+
+
+def _gemma4(meta: Vision) -> Made:
+    pooled = meta.positive("vision.projector.scale_factor", 3)
+    vision = {
+        **meta.sizes(),
+        "model_type": "gemma4_vision",
+        "num_key_value_heads": meta.num_heads,
+        "head_dim": meta.shape("v.blk.0.attn_q_norm.weight")[0],
+        "position_embedding_size": meta.shape("v.position_embd.weight")[-2:][0],
+        "pooling_kernel_size": pooled,
+        "rms_norm_eps": meta.positive_float("vision.attention.layer_norm_epsilon", 1e-6),
+        "standardize": "v.std_bias" in meta.types,
+        "use_clipped_linears": "v.blk.0.attn_q.input_max" in meta.types,
+    }
+    own = {
+        "model_type": "gemma4",
+        "image_token_id": meta.token("<|image|>"),
+        "boi_token_id": meta.token("<|image>"),
+        "eoi_token_id": meta.token("<image|>"),
+        "audio_config": None,
+    }
+    # models without inputs of their own for each layer are those whose images see all of themselves
+    inner = (
+        {} if meta.text.values.get("embedding_length_per_layer_input") else {"use_bidirectional_attention": "vision"}
+    )
+    settings = meta.settings("Gemma4", patch_size=meta.patch, pooling_kernel_size=pooled, max_soft_tokens=280)
+    return Made(vision, own, settings, inner)
 
 
 def _qwen_settings(meta: Vision, least: int, most: int) -> dict[str, Any]:
@@ -262,6 +294,33 @@ _INTERNVL: Final = {
     "mm.model.mlp.1": "multi_modal_projector.linear_1",
     "mm.model.mlp.3": "multi_modal_projector.linear_2",
 }
+_GEMMA4_LINEARS: Final = {
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
+    "attn_out": "self_attn.o_proj",
+    **{f"ffn_{each}": f"mlp.{each}_proj" for each in _GATED},
+}
+_GEMMA4: Final = {
+    "mm.input_projection": "embed_vision.embedding_projection",
+    "v.patch_embd": "vision_tower.patch_embedder.input_proj",
+    "v.position_embd": "vision_tower.patch_embedder.position_embedding_table!",
+    **{f"v.std_{each}": f"vision_tower.std_{each}!" for each in ("bias", "scale")},
+    **{
+        f"v.blk.{{}}.{theirs}": f"vision_tower.encoder.layers.{{}}.{ours}"
+        for theirs, ours in {
+            **{name: f"{own}.linear" for name, own in _GEMMA4_LINEARS.items()},
+            **{
+                f"{name}.{end}": f"{own}.{end}!"
+                for name, own in _GEMMA4_LINEARS.items()
+                for end in ("input_min", "input_max", "output_min", "output_max")
+            },
+            **{f"attn_{each}_norm": f"self_attn.{each}_norm" for each in "qk"},
+            "ln1": "input_layernorm",
+            "ln2": "pre_feedforward_layernorm",
+            "attn_post_norm": "post_attention_layernorm",
+            "ffn_post_norm": "post_feedforward_layernorm",
+        }.items()
+    },
+}
 PROJECTORS: Final[Mapping[str, Projector]] = {
     "gemma3": Projector(
         "Gemma3",
@@ -274,6 +333,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
         },
         shifted="mm.soft_emb_norm",
     ),
+    "gemma4v": Projector("Gemma4", {"gemma4": "gemma4_text"}, _gemma4, _GEMMA4, flattened="v.patch_embd"),
     "qwen2vl_merger": Projector(
         "Qwen2VL",
         {"qwen2vl": "qwen2_vl_text"},

@@ -59,6 +59,7 @@ def _values(pages: mmap.mmap, placed: Placed, parts: Parts) -> Tensor:
     else:
         rows = placed.order.rows
         values = torch.cat([found[0][each] for each in rows]) if rows else found[0]
+        values = values.permute(0, 2, 3, 1).flatten(1) if placed.is_kernel else values
         values = values.view(*placed.shape[:-1], -1) if placed.shape else values[0]
     if placed.order.columns and dtype is not None:
         values = torch.cat([values[..., each] for each in placed.order.columns], -1)

@@ -24,6 +24,7 @@ _QWEN3 = {"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "qwen3_5": "qwen3
 TEXT_TOKENS = {
     "gemma3": {4: "<start_of_image>", 5: "<end_of_image>", 6: "<image_soft_token>"},
     **{family: {4: "<|image_pad|>"} for family in ("qwen2_vl", "qwen2_5_vl", *_QWEN3)},
+    "gemma4": {4: "<|image|>", 5: "<image|>", 6: "<|image>"},
     "smolvlm": {4: "<image>"},
     "internvl": {4: "<IMG_CONTEXT>"},
     **{family: {4: "[IMG]"} for family in ("pixtral", "mistral3")},
@@ -31,6 +32,7 @@ TEXT_TOKENS = {
 """What tokens of the small tokenizer are called in that of the releases."""
 ARCHITECTURES = {
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     **_QWEN3,
@@ -47,6 +49,10 @@ AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}},
     ),
     **dict.fromkeys(_QWEN3, ({}, {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}})),
+    "gemma4": (
+        {"text_config": {"use_bidirectional_attention": None}},
+        {"max_soft_tokens": 280},
+    ),
     "smolvlm": ({}, {}),
     "internvl": ({}, {}),
     "pixtral": ({}, {}),
@@ -54,7 +60,7 @@ AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Values of releases, which files do not state: of the config and of the image processor."""
 _OF_TEXT = re.compile(
-    r"(?:model\.language_model|language_model\.model|model\.text_model|model)\.(?!vision|visual|connector)"
+    r"(?:model\.language_model|language_model\.model|model\.text_model|model)\.(?!vision|visual|connector|embed_vision)"
     r"|language_model\.(?=lm_head)"
 )
 
@@ -72,6 +78,20 @@ def _gemma3(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _gemma3_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
     name = name.replace("_weight", ".weight")
     yield name, tensor + 1 if "soft_emb_norm" in name else tensor
+
+
+def _gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_key_value("clip.vision.projector_type", "gemma4v", gguf.GGUFValueType.STRING)
+    writer.add_vision_attention_layernorm_eps(config["vision_config"]["rms_norm_eps"])
+
+
+def _gemma4_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
+    name = name.replace("model.vision_tower.encoder.", "vision_model.model.")
+    name = name.replace(".linear.weight", ".weight") + ".weight" * name.endswith("position_embedding_table")
+    if "input_proj." in name:
+        side = config["vision_config"]["patch_size"]
+        tensor = tensor.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2).contiguous()
+    yield name, tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
 def _qwen2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -172,6 +192,7 @@ def _as_they_are(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
 
 FAMILIES: dict[str, tuple[Callable[[gguf.GGUFWriter, dict[str, Any]], None], Callable[..., Named]]] = {
     "gemma3": (_gemma3, _gemma3_tensors),
+    "gemma4": (_gemma4, _gemma4_tensors),
     "qwen2_vl": (_qwen2, _qwen2_tensors),
     "qwen2_5_vl": (_qwen2, _qwen2_tensors),
     **dict.fromkeys(_QWEN3, (_qwen3, _qwen3_tensors)),
@@ -265,6 +286,9 @@ def _text_model(
     )
 
 
+_ENDS = (".weight", ".bias", *(f".{each}put_{end}" for each in ("in", "out") for end in ("min", "max")))
+
+
 def _describe(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     vision, settings = config["vision_config"], config["settings"]
     writer.add_type(gguf.GGUFType.MMPROJ)
@@ -291,6 +315,6 @@ def _encoder_tensors(family: str, config: dict[str, Any], weights: Mapping[str, 
         # as releases have it
         name = re.sub(r"^(vision_tower\.)(?=embeddings|encoder\.layers|post_layernorm)", r"\1vision_model.", old)
         for modified, each in FAMILIES[family][1](name, tensor, config):
-            new = names.get_name(modified, try_suffixes=(".weight", ".bias")) or modified
+            new = names.get_name(modified, try_suffixes=_ENDS) or modified
             assert new.startswith(("v.", "mm.")), modified
             yield new, each

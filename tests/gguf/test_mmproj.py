@@ -77,6 +77,12 @@ def test_every_kind_is_a_family_with_text_models_that_are_read() -> None:
         assert set(kind.texts) <= {name.partition(" ")[0] for name in ARCHITECTURES}
 
 
+def test_images_of_gemma_4_see_all_of_themselves_where_layers_have_no_inputs_of_their_own(files: Files) -> None:
+    found = files("gemma4", tokenizer={"gemma4.embedding_length_per_layer_input": 0})
+    assert found.stored.values["text_config"]["use_bidirectional_attention"] == "vision"
+    assert "use_bidirectional_attention" not in files("gemma4").stored.values["text_config"]
+
+
 def test_every_tensor_of_the_checkpoint_is_there(files: Files) -> None:
     for family in FAMILIES:
         LoadedModel.open(files(family), Mesh.single()).check_tensors()
