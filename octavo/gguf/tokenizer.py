@@ -115,7 +115,12 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
 
     model, tokens = file.metadata.get("tokenizer.ggml.model"), _listed(file, "tokens")
     types = _listed(file, "token_type") or [_NORMAL] * len(tokens)
-    if not tokens or len(types) != len(tokens):
+    if not tokens:
+        raise CheckpointError(
+            f"{file.path}: has no tokenizer (tokenizer.ggml.tokens); name the original model with the argument "
+            "tokenizer"
+        )
+    if len(types) != len(tokens):
         raise CheckpointError(f"{file.path}: tokenizer.ggml.tokens has {len(tokens)}, token_type {len(types)} elements")
     ids: dict[str, int] = {}
     for number, token in enumerate(tokens):

@@ -17,7 +17,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.fill_in import FillTokens, fill_in_prompt
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.reader import read_gguf
 from octavo.gguf.tokenizer import end_tokens, read_tokenizer
 from octavo.llm import LLM
@@ -97,6 +97,13 @@ def test_an_unknown_pre_tokenizer_is_refused_with_those_that_are_there(tmp_path:
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf_bytes({f"tokenizer.ggml.{key}": value for key, value in own.items()}, {}))
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is 'odd', expected one of default, .*qwen2"):
+        Tokenizer.open(path)
+
+
+def test_a_file_without_a_tokenizer_says_how_to_name_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({}, {}))
+    with pytest.raises(CheckpointError, match="has no tokenizer .* with the argument tokenizer"):
         Tokenizer.open(path)
 
 
