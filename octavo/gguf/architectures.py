@@ -182,6 +182,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "afmoe": Architecture("AfmoeForCausalLM", mixtures.afmoe, names.AFMOE),
     "exaone-moe": Architecture("ExaoneMoeForCausalLM", mixtures.exaone_moe, names.EXAONE_MOE),
     "hy_v3": Architecture("HYV3ForCausalLM", mixtures.hy_v3, names.HY_V3),
+    "mimo2": Architecture("MiMoV2FlashForCausalLM", mixtures.mimo2, names.MIMO2, may_vary=True),
+    "step35": Architecture("Step3p5ForCausalLM", mixtures.step35, names.STEP35, shift=1.0, may_vary=True),
     "mellum": Architecture("MellumForCausalLM", mixtures.mellum, {}),
     "mamba2": _with_states("Mamba2ForCausalLM", hybrids.mamba2, names.MAMBA2, tops=names.MAMBA_TOPS),
     **dict.fromkeys(

@@ -48,6 +48,61 @@ def mellum(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**configs.qwen3moe(meta, base), **_kinds(meta), **_rotations(meta, base)}
 
 
+def mimo2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    own, kinds = configs.glm4moe(meta, base), _kinds(meta)
+    heads = _heads_by_kind(meta, "attention.head_count_kv", kinds["layer_types"])
+    value = meta.positive("attention.value_length", base["head_dim"])
+    has_factor = "attention.value_scale" in meta.values
+    return {
+        **own,
+        **kinds,
+        **_rotations(meta, base, own["partial_rotary_factor"], own["partial_rotary_factor"]),
+        "num_key_value_heads": heads["full_attention"],
+        "v_head_dim": value,
+        "swa_num_attention_heads": base["num_attention_heads"],
+        "swa_num_key_value_heads": heads["sliding_attention"],
+        "swa_head_dim": base["head_dim"],
+        "swa_v_head_dim": value,
+        "attention_value_scale": meta.float("attention.value_scale") if has_factor else None,
+    }
+
+
+def step35(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Half of each head turns in layers that see all tokens: divisors of frequencies behind these are of no use."""
+    own, kinds = configs.mixture(meta, base), _kinds(meta)
+    heads = _heads_by_kind(meta, "attention.head_count", kinds["layer_types"])
+    turning = _rotations(meta, base, 0.5, 1.0)
+    full = turning["rope_parameters"]["full_attention"]
+    full |= {name: full[name][: base["head_dim"] // 4] for name in ("short_factor", "long_factor") if name in full}
+    return {
+        **own,
+        **kinds,
+        **turning,
+        "num_attention_heads": heads["full_attention"],
+        "num_sliding_attention_heads": heads["sliding_attention"],
+        "share_expert_dim": meta.positive("expert_shared_feed_forward_length"),
+        "moe_router_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
+        "norm_expert_weight": meta.bool("expert_weights_norm", True),
+        "swiglu_limits": _limits(meta, "swiglu_clamp_exp"),
+        "swiglu_limits_shared": _limits(meta, "swiglu_clamp_shexp"),
+    }
+
+
+def _limits(meta: Metadata, name: str) -> list[Any] | None:
+    value = meta.values.get(name)
+    return value.values()[: meta.num_layers] if isinstance(value, Array) else None
+
+
+def _heads_by_kind(meta: Metadata, name: str, kinds: list[str]) -> dict[str, int]:
+    """Return the heads of layers that see all tokens, and of those with a window. Raises CheckpointError."""
+    value = meta.values.get(name)
+    heads: list[Any] = value.values() if isinstance(value, Array) else [value] * len(kinds)
+    found = dict(zip(kinds, heads, strict=False))
+    if len(heads) < len(kinds) or any(not isinstance(each, int) or each < 1 for each in found.values()):
+        raise meta.error(name, f"the heads of each of {len(kinds)} layers")
+    return {kind: found.get(kind, heads[0]) for kind in ("full_attention", "sliding_attention")}
+
+
 def layer_kinds(meta: Metadata) -> list[str]:
     """Return the kind of each layer. Raises CheckpointError."""
     value = meta.values.get("attention.sliding_window_pattern")
@@ -67,14 +122,18 @@ def _kinds(meta: Metadata) -> dict[str, Any]:
     return {"layer_types": layer_kinds(meta), "mlp_layer_types": mlp_kinds(meta)}
 
 
-def _rotations(meta: Metadata, base: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotations of both kinds of layers: those with a window are not stretched."""
+def _rotations(meta: Metadata, base: dict[str, Any], share: float = 1.0, windowed_share: float = 1.0) -> dict[str, Any]:
+    """Return the rotations of both kinds of layers, given how much of a head turns in them.
+
+    Those with a window are not stretched.
+    """
     local = meta.positive_float("rope.freq_base_swa", base["rope_theta"])
-    full = {"rope_type": "default", **(base["rope_scaling"] or {}), "rope_theta": base["rope_theta"]}
+    own = {"rope_theta": base["rope_theta"], "partial_rotary_factor": share}
+    windowed = {"rope_type": "default", "rope_theta": local, "partial_rotary_factor": windowed_share}
     return {
         "rope_scaling": None,
         "rope_parameters": {
-            "full_attention": full,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "default", **(base["rope_scaling"] or {}), **own},
+            "sliding_attention": windowed,
         },
     }

@@ -120,6 +120,14 @@ AFMOE: Final = {
     "exp_probs_b": "mlp.expert_bias!",
 }
 EXAONE_MOE: Final = {"exp_probs_b": "mlp.e_score_correction_bias!"}
+MIMO2: Final = {"attn_sinks": "self_attn.attention_sink_bias!"}
+STEP35: Final = {
+    "attn_gate": "self_attn.g_proj",
+    "ffn_gate_inp": "moe.gate",
+    "exp_probs_b": "moe.router_bias!",
+    **{f"ffn_{each}_exps": f"moe.{each}_proj" for each in ("gate", "up", "down")},
+    **{f"ffn_{each}_shexp": f"share_expert.{each}_proj" for each in ("gate", "up", "down")},
+}
 HY_V3: Final = {
     "ffn_gate_inp": "mlp.router.gate",
     "exp_probs_b": "mlp.expert_bias!",

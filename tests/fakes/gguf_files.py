@@ -386,6 +386,7 @@ def convert(
 ) -> Path:
     """Write the file of a checkpoint beside it, and return its path. `store` says how each tensor is held."""
     config = json.loads((checkpoint / "config.json").read_text())
+    config = {**config, **config.get("text_config", {})}
     weights = load_file(checkpoint / "model.safetensors")
     metadata, tensors = content_of(architecture, config, weights)
     tensors |= _rope_factors(config)

@@ -14,7 +14,7 @@ _TABLES = {"hy_v3": "dots1", "mellum": "qwen3moe"}
 """Architectures that released versions of gguf-py are without, and one with the same names."""
 ARCHITECTURES = (
     *("gpt2", "starcoder", "gptneox", "bloom", "mpt", "phi2", "jais2", "minicpm3"),
-    *("afmoe", "exaone-moe", "hy_v3", "mellum"),
+    *("afmoe", "exaone-moe", "hy_v3", "mellum", "mimo2", "step35"),
 )
 _KEYS = {
     "context_length": ("max_seq_len", "n_positions"),
@@ -26,7 +26,8 @@ _KEYS = {
     "expert_shared_count": ("num_shared_experts",),
     "leading_dense_block_count": ("num_dense_layers",),
     "expert_weights_norm": ("route_norm",),
-    "expert_weights_scale": ("route_scale", "router_scaling_factor"),
+    "expert_shared_feed_forward_length": ("share_expert_dim",),
+    "expert_weights_scale": ("moe_router_scaling_factor", "route_scale", "router_scaling_factor"),
 }
 
 
@@ -40,10 +41,15 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
             experts.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = tensor
             continue
-        new = re.sub(r"(expert|correction)_bias$", lambda each: f"{each[0].removesuffix('_bias')}.bias", name)
-        new = new.replace(".expert.bias", ".expert_bias.bias")
+        if name.startswith("vi") or "projector" in name:  # of images
+            continue
+        new = name.replace("correction_bias", "correction.bias")
+        new += ".bias" * new.endswith(("expert_bias", "router_bias"))
         new = new.removeprefix("transformer.") if architecture == "bloom" else new
+        new += ".weight" * new.endswith("sink_bias")
         found[new] = _ordered(architecture, config, name, tensor)
+    if architecture == "step35":
+        found = {name: each + 1 if name.endswith("norm.weight") else each for name, each in found.items()}
     found |= {name: torch.stack([each for _, each in sorted(of.items())]) for name, of in experts.items()}
     renamed = {names.get_name(name, try_suffixes=(".weight", ".bias")): each for name, each in found.items()}
     assert None not in renamed
@@ -67,11 +73,21 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         own["rope.dimension_count"] = int(rope["partial_rotary_factor"] * config["hidden_size"] // 4)
     if architecture == "minicpm3":
         own["attention.key_length"] = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    if architecture in ("exaone-moe", "mellum"):
+    if architecture in ("exaone-moe", "mellum", "mimo2", "step35"):
         own["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
         own["rope.freq_base_swa"] = float(rope.get("sliding_attention", rope)["rope_theta"])
     if architecture == "exaone-moe":
         own["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if architecture == "mimo2":
+        windows, kv = own["attention.sliding_window_pattern"], config["num_key_value_heads"]
+        own |= {"attention.head_count_kv": [kv * (1 + each) for each in windows], "attention.value_scale": 0.707}
+        own |= {"attention.value_length": config["v_head_dim"], "rope.dimension_count": config["head_dim"] // 4}
+    if architecture == "step35":
+        heads = config["num_attention_heads"], config["num_sliding_attention_heads"]
+        own["attention.head_count"] = [heads[each] for each in own["attention.sliding_window_pattern"]]
+        own["swiglu_clamp_exp"], own["swiglu_clamp_shexp"] = (
+            [float(each or 0) for each in config[name]] for name in ("swiglu_limits", "swiglu_limits_shared")
+        )
     if architecture == "hy_v3":
         own["expert_shared_feed_forward_length"] = config["moe_intermediate_size"] * config["num_shared_experts"]
     if architecture == "starcoder":
