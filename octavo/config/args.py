@@ -47,7 +47,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
         "auto",
         "Where weights are kept in the form that they are computed in, so that later starts map them instead of "
         "packing them again: auto is octavo/packed in the user's cache folder (XDG_CACHE_HOME) for models from "
-        "128 MiB on, none is nowhere, anything else is a directory. Takes about as much room as the weights.",
+        "128 MiB on, none is nowhere, anything else is a directory. Takes about as much room as the weights; those "
+        "on a GPU are not kept.",
     )
     packed_cache_size: int = arg(
         20 << 30,

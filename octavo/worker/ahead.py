@@ -39,7 +39,7 @@ class Ahead:
 
 def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     """Begin to read the weights of a rank: packed ones where they are kept, else the checkpoint and memory to pack them
-    in. The ranks of a machine share what rank 0 reads of the checkpoint."""
+    in. The ranks of a machine share what rank 0 reads of the checkpoint. A GPU has neither of both."""
     model, device = config.model, config.device
     tensor, pipeline = device.tensor_parallel_size, device.pipeline_parallel_size
     num_ranks = tensor * pipeline
@@ -47,7 +47,7 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
         return Ahead()
     checkpoint = Checkpoint.of(model)
     packed = None
-    if model.packed_directory is not None:
+    if model.packed_directory is not None and device.device != "cuda":
         packed = PackedFolder(
             Path(model.packed_directory),
             max_bytes=model.packed_cache_size,
@@ -62,8 +62,8 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
             return Ahead(packed)
     if rank == 0:
         checkpoint.fetch_ahead()
-    if config.device.device == "reference" or config.device.op_overrides:
-        return Ahead(packed)  # other operators keep their weights elsewhere
+    if device.device in ("reference", "cuda") or device.op_overrides:
+        return Ahead(packed)  # other operators and devices keep their weights elsewhere
     tensors = checkpoint.tensors.values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
     num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks

@@ -66,7 +66,8 @@ class RankParts:
                 self.backend,
                 device=device.torch_device,
                 dummy_seed=dummy_seed,
-                packed=ahead.packed,
+                # weights on a GPU are neither mapped from a file nor written to one
+                packed=ahead.packed if device.torch_device.type == "cpu" else None,
                 max_positions=max_positions,
                 max_model_len=model.max_model_len,
                 progress=sys.stderr.isatty() and opened.model.planned_bytes(device.ops) >= _PROGRESS_FROM_BYTES,

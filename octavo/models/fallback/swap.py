@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import OPERATOR_OF, activation
+from octavo.layers.elementwise import OPERATOR_OF, RoundedFactor, activation
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.experts import StoredExperts
 from octavo.layers.layer import WHOLE, Layer, PreparedLayer, TensorSlot
@@ -59,12 +59,12 @@ class Scaled(nn.Module):
     def __init__(self, table: Layer, scale: float) -> None:
         super().__init__()
         self.octavo = table
-        self._scale = scale
+        self.factor = RoundedFactor(scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [1, tokens] → [1, tokens, dim]."""
-        rows: Tensor = self.octavo(ids.view(-1))
-        return (rows * torch.tensor(self._scale, dtype=rows.dtype)).view(*ids.shape, -1)
+        rows: Tensor = self.factor(self.octavo(ids.view(-1)))
+        return rows.view(*ids.shape, -1)
 
 
 class GatedRows(nn.Module):

@@ -66,6 +66,9 @@ class ApartTensor(Tensor):
     def tolist(self) -> Any:
         return self.inside.tolist()
 
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"{self.inside!r} on the device"
+
     def numpy(self, *, force: bool = False) -> Any:
         raise MixedDevices("an array of a tensor on the device")
 

@@ -34,18 +34,22 @@ from octavo.worker.prompt_encodings import PromptEncodings
 from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import PLATFORM
 from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
-from tests.devices.cuda.interpreted import InterpretedCuda
+from tests.devices.cuda.interpreted import InterpretedCuda, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.draft_heads import HIDDEN, WIDTH, write_head
 from tests.fakes.proposer import take_all
+from tests.fakes.strangers import make_stranger
 from tests.fakes.vector_models import save, write_modules
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
+from tests.models.test_encoders import DEBERTA
 from tests.worker.prefix_model import new_sequence, row
 
 SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
 PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
+BY_DISTANCE: dict[str, dict[str, Any]] = {"MPNetModel": {}, "DebertaV2Model": DEBERTA}
+"""Encoders whose scores depend on distances."""
 DRAWN: dict[str, Any] = {"max_tokens": 4, "temperature": 0.9, "seed": 1, "logprobs": 2, "ignore_eos": True}
 
 
@@ -130,6 +134,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+def test_weights_on_the_device_are_neither_kept_packed_nor_mapped(path: Path, tmp_path: Path) -> None:
+    with ApartMode():
+        outputs(path, "cuda", PROMPTS[:1], packed_cache=str(tmp_path))
+    assert not list(tmp_path.glob("*.packed"))
+    same_as_the_reference(path, PROMPTS[:1], packed_cache=str(tmp_path))
+    assert len(list(tmp_path.glob("*.packed"))) == 1
+
+
 ASKED: dict[str, Any] = {
     "filters": ({"top_k": 20, "top_p": 0.9, "min_p": 0.01}, {}),
     "processors": (
@@ -169,10 +181,24 @@ def test_what_is_asked_for_runs_on_the_device(path: Path, asked: dict[str, Any],
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "family", ["gemma3", "gpt_oss", "deepseek_v3", "qwen3_moe", "qwen3_5", "falcon_h1", "lfm2", "opt", "granitemoe"]
+    "family",
+    [
+        *("gemma3", "gpt_oss", "deepseek_v3", "qwen3_moe", "qwen3_5", "falcon_h1", "lfm2", "opt", "granitemoe"),
+        *("dbrx", "gemma3n", "kimi_linear", "llama4", "longcat_flash", "mamba", "minimax", "phimoe", "step3p5"),
+    ],
 )
-def test_families_run_on_the_device(family: str, tmp_path: Path) -> None:
+def test_families_run_on_the_device_and_are_captured(family: str, tmp_path: Path) -> None:
+    before = RepeatedCalls.num_replays
     same_as_the_reference(write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300)))
+    assert RepeatedCalls.num_replays > before
+
+
+@pytest.mark.long
+def test_a_class_of_transformers_runs_on_the_device_and_is_captured(tmp_path: Path) -> None:
+    """Its table of rows has a factor."""
+    before = RepeatedCalls.num_replays
+    same_as_the_reference(write_byte_tokenizer(make_stranger("biogpt", tmp_path / "model")))
+    assert RepeatedCalls.num_replays > before
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.long)])
@@ -261,15 +287,19 @@ def test_drafts_are_made_on_the_device(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen2_vl"])
+@pytest.mark.parametrize("family", ["gemma3", "granite4_vision", "llava", "qwen2_vl"])
 def test_images_are_encoded_on_the_device(family: str, tmp_path: Path) -> None:
     prompts = [{"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}, "w1 w2"]
     sizes = {"max_model_len": 256, "num_gpu_blocks_override": 64, "max_num_batched_tokens": 512}
     same_as_the_reference(make_vision_checkpoint(family, tmp_path), prompts, **sizes)
 
 
-def test_encoders_run_on_the_device(tmp_path: Path) -> None:
-    save(tmp_path, "BertModel")
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [("BertModel", {}), *(pytest.param(*each, marks=pytest.mark.long) for each in BY_DISTANCE.items())],
+)
+def test_encoders_run_on_the_device(model: str, config: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, model, **config)
     write_modules(tmp_path, "mean")
     texts = ["w1 w2", "w3 w4 w5"]
 
