@@ -75,8 +75,9 @@ class OpenAIClient:
 
     async def models(self) -> list[str]:
         """Return the names of the models that the server has. Raises like `get`."""
+        body = await self.get("/v1/models")  # a refusal is a ValueError, too
         try:
-            listed = msgspec.json.decode(await self.get("/v1/models"))
+            listed = msgspec.json.decode(body)
             return [str(each["id"]) for each in listed["data"]]
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise RequestFailed(f"{self.address}/v1/models is no list of models: is this an OpenAI server?") from error
@@ -137,6 +138,8 @@ class OpenAIClient:
             raise ServerUnreachable(f"{self.address} closed the connection without a response")
         if (status := parser.get_status_code()) >= 400:
             message = f"{self.address} responds with {status}: {_error_message(b''.join(response.body))}"
+            if status == 401:
+                message += "; --api-key-file names a file with the key"
             raise InvalidRequest(message) if status < 500 else RequestFailed(message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -309,11 +310,14 @@ def test_a_dropped_connection_keeps_the_conversation(
 def test_what_a_server_refuses_is_said_and_a_flag_of_an_engine_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serve_openai(FakeOpenAI(lambda body: [400])) as fake:
+    with serve_openai(FakeOpenAI(lambda body: [401])) as fake:
         remote(fake, monkeypatch, "one")
-        assert "responds with 400: refused" in capsys.readouterr().err
+        assert re.search("responds with 401: refused.*; --api-key-file names", capsys.readouterr().err)
         assert main(["chat", "--url", f"127.0.0.1:{fake.port}", "--block-size", "8"]) == EXIT_ERROR
     assert "block_size has no effect with url" in capsys.readouterr().err
+    with serve_openai(FakeOpenAI(pages={})) as fake:
+        assert main(["chat", "--url", f"127.0.0.1:{fake.port}"]) == EXIT_ERROR
+    assert "responds with 404: Not Found" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
