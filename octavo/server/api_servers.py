@@ -120,7 +120,15 @@ class ApiServers:
         back_off_s = BACK_OFF_S
         while not self._is_stopping:
             started_at = time.monotonic()
-            connection, process = self._spawn(number)
+            try:
+                connection, process = self._spawn(number)
+            except OSError as error:  # memory or processes are short, perhaps for a moment: the others go on
+                if not self._is_served:
+                    raise
+                _log.error("API server %d cannot be started: %s; trying again in %g s", number, error, back_off_s)
+                await asyncio.sleep(back_off_s)
+                back_off_s = min(MOST_BACK_OFF_S, 2 * back_off_s)
+                continue
             reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
             try:
                 ended = asyncio.create_task(asyncio.to_thread(process.wait))

@@ -141,6 +141,28 @@ def test_a_server_that_cannot_be_started_ends_all_with_its_error(monkeypatch: py
         ApiServers(EngineArgs(model="octavo-tiny"), ServerArgs(api_server_count=2), listener).run(start_cores)
 
 
+def test_a_server_that_cannot_be_started_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start_cores(config: Any) -> Any:
+        await asyncio.sleep(100)
+
+    num_tries = 0
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(api_servers.processes, "spawn", spawn)
+    monkeypatch.setattr(api_servers, "BACK_OFF_S", 0.01)
+    with bind("127.0.0.1", 0) as listener:
+        servers = ApiServers(EngineArgs(model="octavo-tiny"), ServerArgs(api_server_count=2), listener)
+        servers._is_served = True
+        assert servers.run(start_cores) == 0
+    assert num_tries >= 3
+
+
 @pytest.mark.anyio
 async def test_a_stopped_server_is_killed_and_one_that_goes_on_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_servers, "LOOK_S", 0.05)
