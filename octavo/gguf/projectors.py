@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from octavo.gguf import projector_names as tables
 from octavo.gguf.vision import Vision
 
 
@@ -92,6 +93,28 @@ def _gemma4(meta: Vision) -> Made:
     return Made(vision, own, settings, inner)
 
 
+def _llama4(meta: Vision) -> Made:
+    scale = meta.positive("vision.projector.scale_factor", 2)
+    meta.side(scale)
+    vision = {
+        **meta.sizes(),
+        "model_type": "llama4_vision_model",
+        "image_size": meta.positive("vision.image_size"),
+        "norm_eps": meta.positive_float("vision.attention.layer_norm_epsilon", 1e-5),
+        "pixel_shuffle_ratio": 1 / scale,
+        "projector_input_dim": meta.shape("mm.model.mlp.2.weight")[-1],
+        "projector_output_dim": meta.shape("mm.model.mlp.2.weight")[0],
+        "vision_output_dim": meta.shape("mm.model.fc.weight")[-1],
+    }
+    own = {
+        "model_type": "llama4",
+        "image_token_index": meta.token("<|patch|>"),
+        "boi_token_index": meta.token("<|image_start|>"),
+        "eoi_token_index": meta.token("<|image_end|>"),
+    }
+    return Made(vision, own, meta.settings("Llama4", size=meta.image_size(), max_patches=16))
+
+
 def _qwen_settings(meta: Vision, least: int, most: int) -> dict[str, Any]:
     pixels = {
         "shortest_edge": meta.positive("vision.image_min_pixels", least),
@@ -132,7 +155,7 @@ def _qwen2_5(meta: Vision) -> Made:
 def _qwen3(meta: Vision) -> Made:
     vision = _qwen(meta, num_position_embeddings=meta.shape("v.position_embd.weight")[0])
     vision["deepstack_visual_indexes"] = meta.deepstack
-    own = {"model_type": _QWEN3_TYPES[meta.text.architecture], "image_token_id": meta.token("<|image_pad|>")}
+    own = {"model_type": tables.QWEN3_TYPES[meta.text.architecture], "image_token_id": meta.token("<|image_pad|>")}
     return Made(vision, own, _qwen_settings(meta, 65_536, 16_777_216))
 
 
@@ -209,148 +232,40 @@ def _pixtral(meta: Vision) -> Made:
     return Made(vision, own, meta.settings("Pixtral", **pixels))
 
 
-def _siglip(root: str) -> dict[str, str]:
-    layer = f"{root}.encoder.layers.{{}}"
-    return {
-        "v.patch_embd": f"{root}.embeddings.patch_embedding",
-        "v.position_embd": f"{root}.embeddings.position_embedding",
-        "v.post_ln": f"{root}.post_layernorm",
-        **{f"v.blk.{{}}.attn_{each}": f"{layer}.self_attn.{each}_proj" for each in ("q", "k", "v", "out")},
-        "v.blk.{}.ln1": f"{layer}.layer_norm1",
-        "v.blk.{}.ln2": f"{layer}.layer_norm2",
-        "v.blk.{}.ffn_up": f"{layer}.mlp.fc1",
-        "v.blk.{}.ffn_down": f"{layer}.mlp.fc2",
-    }
-
-
-_GATED: Final = ("gate", "up", "down")
-_TWO: Final = ((1, "up"), (2, "down"))
-_LLAMAS: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_QWEN_LAYER: Final = {
-    "v.patch_embd": "visual.patch_embed.proj",
-    "v.blk.{}.attn_out": "visual.blocks.{}.attn.proj",
-    "v.blk.{}.ln1": "visual.blocks.{}.norm1",
-    "v.blk.{}.ln2": "visual.blocks.{}.norm2",
-}
-_QWEN2: Final = {
-    **_QWEN_LAYER,
-    **{f"v.blk.{{}}.attn_{each}": f"visual.blocks.{{}}.attn.qkv/{place}" for place, each in enumerate("qkv")},
-    "v.post_ln": "visual.merger.ln_q",
-    "mm.0": "visual.merger.mlp.0",
-    "mm.2": "visual.merger.mlp.2",
-}
-_QWEN3_TYPES: Final = {
-    "qwen3vl": "qwen3_vl",
-    "qwen3vlmoe": "qwen3_vl_moe",
-    "qwen35": "qwen3_5",
-    "qwen35moe": "qwen3_5_moe",
-}
-_QWEN3: Final = {
-    **_QWEN_LAYER,
-    "v.position_embd": "visual.pos_embed",
-    "v.blk.{}.attn_qkv": "visual.blocks.{}.attn.qkv",
-    **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.linear_fc{place}" for place, each in _TWO},
-    "v.post_ln": "visual.merger.norm",
-    "mm.0": "visual.merger.linear_fc1",
-    "mm.2": "visual.merger.linear_fc2",
-    "v.deepstack.{}.norm": "visual.deepstack_merger_list.{}.norm",
-    **{f"v.deepstack.{{}}.fc{each}": f"visual.deepstack_merger_list.{{}}.linear_fc{each}" for each in (1, 2)},
-}
-_PIXTRAL: Final = {
-    "v.patch_embd": "vision_tower.patch_conv",
-    "v.pre_ln": "vision_tower.ln_pre",
-    **{
-        f"v.blk.{{}}.attn_{each}": f"vision_tower.transformer.layers.{{}}.attention.{ours}_proj"
-        for each, ours in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
-    },
-    "v.blk.{}.ln1": "vision_tower.transformer.layers.{}.attention_norm",
-    "v.blk.{}.ln2": "vision_tower.transformer.layers.{}.ffn_norm",
-    **{f"v.blk.{{}}.ffn_{each}": f"vision_tower.transformer.layers.{{}}.feed_forward.{each}_proj" for each in _GATED},
-    "mm.1": "multi_modal_projector.linear_1",
-    "mm.2": "multi_modal_projector.linear_2",
-    "mm.input_norm": "multi_modal_projector.norm",
-    "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
-}
-_TURNED: Final = ("v.blk.{}.attn_q", "v.blk.{}.attn_k")
-_INTERNVL: Final = {
-    "v.class_embd": "vision_tower.embeddings.cls_token!",
-    "v.position_embd": "vision_tower.embeddings.position_embeddings!",
-    "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
-    **{
-        f"v.blk.{{}}.{theirs}": f"vision_tower.encoder.layer.{{}}.{ours}"
-        for theirs, ours in {
-            **{f"attn_{each}": f"attention.{each}_proj" for each in "qkv"},
-            **{f"attn_{each}_norm": f"attention.{each}_norm" for each in "qk"},
-            "attn_out": "attention.projection_layer",
-            "ln1": "layernorm_before",
-            "ln2": "layernorm_after",
-            "ls1": "lambda_1!",
-            "ls2": "lambda_2!",
-            "ffn_up": "mlp.fc1",
-            "ffn_down": "mlp.fc2",
-        }.items()
-    },
-    "mm.model.mlp.0": "multi_modal_projector.layer_norm",
-    "mm.model.mlp.1": "multi_modal_projector.linear_1",
-    "mm.model.mlp.3": "multi_modal_projector.linear_2",
-}
-_GEMMA4_LINEARS: Final = {
-    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
-    "attn_out": "self_attn.o_proj",
-    **{f"ffn_{each}": f"mlp.{each}_proj" for each in _GATED},
-}
-_GEMMA4: Final = {
-    "mm.input_projection": "embed_vision.embedding_projection",
-    "v.patch_embd": "vision_tower.patch_embedder.input_proj",
-    "v.position_embd": "vision_tower.patch_embedder.position_embedding_table!",
-    **{f"v.std_{each}": f"vision_tower.std_{each}!" for each in ("bias", "scale")},
-    **{
-        f"v.blk.{{}}.{theirs}": f"vision_tower.encoder.layers.{{}}.{ours}"
-        for theirs, ours in {
-            **{name: f"{own}.linear" for name, own in _GEMMA4_LINEARS.items()},
-            **{
-                f"{name}.{end}": f"{own}.{end}!"
-                for name, own in _GEMMA4_LINEARS.items()
-                for end in ("input_min", "input_max", "output_min", "output_max")
-            },
-            **{f"attn_{each}_norm": f"self_attn.{each}_norm" for each in "qk"},
-            "ln1": "input_layernorm",
-            "ln2": "pre_feedforward_layernorm",
-            "attn_post_norm": "post_attention_layernorm",
-            "ffn_post_norm": "post_feedforward_layernorm",
-        }.items()
-    },
-}
 PROJECTORS: Final[Mapping[str, Projector]] = {
     "gemma3": Projector(
         "Gemma3",
         {"gemma3": "gemma3_text"},
         _gemma3,
         {
-            **_siglip("vision_tower"),
+            **tables.siglip("vision_tower"),
             "mm.input_projection": "multi_modal_projector.mm_input_projection_weight!",
             "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
         },
         shifted="mm.soft_emb_norm",
     ),
-    "gemma4v": Projector("Gemma4", {"gemma4": "gemma4_text"}, _gemma4, _GEMMA4, flattened="v.patch_embd"),
+    "gemma4v": Projector("Gemma4", {"gemma4": "gemma4_text"}, _gemma4, tables.GEMMA4, flattened="v.patch_embd"),
+    "llama4": Projector("Llama4", {"llama4": "llama4_text"}, _llama4, tables.LLAMA4),
     "qwen2vl_merger": Projector(
         "Qwen2VL",
         {"qwen2vl": "qwen2_vl_text"},
         _qwen2,
-        {**_QWEN2, **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.fc{place}" for place, each in _TWO}},
+        {
+            **tables.QWEN2,
+            **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.fc{place}" for place, each in tables.TWO},
+        },
     ),
     "qwen2.5vl_merger": Projector(
         "Qwen2_5_VL",
         {"qwen2vl": "qwen2_5_vl_text"},
         _qwen2_5,
         {
-            **_QWEN2,
+            **tables.QWEN2,
             **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.{each}_proj" for each in ("gate", "up", "down")},
         },
     ),
     **{
-        f"qwen3vl_merger ({text})": Projector(family, {text: f"{_QWEN3_TYPES[text]}_text"}, _qwen3, _QWEN3)
+        f"qwen3vl_merger ({text})": Projector(family, {text: f"{tables.QWEN3_TYPES[text]}_text"}, _qwen3, tables.QWEN3)
         for text, family in (
             *(("qwen3vl", "Qwen3VL"), ("qwen3vlmoe", "Qwen3VLMoe")),
             *(("qwen35", "Qwen3_5"), ("qwen35moe", "Qwen3_5Moe")),
@@ -360,12 +275,12 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
         "SmolVLM",
         {"llama": "llama"},
         _smolvlm,
-        {**_siglip("vision_model"), "mm.model.fc": "connector.modality_projection.proj"},
+        {**tables.siglip("vision_model"), "mm.model.fc": "connector.modality_projection.proj"},
     ),
-    "internvl": Projector("InternVL", _LLAMAS, _internvl, _INTERNVL),
-    "pixtral": Projector("Llava", {"llama": "llama"}, _pixtral, _PIXTRAL, permuted=_TURNED),
+    "internvl": Projector("InternVL", tables.LLAMAS, _internvl, tables.INTERNVL),
+    "pixtral": Projector("Llava", {"llama": "llama"}, _pixtral, tables.PIXTRAL, permuted=tables.TURNED),
     "pixtral (merged)": Projector(
-        "Mistral3", {"llama": "llama", "mistral3": "ministral3"}, _pixtral, _PIXTRAL, permuted=_TURNED
+        "Mistral3", {"llama": "llama", "mistral3": "ministral3"}, _pixtral, tables.PIXTRAL, permuted=tables.TURNED
     ),
 }
 """By `clip.projector_type`, with what else distinguishes families behind it."""

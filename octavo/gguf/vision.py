@@ -73,10 +73,9 @@ class Vision(Metadata):
     @property
     def patch(self) -> int:
         """Pixels of a patch's side."""
-        size = self.positive("vision.patch_size")
-        if self.shape("v.patch_embd.weight")[-1] != size:
-            shape = list(self.shape("v.patch_embd.weight"))
-            raise self.error("vision.patch_size", f"the last of {shape}, the shape of v.patch_embd.weight")
+        size, shape = self.positive("vision.patch_size"), self.shape("v.patch_embd.weight")
+        if shape[-1] != (3 * size * size if len(shape) == 2 else size):
+            raise self.error("vision.patch_size", f"the last of {list(shape)}, the shape of v.patch_embd.weight")
         return size
 
     def merged(self, tensor: str) -> int:

@@ -37,7 +37,10 @@ def generate(path: Path, tokenizer: Path, prompts: list[Any] = PROMPTS, **args: 
 def test_two_files_compute_what_the_checkpoint_does(family: str, dtype: str, tmp_path: Path) -> None:
     path = make_released(family, tmp_path / "m")
     text, _ = convert_both(path, family)
-    assert generate(text, path, dtype=dtype) == generate(path, path, dtype=dtype)
+    prompts = PROMPTS
+    if family == "llama4":
+        prompts = [{**each, "prompt": each["prompt"].replace("<image>", "<|image|>")} for each in PROMPTS[:3]]
+    assert generate(text, path, prompts, dtype=dtype) == generate(path, path, prompts, dtype=dtype)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "qwen3_vl"])

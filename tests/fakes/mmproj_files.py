@@ -25,6 +25,7 @@ TEXT_TOKENS = {
     "gemma3": {4: "<start_of_image>", 5: "<end_of_image>", 6: "<image_soft_token>"},
     **{family: {4: "<|image_pad|>"} for family in ("qwen2_vl", "qwen2_5_vl", *_QWEN3)},
     "gemma4": {4: "<|image|>", 5: "<image|>", 6: "<|image>"},
+    "llama4": {4: "<|patch|>", 5: "<|image_end|>", 6: "<|image_start|>"},
     "smolvlm": {4: "<image>"},
     "internvl": {4: "<IMG_CONTEXT>"},
     **{family: {4: "[IMG]"} for family in ("pixtral", "mistral3")},
@@ -33,6 +34,7 @@ TEXT_TOKENS = {
 ARCHITECTURES = {
     "gemma3": "gemma3",
     "gemma4": "gemma4",
+    "llama4": "llama4",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     **_QWEN3,
@@ -52,6 +54,19 @@ AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma4": (
         {"text_config": {"use_bidirectional_attention": None}},
         {"max_soft_tokens": 280},
+    ),
+    "llama4": (
+        {
+            "boi_token_index": 6,
+            "eoi_token_index": 5,
+            "text_config": {
+                "floor_scale": 8192,
+                "no_rope_layers": [1, 1],
+                "layer_types": ["chunked_attention"] * 2,
+                "attention_chunk_size": 8192,
+            },
+        },
+        {"max_patches": 16, "image_processor_type": "Llama4ImageProcessor"},
     ),
     "smolvlm": ({}, {}),
     "internvl": ({}, {}),
@@ -92,6 +107,18 @@ def _gemma4_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
         side = config["vision_config"]["patch_size"]
         tensor = tensor.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2).contiguous()
     yield name, tensor.reshape(1) if tensor.dim() == 0 else tensor
+
+
+def _llama4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    vision = config["vision_config"]
+    writer.add_clip_projector_type(gguf.VisionProjectorType.LLAMA4)
+    writer.add_vision_attention_layernorm_eps(vision["norm_eps"])
+    writer.add_vision_projector_scale_factor(int(1 / vision["pixel_shuffle_ratio"]))
+
+
+def _llama4_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
+    name += ".weight" * name.endswith("embedding_vlm")
+    yield "mm.model.fc.weight" if "projector.linear_1" in name else name, tensor
 
 
 def _qwen2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -193,6 +220,7 @@ def _as_they_are(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
 FAMILIES: dict[str, tuple[Callable[[gguf.GGUFWriter, dict[str, Any]], None], Callable[..., Named]]] = {
     "gemma3": (_gemma3, _gemma3_tensors),
     "gemma4": (_gemma4, _gemma4_tensors),
+    "llama4": (_llama4, _llama4_tensors),
     "qwen2_vl": (_qwen2, _qwen2_tensors),
     "qwen2_5_vl": (_qwen2, _qwen2_tensors),
     **dict.fromkeys(_QWEN3, (_qwen3, _qwen3_tensors)),
