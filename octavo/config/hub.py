@@ -198,7 +198,7 @@ def _from_hugging_face(
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{asked}: there is no such directory, and no such model on {hub}; check the name, and if the model is "
+            f"{asked}: is no file or directory, and no such model on {hub}; check the name, and if the model is "
             f"private log in with `hf auth login` or set HF_TOKEN{near}"
         ) from error
     except RevisionNotFoundError as error:
@@ -209,8 +209,8 @@ def _from_hugging_face(
         if offline is not None:
             raise _offline(asked, hub, offline) from error
         raise CheckpointError(
-            f"{asked}: there is no such directory, {hub} cannot be reached, and the model is not (wholly) in the local "
-            f"cache; check the connection, or give the path of a directory{near}"
+            f"{asked}: is no file or directory, {hub} cannot be reached, and the model is not (wholly) in the local "
+            f"cache; check the connection, or give the path of a file or directory{near}"
         ) from error
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release
@@ -228,8 +228,8 @@ def _from_hugging_face(
 
 def _offline(asked: str, hub: str, variable: str) -> CheckpointError:
     return CheckpointError(
-        f"{asked}: there is no such directory, {variable} is set, so {hub} is not asked, and the model is not (wholly) "
-        f"in the local cache; unset {variable} to download it, or give the path of a directory"
+        f"{asked}: is no file or directory, {variable} is set, so {hub} is not asked, and the model is not (wholly) "
+        f"in the local cache; unset {variable} to download it, or give the path of a file or directory"
     )
 
 
