@@ -37,7 +37,7 @@ def test_a_model_without_one_that_fits_reads_text(both: tuple[Path, Path], caplo
     assert fitting_mmproj(text) is None
     [said] = caplog.messages
     assert "is run as a model for text alone" in said
-    assert "clip.projector_type is 'gemma9', expected one of gemma3, qwen2vl_merger" in said
+    assert "clip.projector_type is 'gemma9', expected one of gemma3, gemma4v" in said
     encoder.unlink()
     assert fitting_mmproj(text) is None
 
