@@ -20,6 +20,8 @@ from octavo.errors import ConfigError
 
 _FORMATS = ("int4", "int8")
 _GROUPS = (32, 64, 128)
+_FOREIGN = 1000.0
+"""The perplexity from which a model does not know a text."""
 
 
 @with_options(EngineArgs, without={"quantization", "model"})
@@ -60,6 +62,8 @@ def quantize(
     )
     before, after = (perplexity(dataclasses.replace(args, model=str(path)), sample) for path in (folder, output))
     say(f"perplexity per token: {before:.4f} before, {after:.4f} after ({after / before - 1:+.2%})")
+    if before > _FOREIGN:
+        say("the model does not know this text, so the change says little; --text takes one that it knows")
     return 0
 
 

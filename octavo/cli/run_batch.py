@@ -69,7 +69,7 @@ def run_batch(
     log_quietly(args)
     asyncio.run(_run(args, Path(input_file), Path(output_file)))
     num_results, num_errors = count_results(Path(output_file))
-    say(f"{output_file}: {num_results:,} results, {num_errors:,} of them errors", sys.stderr)
+    say(f"{output_file}: results: {num_results:,}, errors among them: {num_errors:,}", sys.stderr)
     return 0
 
 

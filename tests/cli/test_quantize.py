@@ -11,14 +11,19 @@ from octavo import LLM
 from octavo.cli.main import main
 
 
-def test_the_perplexity_is_printed_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_perplexity_is_printed_before_and_after(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.cli.quantize._FOREIGN", 1.0)
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a bear.\n\nThe bear went to the lake, and the lake was cold.\n")
     out = tmp_path / "out"
     command = ["quantize", "octavo-tiny", str(out), "--format", "int4", "--group-size", "32", "--text", str(text)]
     assert main([*command, "--num-gpu-blocks-override", "64"]) == 0
-    found = re.search(r"perplexity per token: ([\d.]+) before, ([\d.]+) after", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    found = re.search(r"perplexity per token: ([\d.]+) before, ([\d.]+) after", said)
     assert found is not None
+    assert "the model does not know this text" in said
     assert 0.8 < float(found[2]) / float(found[1]) < 1.2
     with LLM(model=str(out), num_gpu_blocks_override=64) as llm:
         assert llm.generate(["Once upon a time"])[0].outputs[0].text
