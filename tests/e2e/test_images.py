@@ -251,8 +251,9 @@ def test_an_encoder_whose_vectors_are_too_wide_is_refused(family: str, key: str,
 
 
 def test_the_memory_plan_counts_what_is_kept_of_images(whole: tuple[Path, list[Any]]) -> None:
-    opened = LoadedModel.open(Checkpoint.open(whole[0]), Mesh.single(), torch.float32)
+    checkpoint = Checkpoint.open(whole[0])
+    opened = LoadedModel.open(checkpoint, Mesh.single(), torch.float32)
     levels = 3 if "qwen3_vl" in whole[0].name else 5 if "granite" in whole[0].name else 1
-    assert kept_encodings_bytes(opened.model, 200, 4) == 200 * 32 * levels * 4
-    text = LoadedModel.open(Checkpoint.open(whole[0]), Mesh.single(), torch.float32, reads_images=False)
+    assert kept_encodings_bytes(opened.model, 200, 4) == 200 * checkpoint.positive("hidden_size") * levels * 4
+    text = LoadedModel.open(checkpoint, Mesh.single(), torch.float32, reads_images=False)
     assert kept_encodings_bytes(text.model, 200, 4) == 0
