@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.distance import alibi_slopes
@@ -67,6 +67,31 @@ class FalconForCausalLM(GatedDecoder):
         return replace(config, rope=None, slopes=tuple(slope * dim**-0.5 for slope in alibi_slopes(num_heads)))
 
 
+def _gpt2_config(c: Checkpoint, layers: str, width: str, heads: str, inner: str, **own: Any) -> DecoderConfig:
+    """Return the config of GPT-2 and its like, which learn positions, with the fields `own`.
+
+    The other arguments are keys: of the number of layers, the width, the heads and the width of the MLP.
+    """
+    hidden, num_heads = c.positive(width), c.positive(heads)
+    return DecoderConfig(
+        num_layers=c.positive(layers),
+        hidden_size=hidden,
+        intermediate_size=c.optional_positive(inner) or 4 * hidden,
+        heads=Heads(num_heads, num_heads, even_share(c, width, hidden, num_heads)),
+        vocab_size=c.positive("vocab_size"),
+        max_positions=c.max_model_len(),
+        norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
+        tied=c.bool("tie_word_embeddings", True),
+        norm=LayerNorm,
+        position_offset=0,
+        out_bias=True,
+        mlp_bias=True,
+        mlp=PlainMLP,
+        activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
+        **own,
+    )
+
+
 class GPT2LMHeadModel(GatedDecoder):
     """GPT-2: learned positions, pre-norm blocks, weights stored [inputs, outputs].
 
@@ -96,26 +121,8 @@ class GPT2LMHeadModel(GatedDecoder):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         for name, value in cls.EXPECTED.items():
             c.expect(name, value)
-        hidden_size, num_heads = c.positive("n_embd"), c.positive("n_head")
-        return DecoderConfig(
-            num_layers=c.positive("n_layer"),
-            hidden_size=hidden_size,
-            intermediate_size=c.optional_positive("n_inner") or 4 * hidden_size,
-            heads=Heads(num_heads, num_heads, even_share(c, "n_embd", hidden_size, num_heads)),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
-            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            norm=LayerNorm,
-            position_offset=0,
-            qkv_bias=True,
-            out_bias=True,
-            mlp_bias=True,
-            qkv_reads=(),
-            is_transposed=True,
-            mlp=PlainMLP,
-            activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
-        )
+        names = "n_layer", "n_embd", "n_head", "n_inner"
+        return _gpt2_config(c, *names, qkv_bias=True, qkv_reads=(), is_transposed=True)
 
 
 class GPTBigCodeForCausalLM(GPT2LMHeadModel):
@@ -212,7 +219,7 @@ class GPTNeoForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        layers, hidden, heads = c.positive("num_layers"), c.positive("hidden_size"), c.positive("num_heads")
+        layers = c.positive("num_layers")
         window, stated = c.positive("window_size", 256), c.values.get("attention_types", [[["global", "local"], 12]])
         try:
             kinds = [kind for pattern, count in stated for _ in range(min(count, layers)) for kind in pattern]
@@ -222,24 +229,9 @@ class GPTNeoForCausalLM(GatedDecoder):
             raise c.error(
                 "attention_types", f'patterns of "global" and "local" with counts, for {layers} layers in all'
             )
-        return DecoderConfig(
-            num_layers=layers,
-            hidden_size=hidden,
-            intermediate_size=c.optional_positive("intermediate_size") or 4 * hidden,
-            heads=Heads(heads, heads, even_share(c, "hidden_size", hidden, heads)),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
-            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            norm=LayerNorm,
-            position_offset=0,
-            attention_scale=1.0,
-            out_bias=True,
-            mlp_bias=True,
-            windows=tuple(window if kind == "local" else None for kind in kinds),
-            mlp=PlainMLP,
-            activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
-        )
+        windows = tuple(window if kind == "local" else None for kind in kinds)
+        names = "num_layers", "hidden_size", "num_heads", "intermediate_size"
+        return _gpt2_config(c, *names, attention_scale=1.0, windows=windows)
 
 
 class GPTNeoXForCausalLM(GatedDecoder):
