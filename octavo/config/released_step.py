@@ -14,6 +14,7 @@ _NAMES: Final = {
 """Today's names of keys, and those of the releases."""
 _LISTS: Final = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
 """Lists whose last elements are those of layers that predict further tokens."""
+_KINDS: Final = ("layer_types", "mlp_layer_types")
 
 
 def step_layout(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def step_layout(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(layers, int):
         return made
     made |= {name: values[name][:layers] for name in _LISTS if isinstance(values.get(name), list)}
+    made |= {f"mtp_{name}": values[name][layers:] for name in _KINDS if isinstance(values.get(name), list)}
     others, sparse = values.get("attention_other_setting"), values.get("moe_layers_enum")
     if isinstance(others, Mapping) and values.get("num_sliding_attention_heads") is None:
         made["num_sliding_attention_heads"] = others.get("num_attention_heads")

@@ -123,6 +123,11 @@ class DecoderStack(nn.Module):
                 f"has {self.config.num_layers} layers; take a head that was made for this model"
             )
 
+    def note_stream(self) -> None:
+        """Return the stream behind the last layer too, before the norm, from now on; called before the model is
+        loaded."""
+        self._noted_layers, self.add_streams = (self.config.num_layers,), addition()
+
     def _assign_caches(self, c: DecoderConfig, mesh: Mesh) -> None:
         """Give each cached module the places of its cache and its cache group."""
         groups = c.shape(mesh).cache_groups
@@ -162,18 +167,23 @@ class DecoderStack(nn.Module):
         streams: dict[int, Tensor] = {}
         for index, layer in self.layers.items():
             if self._noted_layers and int(index) in self._noted_layers:
-                is_whole = residual is None or not self.carries_residual
-                streams[int(index)] = x if is_whole else self.add_streams(x, residual)
+                streams[int(index)] = self._stream(x, residual)
             x, residual = layer(x, residual, batch)
             if override is not None and (level := override.levels.get(int(index))) is not None:
                 x = x.index_add(0, override.token_indices, level)
         if self.is_last:
+            if self.config.num_layers in self._noted_layers:
+                streams[self.config.num_layers] = self._stream(x, residual)
             hidden = self.normalize(x, residual)
             if not self._noted_layers:
                 return hidden
             return NotedStates(hidden, tuple(streams[each] for each in self._noted_layers))
         assert (residual is not None) == self.carries_residual, "the next stage receives what carries_residual states"
         return IntermediateTensors(x, residual)
+
+    def _stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        is_whole = residual is None or not self.carries_residual
+        return x if is_whole else self.add_streams(x, residual)
 
     def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return what the first layer receives: its input [tokens, hidden], and what is carried beside it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Self
 
 import torch
@@ -26,6 +25,7 @@ from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention, head_norms, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.weight_files import checkpoint_tensors
 
 MASK_STATE: Final = "mask_hidden"
@@ -46,9 +46,8 @@ class HeadConfig(DecoderConfig):
     @classmethod
     def read_head(cls, c: Checkpoint, names: Collection[str], **own: Any) -> Self:
         """Read the config of a head. names: of its tensors. Raises CheckpointError or UnsupportedModel."""
-        return cls.common(
+        return cls.numbers(
             c,
-            bias=c.bool("attention_bias", False),
             mlp_bias=c.bool("mlp_bias", False),
             windows=(),
             tied=False,
@@ -57,6 +56,11 @@ class HeadConfig(DecoderConfig):
             fc_bias="fc.bias" in names,
             **own,
         )
+
+    @classmethod
+    def numbers(cls, c: Checkpoint, **own: Any) -> Self:
+        """Read the keys that all decoders with its kind of attention share. Raises CheckpointError."""
+        return cls.common(c, bias=c.bool("attention_bias", False), **own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,14 @@ class Eagle3Config(HeadConfig):
     """The token in the place of later ones, of a head that guesses all at once (P-EAGLE); else None."""
     is_output_normed: bool = False
     """Whether a later guess reads the stream behind the last norm."""
+
+    def attention(self, mesh: Mesh, layer: int) -> RotaryAttention | LatentBlock:
+        """Make the attention of a layer, of which the first reads embedding and state side by side."""
+        if layer:
+            return RotaryAttention(self, mesh, layer)
+        made = RotaryAttention(replace(self, hidden_size=2 * self.hidden_size), mesh, layer)
+        made.o_proj = ColumnLinear(self.heads.q_size, self.hidden_size, mesh, bias=self.out_bias)
+        return made
 
     @property
     def num_noted(self) -> int:
@@ -106,6 +118,22 @@ class Eagle3Config(HeadConfig):
             mask_token=mask_token(c, c.positive("vocab_size")) if MASK_STATE in names else None,
             qk_norms=head_norms if "layers.0.self_attn.q_norm.weight" in names else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentEagle3Config(LatentConfig, Eagle3Config):
+    """Those of a head with attention over latents, as DeepSeek V3 has it."""
+
+    @classmethod
+    def numbers(cls, c: Checkpoint, **own: Any) -> Self:
+        return cls.common_latent(c, **own)
+
+    def attention(self, mesh: Mesh, layer: int) -> LatentBlock:
+        if layer:
+            return LatentBlock(self, mesh)
+        made, heads = LatentBlock(replace(self, hidden_size=2 * self.hidden_size), mesh), self.latent_heads
+        made.o_proj = ColumnLinear(heads.count * heads.value, self.hidden_size, mesh, bias=self.out_bias)
+        return made
 
 
 class DraftHead(DecoderStack):
@@ -203,8 +231,7 @@ class _Eagle3Layer(nn.Module):
     def __init__(self, c: Eagle3Config, mesh: Mesh) -> None:
         super().__init__()
         self.input_layernorm, self.hidden_norm = stream_norm(c), stream_norm(c)
-        self.self_attn = RotaryAttention(replace(c, hidden_size=2 * c.hidden_size), mesh, 0)
-        self.self_attn.o_proj = ColumnLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
+        self.self_attn = c.attention(mesh, 0)
         self.post_attention_layernorm = stream_norm(c)
         self.mlp = GatedMLP(c, mesh)
         self._is_stream_normed = c.is_stream_normed
@@ -239,12 +266,12 @@ class Eagle3Head(DraftHead):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Eagle3Config:
-        return Eagle3Config.read_third(c)
+        kind = Eagle3Config if c.optional_positive("kv_lora_rank") is None else LatentEagle3Config
+        return kind.read_third(c)
 
     def __init__(self, c: Eagle3Config, mesh: Mesh) -> None:
         def layer(index: int) -> nn.Module:
-            attention = partial(RotaryAttention, c, mesh, index)
-            return GatedLayer(c, attention(), GatedMLP(c, mesh)) if index else _Eagle3Layer(c, mesh)
+            return GatedLayer(c, c.attention(mesh, index), GatedMLP(c, mesh)) if index else _Eagle3Layer(c, mesh)
 
         super().__init__(c, mesh, layer)
         self.input_norm = c.norm(self.states_size, c.norm_eps) if c.has_input_norm else None

@@ -30,23 +30,26 @@ from octavo.models.weight_files import checkpoint_tensors
 
 _COUNTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """Keys of config.json that say how many such layers a checkpoint has."""
-_OWN_HEAD: Final = ".shared_head.head.weight"
+_OWN_HEADS: Final = (".shared_head.head.weight", ".shared_head.output.weight")
 
 
 class Layout(NamedTuple):
     """How checkpoints of a family hold the layer, whose index is N.
 
     names: what tensors' names begin with there, and what they begin with here behind `layers.N.`. is_normed: whether
-    the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense: whether the layer
-    has no experts, where others have. are_states_first: whether states stand before embeddings in what the layer
-    reads. pattern: the key that has a letter for each layer, where there are several.
+    the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense, is_windowed: whether
+    the layer has no experts, and a window, where others have them and config.json does not say. are_states_first:
+    whether states stand before embeddings in what the layer reads. reads_stream: whether states are the model's stream
+    before its last norm. pattern: the key that has a letter for each layer, where there are several.
     """
 
     names: Mapping[str, str] = MappingProxyType({})
     is_normed: bool = False
     has_norm: bool = True
     is_dense: bool = False
+    is_windowed: bool = False
     are_states_first: bool = False
+    reads_stream: bool = False
     pattern: str | None = None
 
 
@@ -58,10 +61,12 @@ _MTP: Final = {
     "mtp.layers.0.": "",
 }
 _QWEN: Final = Layout(_MTP, is_normed=True)
+_FINAL_NORM: Final = Layout({"model.layers.{}.final_layernorm.": "shared_head.norm."}, is_normed=True)
 _LAYOUTS: Final[Mapping[str, Layout]] = {
     "Qwen3NextForCausalLM": _QWEN,
     "Qwen3_5ForCausalLM": _QWEN,
-    "ExaoneMoeForCausalLM": Layout(_MTP, is_normed=True, is_dense=True),
+    "MellumForCausalLM": _QWEN._replace(is_windowed=True),
+    "ExaoneMoeForCausalLM": Layout(_MTP, is_normed=True, is_dense=True, is_windowed=True),
     "Ernie4_5_MoeForCausalLM": Layout(
         {
             "model.mtp_linear_proj.0.": "eh_proj.",
@@ -72,7 +77,28 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
         has_norm=False,
         is_dense=True,
     ),
-    "HYV3ForCausalLM": Layout({"model.layers.{}.final_layernorm.": "shared_head.norm."}, is_normed=True),
+    "HYV3ForCausalLM": _FINAL_NORM,
+    "BailingMoeV2ForCausalLM": _FINAL_NORM,
+    "MiMoV2FlashForCausalLM": Layout(
+        {
+            "model.mtp.layers.0.pre_mlp_layernorm.": "post_attention_layernorm.",
+            "model.mtp.layers.0.final_layernorm.": "shared_head.norm.",
+            "model.mtp.layers.0.": "",
+        },
+        is_dense=True,
+        is_windowed=True,
+        reads_stream=True,
+    ),
+    "Step3p5ForCausalLM": Layout(
+        {
+            "model.layers.{}.transformer.shared_head.output.": "shared_head.head.",
+            "model.layers.{}.shared_head.output.": "shared_head.head.",
+            "model.layers.{}.transformer.": "",
+        },
+        is_dense=True,
+        is_windowed=True,
+        reads_stream=True,
+    ),
     "Qwen2ForCausalLM": Layout(  # MiMo's
         {
             "model.mtp_layers.0.input_proj.": "eh_proj.",
@@ -115,14 +141,18 @@ class PredictionLayer(DecoderStack):
         # what earlier layers keep is no concern of this rank: it has no cache groups for them
         own: dict[str, Any] = {"num_layers": config.num_layers + len(kinds), "tied": False, "has_head": False}
         if config.sparse:
-            experts = tuple(kind != ATTENTION for kind in kinds) if len(kinds) > 1 else (not cls.layout.is_dense,)
+            is_dense = _stated(c, "mtp_mlp_layer_types", "dense", cls.layout.is_dense)
+            experts = tuple(kind != ATTENTION for kind in kinds) if len(kinds) > 1 else (not is_dense,)
             own["sparse"] = (*config.sparse, *experts)
+        windows = config.windows or (None,) * config.num_layers
+        window = None
+        if _stated(c, "mtp_layer_types", "sliding_attention", cls.layout.is_windowed):
+            window = next((each for each in windows if each), None)
         if config.windows:
-            sees_all = "full_attention" in (c.values.get("mtp_layer_types") or ["full_attention"])
-            window = None if sees_all and not cls.layout.is_dense else config.windows[0]
             own["windows"] = (window,) * own["num_layers"]
         if config.ropes:
-            own["ropes"] = (*config.ropes, next((each for each in config.ropes if each), None))
+            alike = [rope for rope, each in zip(config.ropes, windows, strict=True) if each == window]
+            own["ropes"] = (*config.ropes, next((each for each in alike if each), None))
         if isinstance(config, HybridConfig):
             own["kinds"] = (*("elsewhere",) * config.num_layers, *kinds)
         return replace(config, **own)
@@ -217,12 +247,20 @@ def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
             f"{c.origin(*_COUNTS)}: {_COUNTS[0]} is {count}, expected at least 1: method mtp guesses with the layers "
             "that a model has for it, and this one has none; take another method"
         )
-    has_own_head = not layout.names and any(name.endswith(_OWN_HEAD) for name in names)
+    has_own_head = any(name.endswith(_OWN_HEADS) for name in names)
     own = {"layout": layout, "has_own_head": has_own_head}
     made: Any = type(f"{family.__name__}Prediction", (PredictionLayer, family), own)
     total, num_own = made.read(c).num_layers, len(_kinds(c, made))
     # the last rank, which has its layers alone: earlier ones have what is left over
     return made, Mesh(pipeline=Axis(total // num_own - 1, total // num_own))
+
+
+def _stated(c: Checkpoint, name: str, kind: str, default: bool) -> bool:
+    """Return whether the first of a list of kinds is this one. Raises CheckpointError for what is no list."""
+    kinds = c.values.get(name) or []
+    if not isinstance(kinds, list):
+        raise c.error(name, "a list of kinds of layers")
+    return bool(kinds[0] == kind) if kinds else default
 
 
 def _kinds(c: Checkpoint, made: Any) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Source: https://arxiv.org/abs/2602.10604.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,7 +28,7 @@ class StepConfig(DecoderConfig):
 
     windowed_heads: Heads
     limits: tuple[float | None, ...]
-    """For each layer the limit of SwiGLU in its experts, None for none."""
+    """For each layer the limit of SwiGLU in its experts, None for none; a prediction layer behind them has none."""
     shared_limits: tuple[float | None, ...]
     """Likewise, in the MLP or the expert that all tokens take."""
 
@@ -90,10 +91,10 @@ class Step3p5ForCausalLM(GatedDecoder):
 
         def mlp(layer: int) -> nn.Module:
             assert c.mixture is not None
-            limit, mixture = c.limits[layer], c.mixture
+            limit, mixture = _of_layer(c.limits, layer), c.mixture
             if limit is not None:
                 mixture = replace(mixture, activation="limited_swiglu", numbers=(limit,))
-            return mlp_of(replace(c, mixture=mixture, swiglu_limit=c.shared_limits[layer]), mesh, layer)
+            return mlp_of(replace(c, mixture=mixture, swiglu_limit=_of_layer(c.shared_limits, layer)), mesh, layer)
 
         super().__init__(c, mesh, attention, mlp)
 
@@ -104,6 +105,10 @@ class Step3p5ForCausalLM(GatedDecoder):
         ):
             name = name.replace(stored, own)
         return name
+
+
+def _of_layer(limits: Sequence[float | None], layer: int) -> float | None:
+    return limits[layer] if layer < len(limits) else None
 
 
 def _limits(c: Checkpoint, name: str) -> tuple[float | None, ...]:

@@ -78,6 +78,8 @@ class DraftModel:
             if isinstance(model, Eagle3Head) and model.config.mask_token is not None:
                 self._mask_state = mask_state(checkpoint, target.dtype, model.states_size)
             target.model.note_layers(model.config.noted_layers or usual_layers(self._target.num_layers))
+        if isinstance(model, PredictionLayer) and model.layout.reads_stream:
+            target.model.note_stream()
         if config.sample_method != "greedy" and model.config.vocab_size != self._target.vocab_size:
             raise ConfigError(
                 f"speculative_config: draft_sample_method is {config.sample_method}, but the head {config.path} has "

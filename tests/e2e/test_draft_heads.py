@@ -26,6 +26,7 @@ from tests.fakes.draft_heads import (
     read_head,
     write_block_head,
     write_head,
+    write_latent_head,
     write_normed_head,
     write_speculator,
 )
@@ -41,9 +42,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     model = tmp_path_factory.mktemp("model")
     sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": WIDTH}
     make_checkpoint("llama", model, num_hidden_layers=NUM_LAYERS, **sizes)
+    latents = tmp_path_factory.mktemp("latents")
+    make_checkpoint("deepseek_v3", latents, num_hidden_layers=NUM_LAYERS, **sizes)
     eagle, third = (tmp_path_factory.mktemp(name) for name in ("eagle", "eagle3"))
     return {
         "model": write_byte_tokenizer(model),
+        "latents": write_byte_tokenizer(latents),
+        "latent head": write_latent_head(tmp_path_factory.mktemp("head"), VOCABULARY),
         "eagle": write_head(eagle, VOCABULARY, is_third=False),
         "eagle3": write_head(third, VOCABULARY, is_third=True, draft_vocab=100),
         "dflash": write_block_head(tmp_path_factory.mktemp("dflash"), VOCABULARY),
@@ -60,7 +65,7 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     if method in ("speculator", "parallel"):
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
-        kind = "eagle3" if method == "normed" else method
+        kind = method if method in ("eagle", "dflash") else "eagle3"
         config = {"method": kind, "model": str(paths[method]), "num_speculative_tokens": 4}
         llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))
@@ -86,10 +91,22 @@ def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[s
         assert stats(llm).num_draft_tokens > 50
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "normed", "speculator", "parallel"])
-def test_a_head_guesses_what_its_formula_says(method: str, paths: dict[str, Path]) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "latent head"])
+def test_heads_of_models_with_latents_change_no_bit(method: str, paths: dict[str, Path]) -> None:
+    test_heads_change_no_bit(method, {"max_num_batched_tokens": 16}, {**paths, "model": paths["latents"]})
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        *((method, "model") for method in ("eagle", "eagle3", "normed", "speculator", "parallel")),
+        *((method, "latents") for method in ("eagle3", "latent head")),
+    ],
+)
+def test_a_head_guesses_what_its_formula_says(method: str, model: str, paths: dict[str, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
+    paths = {**paths, "model": paths[model]}
     library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
     head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method != "eagle")
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

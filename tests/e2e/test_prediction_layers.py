@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,9 @@ class Stored(NamedTuple):
     """Where a checkpoint keeps its prediction layer.
 
     blocks: what begins the names of its layers, each of which is like the layer of the model beside it, counted from
-    the end below 0. offset: what is added to weights of norms. config: other values of config.json.
+    the end below 0. offset: what is added to weights of norms. config: other values of config.json. window: tokens that
+    the layer sees; None for all. reads_stream: whether states are streams before the last norm. mlp_norm: the name of
+    the norm before the MLP.
     """
 
     enorm: str = "model.layers.{}.enorm"
@@ -46,8 +49,21 @@ class Stored(NamedTuple):
     are_states_first: bool = False
     offset: float = 0.0
     config: dict[str, Any] = {"num_nextn_predict_layers": 1}
+    window: int | None = None
+    reads_stream: bool = False
+    mlp_norm: str = "post_attention_layernorm"
+
+    def own_names(self, count: int, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Yield names of a model of `count` layers, and those that its prediction layer has for the same."""
+        for block, like in self.blocks:
+            source = f"layers.{like % count}."
+            for name in names:
+                if source in name:
+                    rest = name.partition(source)[2].replace("post_attention_layernorm", self.mlp_norm)
+                    yield name, block.format(count) + rest
 
 
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 DEEPSEEK = Stored(head="model.layers.{}.shared_head.head")
 MTP = Stored(
     *("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
@@ -68,6 +84,28 @@ FAMILIES = {
         blocks=(("model.mtp_block.0.", 0),),
     ),
     "hy_v3": Stored(norm="model.layers.{}.final_layernorm", is_normed=True),
+    "mellum": MTP._replace(blocks=(("mtp.layers.0.", 0),), config={}, window=7),
+    "mimo_v2_flash": Stored(
+        *(f"model.mtp.layers.0.{name}" for name in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
+        blocks=(("model.mtp.layers.0.", 0),),
+        config={},
+        window=7,
+        reads_stream=True,
+        mlp_norm="pre_mlp_layernorm",
+    ),
+    "step3p5": Stored(
+        norm="model.layers.{}.transformer.shared_head.norm",
+        head="model.layers.{}.transformer.shared_head.output",
+        blocks=(("model.layers.{}.", 0),),
+        offset=1.0,
+        config={
+            "num_nextn_predict_layers": 3,
+            "layer_types": [*KINDS, *KINDS[:1] * 3],
+            "swiglu_limits_shared": [0, 0, 0.9, 0, 0, 0],
+        },
+        window=7,
+        reads_stream=True,
+    ),
     "qwen2": Stored(
         *("model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm"),
         *("model.mtp_layers.0.input_proj", "model.mtp_layers.0.final_layernorm"),
@@ -101,19 +139,16 @@ def write_predicting(family: str, folder: Path) -> Path:
     stored = FAMILIES[family]
     make_checkpoint(family, folder, vocab_size=VOCABULARY)
     config = json.loads((folder / "config.json").read_text())
-    config.update(stored.config)
+    config.get("text_config", config).update(stored.config)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(str(folder / "model.safetensors"))
+    config = config.get("text_config", config)
     count, hidden = num_layers(config), config["hidden_size"]
     generator = torch.Generator().manual_seed(3)
-    own = {}
-    for block, like in stored.blocks:
-        source = f"layers.{like % count}."
-        for name, each in tensors.items():
-            if source in name:
-                own[block.format(count) + name.partition(source)[2]] = each + 0.1 * torch.randn(
-                    each.shape, generator=generator
-                )
+    own = {
+        name: tensors[like] + 0.1 * torch.randn(tensors[like].shape, generator=generator)
+        for like, name in stored.own_names(count, tensors)
+    }
     shapes = {
         stored.enorm: (hidden,), stored.hnorm: (hidden,), stored.eh_proj: (hidden, 2 * hidden), stored.norm: (hidden,),
         stored.head: (VOCABULARY, hidden),
@@ -125,6 +160,17 @@ def write_predicting(family: str, folder: Path) -> Path:
             )
     save_file(tensors | own, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return write_byte_tokenizer(folder)
+
+
+def text_config(path: Path) -> dict[str, Any]:
+    """Return the config of the part of a model that writes text."""
+    config: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return config.get("text_config", config)
+
+
+def stored_of(path: Path) -> Stored:
+    """Return how a checkpoint holds its layer."""
+    return FAMILIES[text_config(path)["model_type"].removesuffix("_text")]
 
 
 def num_layers(config: dict[str, Any]) -> int:
@@ -151,6 +197,8 @@ def load(path: Path, *, is_on: bool = True, **options: Any) -> LLM:
     ],
 )
 def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) -> None:
+    if stored_of(path).window is not None:  # whose rotations differ by kind of layer
+        options = {name: value for name, value in options.items() if name != "hf_overrides"}
     model = {name: options[name] for name in ("quantization", "hf_overrides") if name in options}
     with load(path, is_on=False, **model) as llm:
         expected = answers(llm)
@@ -186,7 +234,7 @@ def test_it_guesses_what_its_formula_says(path: Path, tmp_path: Path) -> None:
     for num_known, proposed in seen:
         known, streams = tokens[:num_known], []
         with torch.inference_mode():
-            states = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states[-1][0]
+            states = layer.states(library, known[:-1])
             for token in proposed:
                 streams.append(layer.streams(known, torch.cat([states, *streams]))[-1:])
                 expected = int(layer.logits(streams[-1]).argmax())
@@ -228,29 +276,32 @@ class _Layer:
     """The layer in plain torch: transformers' decoder layers between the tensors that only a prediction layer has."""
 
     def __init__(self, library: Any, path: Path, folder: Path) -> None:
-        config = json.loads((path / "config.json").read_text())
+        config = text_config(path)
         count, tensors = num_layers(config), load_file(str(path / "model.safetensors"))
-        self.stored = FAMILIES[config["model_type"].removesuffix("_text")]
+        self.stored = stored_of(path)
         self.eps = config.get("rms_norm_eps", config.get("layer_norm_epsilon"))
         self.weights = {
             role: tensors[f"{name.format(count)}.weight"]
-            for role, name in self.stored._asdict().items()
-            if isinstance(name, str)
+            for role in ("enorm", "hnorm", "eh_proj", "norm", "head")
+            if (name := getattr(self.stored, role)) is not None
         }
         self.embed, self.head = library.get_input_embeddings(), library.get_output_embeddings()
         # transformers reads the tensors in the place of those of other layers
-        moved = dict(tensors)
-        for block, like in self.stored.blocks:
-            source = f"layers.{like % count}."
-            for name in tensors:
-                if source in name and (own := block.format(count) + name.partition(source)[2]) in tensors:
-                    moved[name] = tensors[own]
+        moved = tensors | {name: tensors[own] for name, own in self.stored.own_names(count, tensors) if own in tensors}
         folder.mkdir()
         shutil.copy(path / "config.json", folder)
         kept = [name for name in load_library_names(library) if name in moved]
         save_file({name: moved[name] for name in kept}, str(folder / "model.safetensors"), metadata={"format": "pt"})
-        self.model = load_oracle(folder).base_model
+        self.model = load_oracle(folder).get_decoder()
         self.layers = [self.model.layers[like] for _, like in self.stored.blocks]
+
+    def states(self, library: Any, tokens: list[int]) -> Tensor:
+        """Return what the layer reads of the model's states at tokens, [tokens, hidden]."""
+        streams: list[Tensor] = []
+        if self.stored.reads_stream:
+            library.get_decoder().norm.register_forward_pre_hook(lambda _, given: streams.append(given[0][0]))
+        normed: Tensor = library(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0]
+        return streams[-1] if streams else normed
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.weights[name] + self.stored.offset
@@ -262,9 +313,17 @@ class _Layer:
         x = torch.cat(read[::-1] if self.stored.are_states_first else read, 1) @ self.weights["eh_proj"].T
         count = len(x)
         positions = torch.arange(count)[None]
-        named: dict[str, Any] = {"attention_mask": torch.full((count, count), -torch.inf).triu(1)[None, None]}
+        ahead = positions - positions.T
+        hidden = (ahead > 0) | (ahead <= -(self.stored.window or count))
+        named: dict[str, Any] = {
+            "attention_mask": torch.zeros(count, count).masked_fill(hidden, -torch.inf)[None, None]
+        }
         if hasattr(self.model, "rotary_emb"):
-            named |= {"position_ids": positions, "position_embeddings": self.model.rotary_emb(x[None], positions)}
+            kind = () if self.stored.window is None else ("sliding_attention",)
+            named |= {
+                "position_ids": positions,
+                "position_embeddings": self.model.rotary_emb(x[None], positions, *kind),
+            }
         for layer in self.layers:
             out = layer(x[None], **named)
             x = (out[0] if isinstance(out, tuple) else out)[0]

@@ -59,6 +59,50 @@ def write_speculator(path: Path, verifier: Path, vocab_size: int, *, is_parallel
     return path
 
 
+LATENT, PLAIN, TURNED, VALUE, Q_RANK = 24, 8, 8, 12, 20
+
+
+def write_latent_head(path: Path, vocab_size: int) -> Path:
+    """Write an EAGLE-3 head with attention over latents."""
+    sizes = {"kv_lora_rank": LATENT, "qk_nope_head_dim": PLAIN, "qk_rope_head_dim": TURNED, "v_head_dim": VALUE}
+    write_head(path, vocab_size, is_third=True, draft_vocab=100, model_type="deepseek_v3", q_lora_rank=Q_RANK,
+               architectures=["Eagle3DeepseekV2ForCausalLM"], **sizes)  # fmt: skip
+    generator = torch.Generator().manual_seed(8)
+    rows = {"q_a_proj": (Q_RANK, 2 * HIDDEN), "q_b_proj": (HEADS * (PLAIN + TURNED), Q_RANK)}
+    rows |= {"kv_a_proj_with_mqa": (LATENT + TURNED, 2 * HIDDEN), "kv_b_proj": (HEADS * (PLAIN + VALUE), LATENT)}
+    rows |= {"o_proj": (HIDDEN, HEADS * VALUE), "q_a_layernorm": (Q_RANK,), "kv_a_layernorm": (LATENT,)}
+    tensors = {name: each for name, each in load_file(path / "model.safetensors").items() if "self_attn" not in name}
+    for name, shape in rows.items():
+        made = torch.randn(shape, generator=generator)
+        tensors[f"midlayer.self_attn.{name}.weight"] = made * 1.5 / shape[1] ** 0.5 if shape[1:] else made.abs() + 0.5
+    save_file(tensors, str(path / "model.safetensors"))
+    return path
+
+
+def latent_attention(x: Tensor, weights: dict[str, Tensor], layer: str) -> Tensor:
+    """Attention over latents, x [tokens, inputs] → [tokens, hidden]."""
+
+    def times(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{layer}.self_attn.{name}.weight"].T
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, x.shape[-1:], weights[f"{layer}.self_attn.{name}.weight"], EPS)
+
+    angles = torch.outer(torch.arange(len(x)).float(), 10000.0 ** (-torch.arange(0, TURNED, 2).float() / TURNED))
+
+    def turned(y: Tensor) -> Tensor:  # pairs stand side by side
+        pairs = torch.view_as_complex(y.view(*y.shape[:-1], -1, 2).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+    q = times(normed(times(x, "q_a_proj"), "q_a_layernorm"), "q_b_proj").view(len(x), HEADS, -1).transpose(0, 1)
+    latent, key = times(x, "kv_a_proj_with_mqa").split([LATENT, TURNED], 1)
+    made = times(normed(latent, "kv_a_layernorm"), "kv_b_proj").view(len(x), HEADS, -1).transpose(0, 1)
+    q = torch.cat((q[..., :PLAIN], turned(q[..., PLAIN:])), -1)
+    k = torch.cat((made[..., :PLAIN], turned(key).expand(HEADS, -1, -1)), -1)
+    attended = scaled_dot_product_attention(q[None], k[None], made[None, ..., PLAIN:], is_causal=True)[0]
+    return times(attended.transpose(0, 1).flatten(1), "o_proj")
+
+
 MASK, BLOCK_LAYERS, NOTED = 7, 2, (1, 3, 5)
 
 
@@ -196,6 +240,8 @@ def read_head(path: Path, head_of_model: Tensor, *, is_third: bool) -> Head:
         return rms_norm(x, (x.shape[1],), weights[name], EPS)
 
     def attended(x: Tensor, layer: str) -> Tensor:
+        if f"{layer}.self_attn.kv_b_proj.weight" in weights:
+            return latent_attention(x, weights, layer)
         return attention(x, {name: weights[f"{layer}.self_attn.{name}_proj.weight"] for name in "qkvo"}, {
             name: weights[f"{layer}.self_attn.{name}_norm.weight"]
             for name in "qk" if f"{layer}.self_attn.{name}_norm.weight" in weights
