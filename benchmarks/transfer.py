@@ -117,7 +117,7 @@ class Prefill:
         self.num_tokens, self.next_id, self.cpu_there = num_tokens, 0, 0.0
         (peer,) = self.worker.call("open_transfer", host, SECRET.hex(), EPOCH.hex())
         self.peer: PeerRank = peer
-        caches = self.worker._cache.caches
+        caches = self.worker._runner.cache.caches
         context = multiprocessing.get_context("spawn")
         self.channel, there = context.Pipe()
         arguments_of_fetch = there, tuple(caches[0].shape), caches[0].dtype, len(caches), peer.heads[0][1]

@@ -17,7 +17,7 @@ from torch import Tensor
 from octavo.core.pooling import PooledPrompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
-from octavo.devices.device import DrawingModel, LanguageModel
+from octavo.devices.device import DrawingModel
 from octavo.devices.token_store import DeviceTokenStore
 from octavo.distributed.mesh import Mesh
 from octavo.sampling.chunks import chunks, rows_per_chunk
@@ -53,8 +53,8 @@ class LaunchingRunner(ModelRunner):
         super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
         self._launches, self._mesh, self._store, self._vocab_size = launches, mesh, tokens, vocab_size
         self._whole_steps = WholeSteps(launches, mesh, tokens, self.sequences, vocab_size)
-        self._known_model: LanguageModel | None = None
-        self._known_drawing: DrawingModel | None = None
+        # the model may be replaced by one that measures its calls, which does not draw
+        self._drawing_model = self.model if isinstance(self.model, DrawingModel) else None
         self._launched: deque[tuple[Future[ModelRunnerOutput], Callable[[], ModelRunnerOutput]]] = deque()
         """For each step that is not collected yet, a function that waits for its results."""
 
@@ -71,11 +71,11 @@ class LaunchingRunner(ModelRunner):
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        model, wait = self._drawing_model() if is_decode(rows) else None, None
         num_copies = self._num_copies(rows)
         batch = self._builder.build(rows, num_copies=num_copies)
-        if model is not None:
-            wait = self._whole_steps.launch(model, batch, rows, num_copies)
+        wait = None
+        if self._drawing_model is not None and self.model is self._drawing_model and is_decode(rows):
+            wait = self._whole_steps.launch(self._drawing_model, batch, rows, num_copies)
         if wait is None:
             hidden = self.model(batch)
             assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
@@ -130,12 +130,6 @@ class LaunchingRunner(ModelRunner):
         # only the first rank has grammars: the samplers of the others would launch
         is_plain = pooled is None and params.structured_outputs is None and params.logprob_token_ids is None
         return is_plain and self._launches.may_launch(params)
-
-    def _drawing_model(self) -> DrawingModel | None:
-        if self.model is not self._known_model:  # asking takes longer than a row's numbers do
-            self._known_model = self.model
-            self._known_drawing = self.model if isinstance(self.model, DrawingModel) else None
-        return self._known_drawing
 
     def _draw(self, hidden: Tensor, rows: Sequence[BatchRow]) -> Callable[[], list[RowOutput]]:
         """Draw for the rows that need it, store tokens on the device, and return a function that waits for results."""

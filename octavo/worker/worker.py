@@ -44,7 +44,6 @@ from octavo.worker.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
-    from octavo.lora.slots import Adapters
     from octavo.worker.draft_model import DraftModel
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
@@ -108,11 +107,11 @@ class Worker:
         num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
         self._sizing = Sizing(parts, config.cache, ranks_here, kept, num_drafts)
         self._is_measured = self._sizing.is_measured
-        self._loaded: LoadedRank
         self._swap_space: SwapSpace | None = None
-        self._cache: CacheEngine
+        self._loaded: LoadedRank
         self._runner: ModelRunner
-        self._adapters: Adapters | None
+        """It has the KV caches. Neither it nor the loaded models are there before `load` and `allocate`, and in a
+        sleep."""
         self._watch: StepWatch | None = None
         self._failure: str | None = None
 
@@ -173,7 +172,8 @@ class Worker:
         from octavo.worker.transfer.file_tier import FileTiers
         from octavo.worker.transfer.rank_transfer import RankTransfer
 
-        model, blocks = self._opened.model, self._blocks([*self._cache.caches, *self._cache.draft_caches])
+        model, cache = self._opened.model, self._runner.cache
+        blocks = self._blocks([*cache.caches, *cache.draft_caches])
         transfer, block_size = self._config.transfer, self.plan.cache.block_size
         return RankTransfer(
             blocks,
@@ -229,7 +229,7 @@ class Worker:
         self._check()
         try:
             with collector_paused() if method in STARTING else nullcontext():
-                return [getattr(self._adapters if method.endswith("_adapter") else self, method)(*arguments)]
+                return [getattr(self._loaded.adapters if method.endswith("_adapter") else self, method)(*arguments)]
         except (CheckpointError, ConfigError, OSError) as error:
             if method not in MAY_FAIL:
                 raise
@@ -268,7 +268,6 @@ class Worker:
     def _load_weights(self, ahead: Ahead) -> None:
         with refusing_too_little("while weights were loaded", self.plan.weights_bytes, kv_bytes=0):
             self._loaded = self._parts.load(ahead, self.plan.max_model_len)
-        self._adapters = self._loaded.adapters
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
         """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`. Raises
@@ -279,8 +278,8 @@ class Worker:
 
     def _make_runner(self) -> None:
         with refusing_too_little("for the KV caches", self.plan.weights_bytes, self.plan.kv_bytes):
-            self._cache = self._made_cache(self.plan.cache, self._swap_space)
-            self._runner = self._loaded.runner(self._cache, self.plan.cache.block_size)
+            cache = self._made_cache(self.plan.cache, self._swap_space)
+            self._runner = self._loaded.runner(cache, self.plan.cache.block_size)
         self._runner.suggests = self._config.speculative is not None
 
     def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None = None) -> CacheEngine:
@@ -323,11 +322,8 @@ class Worker:
 
     def sleep(self) -> None:
         """Give back the memory of weights and KV caches. No sequence may be left, and `open_weights` comes before."""
-        self._finish_steps()
         self._parts = self._parts_to_load
-        self._close_adapters()
-        for name in ("_runner", "_cache", "_loaded", "_adapters"):
-            vars(self).pop(name, None)
+        self._drop_models()
         collect_frozen()  # models and recordings hold each other
         self._device.release_idle()
         trim_heap()
@@ -373,14 +369,13 @@ class Worker:
         """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
         self._mesh.poison(reason)
 
-    def _finish_steps(self) -> None:
-        """Wait for what is launched, as other ranks do, which would wait for its calls."""
-        if isinstance(runner := vars(self).get("_runner"), LaunchingRunner):
+    def _drop_models(self) -> None:
+        """Drop what is loaded, once what is launched has ended: other ranks would wait for its calls."""
+        runner, loaded = (vars(self).pop(name, None) for name in ("_runner", "_loaded"))
+        if isinstance(runner, LaunchingRunner):
             runner.finish(SHUTDOWN_TIMEOUT_S)
-
-    def _close_adapters(self) -> None:
-        if (adapters := vars(self).get("_adapters")) is not None:
-            adapters.close()
+        if loaded is not None and loaded.adapters is not None:
+            loaded.adapters.close()
 
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""
@@ -388,10 +383,9 @@ class Worker:
             return
         if self._ahead.packed is not None:
             self._ahead.packed.close()
-        self._finish_steps()
+        self._drop_models()
         if "_transfer" in vars(self):
             self._transfer.close()
-        self._close_adapters()
         self._mesh.close()
         release_idle = self._device.release_idle
         vars(self).clear()

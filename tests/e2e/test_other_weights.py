@@ -152,7 +152,7 @@ def test_a_sleep_gives_memory_back_and_changes_nothing(old: Path) -> None:
     with opened(old) as llm:
         worker: Any = llm.engine.core.executor
         before = generated(llm)
-        kept = [weakref.ref(each) for each in (worker._loaded.loaded, worker._cache, worker._runner)]
+        kept = [weakref.ref(each) for each in (worker._loaded.loaded, worker._runner.cache, worker._runner)]
         llm.sleep(level=2)
         gc.collect()
         assert [each() for each in kept] == [None] * 3

@@ -67,5 +67,5 @@ def test_the_plan_counts_adapters_and_a_worker_without_them_has_none(tmp_path: P
     plain, with_adapters = (Worker(make_config(base, **options)).prepare() for options in ({}, LORA))
     assert with_adapters.weights_bytes > plain.weights_bytes
     worker = start_worker(make_config(base))
-    assert worker._adapters is None
+    assert worker._loaded.adapters is None
     assert type(worker._runner.model).__name__ != "AdaptedModel"

@@ -72,7 +72,9 @@ def engines(request: pytest.FixtureRequest, device: str) -> Iterator[tuple[Worke
 
 def blocks_of(worker: Worker) -> BlockIO:
     shape = worker._opened.shape
-    return BlockIO(worker._cache.caches, shape.cache_groups, [range(shape.num_kv_heads)], range(shape.num_layers))
+    return BlockIO(
+        worker._runner.cache.caches, shape.cache_groups, [range(shape.num_kv_heads)], range(shape.num_layers)
+    )
 
 
 def prefill(worker: Worker, block_ids: list[int]) -> tuple[TokenLogprobs, Tensor]:

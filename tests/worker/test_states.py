@@ -39,7 +39,7 @@ def opened(path: Path, **options: Any) -> Worker:
     """A worker with 16 blocks of 16 tokens, whose memory, the null block included, is full of NaN."""
     config = make_config(path, block_size=16, num_gpu_blocks_override=16, swap_space=0.001, **options)
     worker = start_worker(config)
-    for cache in worker._cache.caches:
+    for cache in worker._runner.cache.caches:
         cache.fill_(torch.nan)
     return worker
 
@@ -80,7 +80,7 @@ def test_a_cut_prompt_beside_others_gives_the_same_bits(path: Path, cuts: tuple[
         rows = [row(1, start, end - start, int(end == 40))]
         output = worker.submit(step(rows=[row(2, 3, 9, 0), *rows] if start == cuts[0] else rows)).result()
     assert [output.rows[-1].tokens[0], *decoded(worker, 1, 11)] == expected
-    state = worker._cache.caches[1]
+    state = worker._runner.cache.caches[1]
     # unwanted states are nowhere, the null block included
     assert {int(block) for block in (~state[0].isnan()).all(1).nonzero()} == {*states, 1} - {0}
 
@@ -90,7 +90,7 @@ def test_a_state_is_swapped_and_forked_like_other_blocks(path: Path) -> None:
     worker.submit(step([new(1, [0, 0, 7, 8])], [row(1, 0, 40)])).result()
     out = [BlockCopy(block, block, 0) for block in TOKENS] + [BlockCopy(7, 1, 1)]
     worker.submit(step(block_ops=BlockOps(swap_outs=out))).result()
-    for cache in worker._cache.caches:
+    for cache in worker._runner.cache.caches:
         cache.fill_(torch.nan)
     back = [BlockCopy(block, block + 4, 0) for block in TOKENS] + [BlockCopy(1, 2, 1)]
     # a second sequence goes on in copies of the last blocks
@@ -106,10 +106,10 @@ def test_a_state_is_swapped_and_forked_like_other_blocks(path: Path) -> None:
 def test_states_are_float32_in_every_cache_type_and_steps_are_not_recorded(path: Path) -> None:
     for options in ({"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}):
         worker = start_worker(make_config(path, block_size=16, num_gpu_blocks_override=16, **options))
-        kinds = [cache.dtype for cache in worker._cache.caches]
+        kinds = [cache.dtype for cache in worker._runner.cache.caches]
         assert kinds[1] is kinds[3] is torch.float32
         assert kinds[0] is kinds[2] is not torch.float32
-        assert worker._cache.caches[1].shape[::2] == (1, 16)
+        assert worker._runner.cache.caches[1].shape[::2] == (1, 16)
     worker.submit(step([new(1, [5, 6, 7, 8])], [row(1, 0, 40)])).result()
     decoded(worker, 1, 3)
     assert not getattr(worker._runner.model, "_is_recordable", False)

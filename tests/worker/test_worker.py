@@ -50,7 +50,7 @@ def test_the_configured_max_model_len_chooses_the_factors_of_longrope(tmp_path: 
     short, long = (start_worker(make_config(path, max_model_len=length)) for length in (20, 21))
     for worker in (short, long):
         worker.submit(step([new_sequence(1, [5, 17, 99], [1])], [row(1, 0, 3)])).result()
-    assert not torch.equal(short._cache.caches[0], long._cache.caches[0])
+    assert not torch.equal(short._runner.cache.caches[0], long._runner.cache.caches[0])
     assert "with its short factors: max_model_len is at most 20" in short.plan.summarize()
     assert "with its long factors: max_model_len is above 20" in long.plan.render()
     assert short.identity()["positions"] != long.identity()["positions"]

@@ -108,7 +108,7 @@ def handed_over(prefill: Engine, decode: Engine, host: str, chunks: Sequence[int
         (fetched,) = msgspec.msgpack.decode(decode.notes.get(timeout=200)[1], type=RankNotes).fetched
         assert not fetched.error
     for worker in prefill.executor.workers:  # what is there now came over the network
-        for cache in worker._cache.caches:
+        for cache in worker._runner.cache.caches:
             cache.zero_()
     (first,) = decode.run([decode.sequence(ours)], [row(1, len(PROMPT) - 1, 1)])
     return decode.decode(first)
