@@ -34,7 +34,6 @@ from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.scheduler.draft_choices import NotedChoices
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculation import Speculation
@@ -107,25 +106,18 @@ class EngineCore:
             settings = SchedulerSettings(
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
+            depth, proposer, recorder = config.scheduler.max_steps_in_flight, _proposer(config, limits), None
+            if (record_to := config.observability.record_trace) is not None:
+                recorder = Recorder(record_to, settings, depth, proposer)
+                proposer = recorder.proposer
             connect = None
             if moves_blocks:
                 from octavo.kv_transfer.build import make_connector
 
                 connect = partial(make_connector, config, executor.call, wake)
-            speculative, fills = config.speculative, config.transfer.role == "prefill"
-            proposer: Proposer | None = None
-            if speculative is not None:
-                repeats = any(each.is_state for each in limits.groups)
-                proposer = Speculation(speculative, is_prefill=fills, repeats=repeats)
-            record_to = config.observability.record_trace
-            choices = None if proposer is None or record_to is None else NotedChoices(proposer)
-            proposer = choices or proposer
             adapters = AdapterCalls(executor.call, wake) if config.lora.enable_lora else None
             scheduler = build_scheduler(settings, proposer, connect=connect, adapter_calls=adapters)
             connector = scheduler.connector
-            depth, recorder = config.scheduler.max_steps_in_flight, None
-            if record_to is not None:
-                recorder = Recorder(record_to, settings, depth, speculates=proposer is not None)
         except BaseException:
             executor.shutdown()
             raise
@@ -141,7 +133,7 @@ class EngineCore:
         to_close = recorder or connector
         core = cls(
             executor,
-            scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder, choices),
+            scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
             ready,
             max_steps_in_flight=depth,
             on_shutdown=None if to_close is None else to_close.close,
@@ -348,6 +340,14 @@ class EngineCore:
 
 def _cache_key(salt: str | None = None, namespace: str | None = None, adapter: str | None = None) -> CacheKey:
     return CacheKey(salt, adapter, cache_namespace=namespace)
+
+
+def _proposer(config: EngineConfig, limits: CacheLimits) -> Proposer | None:
+    """Return what guesses tokens; None where nothing does."""
+    if config.speculative is None:
+        return None
+    repeats = any(each.is_state for each in limits.groups)
+    return Speculation(config.speculative, is_prefill=config.transfer.role == "prefill", repeats=repeats)
 
 
 def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:

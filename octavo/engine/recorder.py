@@ -30,6 +30,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.draft_choices import DraftChoices, NotedChoices
+from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.scheduler import Scheduler
 
 RECORDING_VERSION: Final = 9
@@ -95,19 +96,20 @@ class Recorder:
     """Appends events to a file. Each reaches it at once: the recording of a crash is the most useful one.
 
     When the file can be written no longer (the disk is full), that is logged once and the recording ends there: what is
-    in the file stays, and the engine goes on.
+    in the file stays, and the engine goes on. proposer: the one that it was given, whose answers are noted.
     """
 
     def __init__(
-        self, path: str, settings: SchedulerSettings, max_steps_in_flight: int, *, speculates: bool = False
+        self, path: str, settings: SchedulerSettings, max_steps_in_flight: int, proposer: Proposer | None = None
     ) -> None:
+        self.proposer = None if proposer is None else NotedChoices(proposer)
         self._path = path
         self._disguise = secrets.token_bytes(32)
         self._file: BinaryIO | None = None
         try:
             file = Path(expanduser(path))
             self._file = file.open("wb")
-            self._append(self._file, Began(settings, max_steps_in_flight, speculates))
+            self._append(self._file, Began(settings, max_steps_in_flight, speculates=proposer is not None))
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -159,15 +161,15 @@ class Recorder:
 class RecordedScheduler:
     """Wraps a scheduler and writes down each call that changes its state; all else passes through."""
 
-    def __init__(self, scheduler: Scheduler, recorder: Recorder, choices: NotedChoices | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, recorder: Recorder) -> None:
         self._scheduler = scheduler
         self._write = recorder.write
-        self._choices = choices
+        self._choices = recorder.proposer
 
     @classmethod
-    def around(cls, scheduler: Scheduler, recorder: Recorder, choices: NotedChoices | None = None) -> Scheduler:
-        """Return a scheduler that is recorded. choices: its proposer, where it has one."""
-        return cast("Scheduler", cls(scheduler, recorder, choices))
+    def around(cls, scheduler: Scheduler, recorder: Recorder) -> Scheduler:
+        """Return a scheduler that is recorded; it has the recorder's proposer."""
+        return cast("Scheduler", cls(scheduler, recorder))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)

@@ -22,7 +22,6 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.scheduler.draft_choices import NotedChoices
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.executor import ENCODING, NUM_ENCODED, STATE, HashExecutor
@@ -131,14 +130,14 @@ def make_core(
         max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
     )
     executor = make_executor(follower=make_executor(draws=False) if sends_tokens else None)
-    recorder, choices = None, None
+    recorder = None
     if record_to is not None:
-        recorder = Recorder(str(record_to), chosen, depth, speculates=proposer is not None)
-        proposer = choices = None if proposer is None else NotedChoices(proposer)
+        recorder = Recorder(str(record_to), chosen, depth, proposer)
+        proposer = recorder.proposer
     scheduler = build_scheduler(chosen, proposer, connect or (lambda *_: source))
     return EngineCore(
         executor,
-        scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder, choices),
+        scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
         CoreReady(cache=chosen.limits, max_model_len=512, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
         clock=clock or Clock(),
