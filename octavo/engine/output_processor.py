@@ -93,6 +93,7 @@ class OutputProcessor:
         if request is not None:
             request.end("abort")
             self._end(request)
+            request.notify()
         return request
 
     def to_resume(self, request_id: str) -> EngineCoreRequest | None:
@@ -223,7 +224,8 @@ class OpenRequest:
                 # all beams come at once, and may be fewer than n
                 self._sequences = [sequence for sequence in self._sequences if sequence.finished]
             self.end("abort")
-        self._mark()
+        else:
+            self._mark()
         return stops
 
     def to_resume(self, now: float) -> EngineCoreRequest:
@@ -246,7 +248,6 @@ class OpenRequest:
         for sequence in self._sequences:
             sequence.end(finish_reason)
         self._mark()
-        self.notify()
 
     def _mark(self) -> None:
         self._is_changed = True
@@ -254,7 +255,7 @@ class OpenRequest:
         self.finished = self._error is not None or None not in [each.finish_reason for each in self._sequences]
 
     def notify(self) -> None:
-        """Call `on_change` where its reader is to look, after `take`."""
+        """Call `on_change` where its reader is to look, after `take` or `end`."""
         if self.on_change is not None and (self.finished or (self._is_streamed and not self._is_held_back())):
             self.on_change()
 
