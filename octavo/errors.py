@@ -63,6 +63,11 @@ class InvalidRequest(OctavoError, ValueError):
             self.code = code
 
 
+def id_in_use(request_id: str) -> InvalidRequest:
+    """Return the error of a request whose id another open one has."""
+    return InvalidRequest(f"request id {request_id!r} is in use; give another", field="request_id", code="duplicate_id")
+
+
 class ContextTooLong(InvalidRequest):
     """The prompt, or the prompt and max_tokens together, exceed the model's context."""
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from octavo.errors import InvalidRequest
+
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
     """The log-probability of one token at one position, under the model's distribution before any filter.
@@ -102,6 +104,11 @@ class RequestError(msgspec.Struct, frozen=True):
     is_client_error: bool = False
     retry_after_s: int | None = None
     public_message: str = ""
+
+    @classmethod
+    def of(cls, error: InvalidRequest) -> RequestError:
+        """Return the error of a request that is refused."""
+        return cls(str(error), field=error.field, code=error.code, is_client_error=True)
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

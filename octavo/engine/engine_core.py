@@ -28,7 +28,7 @@ from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.sleep import Sleep
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest, id_in_use
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
@@ -153,32 +153,24 @@ class EngineCore:
     def add_requests(self, requests: list[EngineCoreRequest]) -> None:
         """Add requests that arrived together: all of them, or each gets an output with an error. Raises nothing."""
         self.is_waiting = False
-        request_ids = [request.request_id for request in requests]
-        in_use = [each for each, times in Counter(request_ids).items() if times > 1 or each in self.scheduler.groups]
-        if in_use:
-            error = RequestError(
-                f"request id {in_use[0]!r} is in use; give another",
-                field="request_id",
-                code="duplicate_id",
-                is_client_error=True,
-            )
-            self._refuse(request_ids, error)
-            return
         try:
+            self._check_ids(requests)
             for request in requests:
                 check_resumed(request, self.ready.vocab_size, self.ready.max_model_len)
                 self._beam_texts.add(request)
         except (CheckpointError, ConfigError) as failure:
-            self._refuse(request_ids, RequestError(str(failure), field="stop"))
-            return
+            error = RequestError(str(failure), field="stop")
         except InvalidRequest as failure:
-            error = RequestError(str(failure), field=failure.field, code=failure.code, is_client_error=True)
-            self._refuse(request_ids, error)
+            error = RequestError.of(failure)
+        else:
+            self.scheduler.add_together(requests)
             return
-        self.scheduler.add_together(requests)
+        self._kept += [EngineCoreOutput.failed(request.request_id, error) for request in requests]
 
-    def _refuse(self, request_ids: list[str], error: RequestError) -> None:
-        self._kept += [EngineCoreOutput.failed(each, error) for each in request_ids]
+    def _check_ids(self, requests: list[EngineCoreRequest]) -> None:
+        for request_id, count in Counter(request.request_id for request in requests).items():
+            if count > 1 or request_id in self.scheduler.groups:
+                raise id_in_use(request_id)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are ignored."""

@@ -15,7 +15,7 @@ from octavo.core.sampling_params import OutputKind
 from octavo.core.step import PromptLogprobs
 from octavo.engine.open_sequence import OpenSequence, logprobs_by_token
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import InvalidRequest
+from octavo.errors import id_in_use
 
 if TYPE_CHECKING:
     from octavo.engine.metrics import Metrics
@@ -62,9 +62,7 @@ class OutputProcessor:
     def add(self, request: EngineCoreRequest, prompt: str | None) -> OpenRequest:
         """Open a request; `prompt` is its text where there is one. Raises InvalidRequest when its id is in use."""
         if request.request_id in self._requests:
-            raise InvalidRequest(
-                f"request id {request.request_id!r} is in use; give another", field="request_id", code="duplicate_id"
-            )
+            raise id_in_use(request.request_id)
         opened = self._requests[request.request_id] = OpenRequest(
             request, prompt, self._tokenizer, self._stream_interval
         )

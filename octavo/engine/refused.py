@@ -14,7 +14,7 @@ def refused_output(request_id: str, prompt: str | None, n: int, error: InvalidRe
         prompt_token_ids=[],
         outputs=[CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(n)],
         finished=True,
-        error=RequestError(str(error), field=error.field, code=error.code, is_client_error=True),
+        error=RequestError.of(error),
     )
 
 

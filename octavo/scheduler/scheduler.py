@@ -111,7 +111,7 @@ class Scheduler:
                 self.config.max_num_seqs,
             )
         except RequestTooLarge as error:
-            return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
+            return RequestError.of(error)
         if request.lora_request is not None and self._adapters is None:
             return RequestError(
                 f"the request uses the adapter {request.lora_request.lora_name}, and this engine runs none; start it "

@@ -106,7 +106,7 @@ class GrammarProcessor:
         """Return why the sequence's grammar, which is compiled, cannot be used; None when it can."""
         error = self._state(sequence).compiled.exception()
         if isinstance(error, InvalidRequest):
-            return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
+            return RequestError.of(error)
         if error is not None:
             return RequestError(f"the grammar could not be compiled: {error}", field="structured_outputs")
         return None
