@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from octavo.config.explain import MemoryPlan
-from octavo.config.schema import EngineConfig, ModelConfig
+from octavo.config.schema import EngineConfig, ModelConfig, SpeculativeConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
@@ -106,7 +106,8 @@ class EngineCore:
             settings = SchedulerSettings(
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
-            depth, proposer, recorder = config.scheduler.max_steps_in_flight, _proposer(config, limits), None
+            proposer = _proposer(config.speculative, limits, is_prefill=config.transfer.role == "prefill")
+            depth, recorder = config.scheduler.max_steps_in_flight, None
             if (record_to := config.observability.record_trace) is not None:
                 recorder = Recorder(record_to, settings, depth, proposer)
                 proposer = recorder.proposer
@@ -334,12 +335,11 @@ def _cache_key(salt: str | None = None, namespace: str | None = None, adapter: s
     return CacheKey(salt, adapter, cache_namespace=namespace)
 
 
-def _proposer(config: EngineConfig, limits: CacheLimits) -> Proposer | None:
+def _proposer(config: SpeculativeConfig | None, limits: CacheLimits, *, is_prefill: bool) -> Proposer | None:
     """Return what guesses tokens; None where nothing does."""
-    if config.speculative is None:
+    if config is None:
         return None
-    repeats = any(each.is_state for each in limits.groups)
-    return Speculation(config.speculative, is_prefill=config.transfer.role == "prefill", repeats=repeats)
+    return Speculation(config, is_prefill=is_prefill, repeats=any(each.is_state for each in limits.groups))
 
 
 def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:

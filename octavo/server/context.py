@@ -15,9 +15,10 @@ from octavo.config.server_args import ServerArgs
 from octavo.core.adapter import LoRARequest
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import LiveFeed
+from octavo.server.preparing import TextPolicy
 from octavo.server.sending import LargeResponses, OpenRequests
 from octavo.server.served_models import ServedModels
-from octavo.server.texts import TextPolicy, Texts
+from octavo.server.texts import Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

@@ -38,6 +38,12 @@ class RequestBody(msgspec.Struct):
         num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
         check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
 
+    @property
+    def may_take_long(self) -> bool:
+        """Return whether its prompts may take long to make, however small it is. Raises InvalidRequest."""
+        is_program = getattr(self, "chat_template", None) is not None
+        return is_program or any(message.has_images for message in getattr(self, "messages", None) or ())
+
 
 class EngineBody(RequestBody, kw_only=True):
     """What the bodies of requests that an engine runs have in common."""

@@ -45,6 +45,10 @@ class FormFields(EngineBody, kw_only=True):
             return _of_response_format(value)
         return StructuredOutputsParams.of({_GUIDED[name]: value} if name in _GUIDED else value, name)
 
+    @property
+    def may_take_long(self) -> bool:
+        return super().may_take_long or self.form() is not None
+
     def check_form(self) -> None:
         """Raise InvalidRequest where the form cannot be used. May take seconds."""
         form = self.form()

@@ -19,6 +19,7 @@ import msgspec
 from octavo.core import frames
 from octavo.core.processes import spawn
 from octavo.server.errors import ApiError
+from octavo.server.preparing import TextSetup
 from octavo.server.text_process import (
     FETCHES,
     JOB_CPU_S,
@@ -30,7 +31,6 @@ from octavo.server.text_process import (
     Failed,
     FromWorker,
 )
-from octavo.server.texts import TextSetup
 
 SHORT_JOB_BYTES: Final = 256 << 10
 """Bodies up to this size have a worker of their own, which no longer one keeps busy."""

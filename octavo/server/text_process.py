@@ -27,8 +27,8 @@ from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.decode import RequestBody, decode
 from octavo.server.errors import as_api_error
+from octavo.server.preparing import Preparer, TextSetup, TokensRequest, prepared
 from octavo.server.sounds import HEAR, hear
-from octavo.server.texts import Preparer, TextSetup, TokensRequest, prepared
 
 JOB_CPU_S: Final = 30.0
 """Processor time that one job may take."""

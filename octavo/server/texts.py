@@ -1,6 +1,6 @@
-"""The bodies of requests become prompts: in this process where that takes little time, else in a helper process.
+"""Where the bodies of requests become prompts: in this process where that takes little time, else in a helper process.
 
-`Preparer` and `prepared` do the work in either process; `text_process` is the helper.
+`preparing` does the work in either process; `text_process` is the helper.
 """
 
 from __future__ import annotations
@@ -9,51 +9,24 @@ import asyncio
 import functools
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from octavo.config.server_args import ServerArgs
-from octavo.core.media import MediaInput
-from octavo.core.prompt import Prompt, checked_text
-from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
-from octavo.engine.fill_in import fill_in_prompt
-from octavo.engine.input_processor import InputProcessor, InputSetup
+from octavo.core.prompt import Prompt
+from octavo.engine.chat_template import TemplateTooExpensive
 from octavo.engine.template_budget import RenderLimits
-from octavo.engine.vector_input import num_unseen_of
-from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody, decode, read_body
-from octavo.server.formats.format import AUTO
 from octavo.server.formats.reading import ModelFormat
-from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
-from octavo.server.schema.chat import ChatCompletionRequest
-from octavo.server.schema.common import prompt_of
-from octavo.server.schema.completions import CompletionRequest
-from octavo.server.schema.infill import InfillRequest
-from octavo.server.schema.messages import CountTokensRequest
-from octavo.server.schema.responses import InputTokensRequest
-from octavo.server.schema.shim import ShimRequest
-from octavo.server.schema.tokens import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    InputTokens,
-    MediaSpan,
-    PrefixRequest,
-    TokenCount,
-    TokenizeRequest,
-    TokenizeResponse,
-)
-from octavo.server.schema.vectors import InputRequest, VectorRequest
+from octavo.server.preparing import Prepared, Preparer, TextPolicy, TextSetup, TokensRequest, TokensResponse
 from octavo.server.sending import OpenRequests
 from octavo.server.shared_bytes import feature_bytes, take_features
+from octavo.server.text_pool import TextPool
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.server.text_pool import TextPool
 
 INLINE_BYTES: Final = 8 << 10
 """Bodies up to this size are decoded and rendered on the event loop: it takes less than going elsewhere."""
@@ -64,244 +37,10 @@ _TOKENS_BETWEEN_TURNS: Final = 64 << 10
 T = TypeVar("T", bound=RequestBody)
 R = TypeVar("R")
 
-_PROMPTS: Final = ("prompt_embeds", "messages", "input", "prompt")
-"""The fields that prompts are made of; a request has one of them."""
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-
-TokensRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest | InputTokensRequest
-"""The requests whose response is about tokens alone."""
-
 
 def name_of(kind: type[RequestBody]) -> str:
     """Return the name by which a helper process finds the struct of a body, with `pkgutil.resolve_name`."""
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-class TextPolicy(msgspec.Struct, frozen=True):
-    """What requests may do: the server's arguments of the same names."""
-
-    trust_request_chat_template: bool = False
-    allow_special_tokens_in_content: bool = False
-    tool_call_parser: str = AUTO
-    reasoning_parser: str = AUTO
-    enable_auto_tool_choice: bool = True
-    exclude_tools_when_tool_choice_none: bool = False
-
-    @classmethod
-    def of(cls, args: ServerArgs) -> TextPolicy:
-        return cls(**{name: getattr(args, name) for name in cls.__struct_fields__})
-
-
-class TextSetup(msgspec.Struct, frozen=True):
-    """What helper processes need to know."""
-
-    input: InputSetup
-    policy: TextPolicy
-
-
-@dataclass(frozen=True)
-class Preparer:
-    """Makes prompts, and responses about tokens. Every method raises InvalidRequest or ApiError for a wrong request."""
-
-    tools: InputProcessor
-    policy: TextPolicy
-
-    @cached_property
-    def format(self) -> ModelFormat:
-        policy, tools = self.policy, self.tools
-        parsers = policy.tool_call_parser, policy.reasoning_parser
-        return ModelFormat(tools.tokenizer_info, tools.tokenizer, parsers, allows_auto=policy.enable_auto_tool_choice)
-
-    def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
-        """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""
-        if isinstance(asked, ShimRequest):
-            chat = asked.as_chat()
-            if chat.thinking_token_budget is not None and not self.format.marks_reasoning:
-                chat.thinking_token_budget = None  # clients send it to every model
-            with asked.named():
-                return self.prompts(chat, limits)
-        if isinstance(asked, InputRequest) and asked.messages is not None:
-            self.tools.vectors.checked(asked.params().task)
-            prompt = self._rendered(asked, limits, opens_turn=False)
-            return [msgspec.structs.replace(prompt, add_special_tokens=bool(asked.add_special_tokens))]
-        if isinstance(asked, VectorRequest | InfillRequest):
-            return asked.prompts(self.tools)
-        if isinstance(asked, FormFields):
-            self.tools.vectors.refuse_text()
-            asked.check_form()
-        if isinstance(asked, CompletionRequest):
-            if asked.suffix:
-                return [self._filled_in(each, asked.suffix, asked.add_special_tokens) for each in asked.prompts()]
-            return [prompt_of(each, asked.add_special_tokens) for each in asked.prompts()]
-        if isinstance(asked, ChatCompletionRequest):
-            self.format.check(asked)
-            prompt = self._rendered(asked, limits)
-            if asked.prediction is not None:
-                prompt = msgspec.structs.replace(prompt, prediction=checked_text(asked.prediction.text, "prediction"))
-        else:
-            assert isinstance(asked, PrefixRequest | TokenizeRequest)
-            prompt = self._prompt_or_messages(asked, limits)
-        if asked.add_special_tokens is None:
-            return [prompt]
-        return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
-
-    def _filled_in(self, prompt: str | list[int] | Prompt, suffix: str, adds: bool | None) -> Prompt:
-        if not isinstance(prompt, str):
-            raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
-        self.tools.check_text_length(prompt, "prompt")
-        self.tools.check_text_length(suffix, "suffix")
-        return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds is not False)
-
-    def response(self, asked: TokensRequest, limits: RenderLimits | None = None) -> TokensResponse:
-        """Return the response of an endpoint about tokens. limits: what rendering may cost."""
-        value = self._detokenized(asked) if isinstance(asked, DetokenizeRequest) else self._counted(asked, limits)
-        return TokensResponse(asked.model, msgspec.json.encode(value))
-
-    def _counted(
-        self, asked: TokenizeRequest | CountTokensRequest | InputTokensRequest, limits: RenderLimits | None
-    ) -> TokenizeResponse | TokenCount | InputTokens:
-        tokenizer = self.tools.tokenizer
-        [prompt] = self.prompts(asked, limits)
-        tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
-        media: Sequence[MediaInput] = ()
-        if prompt.multi_modal_data:
-            tokens, media = self.tools.media.read(prompt, tokens)
-        if isinstance(asked, CountTokensRequest):
-            return TokenCount(len(tokens))
-        if isinstance(asked, InputTokensRequest):
-            return InputTokens(len(tokens))
-        return TokenizeResponse(
-            count=len(tokens),
-            max_model_len=self.tools.ready.max_model_len,
-            tokens=tokens,
-            token_strs=[*map(tokenizer.token_text, tokens)] if asked.return_token_strs else None,
-            media=[MediaSpan(each.kind, *span) for each in media if each.kind != "prompt" for span in each.spans]
-            or msgspec.UNSET,
-        )
-
-    def _detokenized(self, asked: DetokenizeRequest) -> DetokenizeResponse:
-        vocab_size = self.tools.ready.vocab_size
-        for position, token_id in enumerate(asked.tokens):
-            if token_id >= vocab_size:
-                raise InvalidRequest(
-                    f"tokens[{position}] is {token_id}; the model's token ids go from 0 to {vocab_size - 1}",
-                    field=f"tokens[{position}]",
-                )
-        text = self.tools.tokenizer.decode(asked.tokens, asked.skip_special_tokens)
-        return DetokenizeResponse(prompt=text)
-
-    def _prompt_or_messages(self, asked: PrefixRequest | TokenizeRequest, limits: RenderLimits | None) -> Prompt:
-        if (asked.prompt is None) == (asked.messages is None):
-            raise InvalidRequest("give either prompt or messages", field="prompt")
-        if asked.prompt is not None:
-            return prompt_of(asked.prompt)
-        # in prompts that begin with a prefix, other messages follow it, not the model's turn
-        return self._rendered(asked, limits, opens_turn=isinstance(asked, TokenizeRequest))
-
-    def _rendered(
-        self,
-        asked: ChatCompletionRequest | TokenizeRequest | PrefixRequest | InputRequest,
-        limits: RenderLimits | None,
-        *,
-        opens_turn: bool = True,
-    ) -> Prompt:
-        """Return the prompt that the model's chat template makes of the messages.
-
-        opens_turn: whether a turn of the model is opened behind them, if the request does not set it.
-        """
-        if asked.chat_template is not None and not self.policy.trust_request_chat_template:
-            raise InvalidRequest(
-                "chat_template is a program, and this server runs none from requests; leave it out, or start the "
-                "server with --trust-request-chat-template",
-                field="chat_template",
-                code="unsupported_parameter",
-            )
-        continues, opens = bool(asked.continue_final_message), asked.add_generation_prompt
-        options = ChatOptions(
-            add_generation_prompt=opens_turn and not continues if opens is None else opens,
-            continue_final_message=continues,
-            chat_template=asked.chat_template,
-            chat_template_kwargs=asked.template_values
-            if isinstance(asked, ChatCompletionRequest)
-            else asked.chat_template_kwargs,
-            allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
-        )
-        messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
-        leaves_out = self.policy.exclude_tools_when_tool_choice_none and getattr(asked, "tool_choice", None) == "none"
-        if isinstance(asked, ChatCompletionRequest) and asked.tools and not leaves_out:
-            messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
-            options = msgspec.structs.replace(options, tools=tools)
-        return self.tools.render_chat(messages, options, limits)
-
-
-class TokensResponse(msgspec.Struct, frozen=True, array_like=True):
-    """The model that a request about tokens names, and the response as JSON."""
-
-    model: str | None
-    body: bytes
-
-
-class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A tokenised prompt. token_ids, prediction: 4 bytes each, in the byte order of the machine."""
-
-    text: str | None
-    token_ids: bytes
-    prediction: bytes
-    second_start: int = 0
-    num_unseen: int = 0
-    media: tuple[MediaInput, ...] = ()
-
-
-class Prepared(msgspec.Struct, frozen=True, array_like=True):
-    """What a helper process makes of a request: the request without its text, and its prompts."""
-
-    asked: msgspec.Raw
-    prompts: list[PreparedPrompt]
-
-
-def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcessor) -> bytes:
-    """Return an encoded `Prepared`. Raises InvalidRequest."""
-    keeps_text = isinstance(asked, CompletionRequest) and bool(asked.echo)
-    num_kept = getattr(asked, "truncate_prompt_tokens", None)
-    done = []
-    for prompt in prompts:
-        try:
-            if isinstance(asked, VectorRequest):
-                params = asked.params()
-                spelled = tools.media.spelled(prompt, tools.tokenizer.token_text)
-                whole, second_start = tools.vectors.read_ids(spelled, params)
-                num_unseen = num_unseen_of(prompt, len(whole))
-                whole, media = tools.media.read(prompt, whole, params.truncate_prompt_tokens)
-                done.append(PreparedPrompt(None, array("i", whole).tobytes(), b"", second_start, num_unseen, media))
-                continue
-            written, media = tools.media.read(prompt, tools.tokenised(prompt, num_kept), num_kept)
-            token_ids = array("i", written).tobytes()
-            prediction = array("i", tools.predicted(prompt)).tobytes()
-        except InvalidRequest as error:
-            names = (getattr(asked, "texts_field", ""), *_PROMPTS)
-            error.field = next(name for name in names if getattr(asked, name, None) is not None)
-            raise
-        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, media=media))
-    return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
-
-
-def _without_text(asked: RequestBody) -> RequestBody:
-    """Return the request without what its prompts were made of."""
-    changes: dict[str, Any] = {}
-    for name in ("prompt", "input", "input_prefix", "input_suffix"):
-        if getattr(asked, name, None) is not None:
-            changes[name] = ""
-    if messages := getattr(asked, "messages", None):
-        echoed = getattr(asked, "echoed_text", "")
-        changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
-    unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix", "input_extra")
-    if isinstance(asked, VectorRequest):
-        return msgspec.structs.replace(asked, **changes)  # responses have documents, and count queries
-    if getattr(asked, "prompt_embeds", None) is not None:
-        changes |= {"prompt": "", "prompt_embeds": None}
-    changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
-    return msgspec.structs.replace(asked, **changes)
 
 
 class Texts:
@@ -315,8 +54,6 @@ class Texts:
 
     @classmethod
     def of(cls, llm: AsyncLLM, policy: TextPolicy, open_requests: OpenRequests) -> Texts:
-        from octavo.server.text_pool import TextPool
-
         pool = None
         if llm.input_setup is not None:
             pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.input.media.reads_images)
@@ -346,22 +83,14 @@ class Texts:
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]
     ) -> tuple[T, R] | None:
         """Return a request and what `make` makes of it; None where that takes more time than this process has."""
-        is_only_place = self.pool is None
-        if not is_only_place and sum(map(len, pieces)) > most_bytes:
+        if self.pool is not None and sum(map(len, pieces)) > most_bytes:
             return None
         # one at a time: whatever else waits for the loop runs between two of them
         async with self._turn:
             asked = decode(b"".join(pieces), kind)
-            if is_only_place:
+            if self.pool is None:
                 return asked, make(asked)
-            if getattr(asked, "chat_template", None) is not None:
-                return None
-            served = asked.as_chat() if isinstance(asked, ShimRequest) else asked
-            if isinstance(served, FormFields) and served.form() is not None:
-                return None
-            if any(getattr(message, "has_images", False) for message in getattr(served, "messages", None) or ()):
-                return None
-            if isinstance(served, ChatCompletionRequest) and served.constrains_calls:
+            if asked.may_take_long:
                 return None
             try:
                 return asked, make(asked, _INLINE_LIMITS)

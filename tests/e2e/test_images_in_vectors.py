@@ -19,8 +19,9 @@ from octavo.config.images import image_settings
 from octavo.core.pooling import PoolingParams
 from octavo.engine.chat_template import ChatOptions
 from octavo.multimodal.image_prompts import ImagePrompts
+from octavo.server.preparing import Prepared, prepared
 from octavo.server.schema.vectors import EmbeddingRequest
-from octavo.server.texts import Prepared, _prompts, prepared
+from octavo.server.texts import _prompts
 from tests.e2e.test_images import TOKENS
 from tests.e2e.test_images_over_http import TEMPLATE
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint

@@ -19,12 +19,13 @@ import pytest
 
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
+from octavo.server.preparing import Prepared, TextPolicy, TextSetup, TokensResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
 from octavo.server.sounds import HEAR
 from octavo.server.text_pool import SHORT_JOB_BYTES, TextPool
-from octavo.server.texts import Prepared, TextPolicy, TextSetup, TokensResponse, name_of
+from octavo.server.texts import name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.fakes.image_host import image_host

@@ -18,6 +18,7 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
 from octavo.server.errors import ApiError, shutting_down
+from octavo.server.preparing import Preparer, TextPolicy, TextSetup
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
@@ -27,7 +28,7 @@ from octavo.server.schema.tokens import TokenizeRequest
 from octavo.server.schema.vectors import RerankRequest, ScoreRequest
 from octavo.server.sending import OpenRequests
 from octavo.server.text_pool import TextPool
-from octavo.server.texts import INLINE_BYTES, Preparer, TextPolicy, Texts, TextSetup
+from octavo.server.texts import INLINE_BYTES, Texts
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 

@@ -10,10 +10,10 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.generation import in_namespace_of, named_by_the_client
 from octavo.server.keys import caller_of
+from octavo.server.preparing import TokensRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
-from octavo.server.texts import TokensRequest
 
 
 class CacheReset(Struct, frozen=True):

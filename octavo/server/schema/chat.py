@@ -281,6 +281,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         return self.must_call or (self.call_mode == "auto" and is_strict)
 
     @property
+    def may_take_long(self) -> bool:
+        return super().may_take_long or self.constrains_calls
+
+    @property
     def template_values(self) -> dict[str, Any] | None:
         """What the template may use besides the messages; chat_template_kwargs win over fields of the same name."""
         names = ("documents", "reasoning_effort", "verbosity")

@@ -135,6 +135,10 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
             chat.check()
         return chat
 
+    @property
+    def may_take_long(self) -> bool:
+        return self.as_chat().may_take_long
+
     @abstractmethod
     def tool_places(self) -> list[str]:
         """Return where each tool of the chat stands in this request. Raises InvalidRequest."""
