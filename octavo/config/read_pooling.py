@@ -12,10 +12,11 @@ from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.late_interaction import ARCHITECTURES, colbert_files
 from octavo.config.pooler_config import with_overrides
-from octavo.config.pooling_config import ENCODERS, DenseModule, PoolingConfig, TokenHeads, sees_both
+from octavo.config.pooling_config import ENCODERS, MODES, DenseModule, PoolingConfig, TokenHeads, sees_both
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import CheckpointError, ConfigError
+from octavo.gguf.tokenizer import token_id
 
 _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -55,7 +56,9 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
     is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or head is not None
     # without a head for tokens
     is_pooling |= re.search("(?<!LMHead)(?<!Chat)Model$", _architecture(checkpoint)) is not None
-    if not is_pooling and modules is None:
+    stated, is_judge = _of_metadata(checkpoint)
+    is_judge &= head is None and args.convert != EMBED
+    if not (is_pooling or stated or is_judge) and modules is None:
         return None
     found = PoolingConfig(
         is_causal=not is_encoder,
@@ -66,14 +69,16 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
         # the names of NVIDIA's configs
         modes = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
         found = msgspec.structs.replace(found, modes=(modes[checkpoint.expect("pooling", *modes, default="avg")],))
+    if stated:
+        found = msgspec.structs.replace(found, modes=(stated,))
     if modules is not None:
         found = read_modules(checkpoint.path, modules, found)
     if (kind := checkpoint.values.get("model_type")) in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         # the first rows of the table of positions stand for padding
         num_rows = checkpoint.max_model_len()
         padding = 1 if kind == "mpnet" else checkpoint.int("pad_token_id", 1)
-        if not 0 <= padding < num_rows - 1:
-            raise checkpoint.error("pad_token_id", f"0 to {num_rows - 2:,}, with rows of positions behind it")
+        if not -1 <= padding < num_rows - 1:
+            raise checkpoint.error("pad_token_id", f"-1 to {num_rows - 2:,}, with rows of positions behind it")
         longest = num_rows - padding - 1
         found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
     if found.late is None and _architecture(checkpoint) in ARCHITECTURES:
@@ -85,7 +90,7 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
             mode = checkpoint.expect("classifier_pooling", "cls", "mean")
             found = msgspec.structs.replace(found, modes=(mode,))
         return found if found.labels else _classifier(checkpoint, found)
-    if args.convert == CLASSIFY or (found.token_ids and args.convert != EMBED):
+    if args.convert == CLASSIFY or is_judge or (found.token_ids and args.convert != EMBED):
         token_ids = found.token_ids or _yes_and_no(checkpoint)
         vocab_size = checkpoint.positive("vocab_size")
         if not all(0 <= each < vocab_size for each in token_ids):
@@ -102,6 +107,14 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
     if found.late is not None:
         return msgspec.structs.replace(found, size=size)
     return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size, token_heads=_token_heads(checkpoint))
+
+
+def _of_metadata(c: Checkpoint) -> tuple[str | None, bool]:
+    """Return the mode of pooling that a GGUF file states, and whether it makes scores."""
+    if c.gguf is None:
+        return None, False
+    mode = c.expect("pooling_mode", *MODES) if "pooling_mode" in c.values else None
+    return mode, c.bool("is_ranking", False)
 
 
 def _token_heads(c: Checkpoint) -> TokenHeads | None:
@@ -149,10 +162,14 @@ def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
 
 def _yes_and_no(c: Checkpoint) -> tuple[int, ...]:
     """Return the tokens of a model that is asked for yes or no, as Qwen3-Reranker is. Raises ConfigError."""
-    file = c.path / "tokenizer.json"
-    model = read_json_object(file).get("model") if file.is_file() else None
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    words = vocabulary if isinstance(vocabulary, Mapping) else {}
+    words: Mapping[str, Any] = {}
+    if c.gguf is not None:
+        ids = {word: token_id(c.gguf, word) for word in ("yes", "no")}
+        words = {word: number for word, number in ids.items() if number is not None}
+    elif (file := c.path / "tokenizer.json").is_file():
+        model = read_json_object(file).get("model")
+        vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+        words = vocabulary if isinstance(vocabulary, Mapping) else {}
     if not {"yes", "no"} <= words.keys() or c.values.get("model_type") in ENCODERS:
         raise ConfigError(
             f"convert is classify, but {c.architecture} has no scores of labels, and its tokenizer no words yes and no "

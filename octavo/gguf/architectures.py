@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from octavo.errors import UnsupportedModel
-from octavo.gguf import configs, hybrids, layer_norms, mixtures, names, orders
+from octavo.gguf import configs, encoders, hybrids, layer_norms, mixtures, names, orders
 from octavo.gguf.metadata import Metadata
 
 Make = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
@@ -65,6 +65,10 @@ def architecture_of(meta: Metadata) -> Architecture:
         name = "falcon (norms)"
     if name == "granitehybrid" and meta.bool("rope.scaling.finetuned", True):
         name = "granitehybrid (rotated)"
+    if name == "bert" and meta.has("attn_qkv.weight"):
+        name = "bert (joined)"
+    if name == "jina-bert-v2" and meta.has("ffn_gate.weight"):
+        name = "jina-bert-v2 (halves)"
     if name not in ARCHITECTURES:
         known = ", ".join(dict.fromkeys(each.partition(" ")[0] for each in ARCHITECTURES))
         raise UnsupportedModel(
@@ -75,6 +79,8 @@ def architecture_of(meta: Metadata) -> Architecture:
 
 
 _with_states = partial(Architecture, has_states=True)
+_encoder = partial(Architecture, tops=names.BERT_TOPS, prefix="", layers="encoder.layer")
+_flash = partial(Architecture, tops=names.FLASH_TOPS, prefix="", layers="encoder.layers")
 
 
 def _falcon(own: Mapping[str, str]) -> Architecture:
@@ -185,6 +191,18 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "mimo2": Architecture("MiMoV2FlashForCausalLM", mixtures.mimo2, names.MIMO2, may_vary=True),
     "step35": Architecture("Step3p5ForCausalLM", mixtures.step35, names.STEP35, shift=1.0, may_vary=True),
     "mellum": Architecture("MellumForCausalLM", mixtures.mellum, {}),
+    "bert": _encoder("BertModel", encoders.bert, names.BERT),
+    "bert (joined)": _flash("XLMRobertaModel", encoders.joined_bert, names.FLASH),
+    "jina-bert-v2": _encoder("JinaBertModel", encoders.jina_bert, names.JINA_BERT),
+    "jina-bert-v2 (halves)": _encoder("JinaBertModel", encoders.jina_bert, names.JINA_BERT_HALVES),
+    "jina-bert-v3": _flash("JinaEmbeddingsV3Model", encoders.jina_embeddings_v3, names.FLASH),
+    "nomic-bert": _flash("NomicBertModel", encoders.nomic, names.NOMIC),
+    "modern-bert": Architecture(
+        "ModernBertModel", encoders.modern_bert, names.MODERN_BERT, tops=names.MODERN_BERT_TOPS, prefix=""
+    ),
+    "gemma-embedding": Architecture("Gemma3TextModel", encoders.gemma_embedding, names.GEMMA_NAMES, shift=1.0),
+    "eurobert": Architecture("EuroBertModel", encoders.eurobert, {}),
+    "llama-embed": Architecture("LlamaBidirectionalModel", encoders.llama_both, {}, is_permuted=True),
     "mamba2": _with_states("Mamba2ForCausalLM", hybrids.mamba2, names.MAMBA2, tops=names.MAMBA_TOPS),
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from octavo.errors import CheckpointError
 from octavo.gguf.architectures import ARCHITECTURES, Architecture, architecture_of
+from octavo.gguf.encoders import pooling
 from octavo.gguf.metadata import Metadata
 from octavo.gguf.names import LAYER
 from octavo.gguf.orders import ORDERED, Order
@@ -107,6 +108,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": _dtype(file),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "quantization_config": {"quant_method": "gguf"},
+        **pooling(meta),
     }
     return {**base, **kept.make(meta, base)}
 
@@ -121,14 +123,18 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
         found = _TENSOR.fullmatch(tensor.name)
         if _UNREAD.fullmatch(tensor.name) or (found and int(found[1]) >= num_layers):
             continue
-        top, _, suffix = tensor.name.partition(".")
+        top, _, suffix = tensor.name.rpartition(".")
         if found is None and top in tops:
             name, is_norm = (
                 f"{'' if top == 'output' else kept.prefix}{tops[top]}.{suffix}",
                 tensor.name.endswith("norm.weight"),
             )
             stacked = range(tensor.shape[0]) if "{}" in name else (None,)
-            yield from (Placed(name.format(each), tensor, each, shift=kept.shift * is_norm) for each in stacked)
+            # tables of one row have no dimension of rows
+            form = (1, *tensor.shape) if top in ("token_types", "cls.output") and suffix == "weight" else None
+            form = form if len(tensor.shape) == 1 else None
+            shift = kept.shift * is_norm
+            yield from (Placed(name.format(each), tensor, each, shift=shift, form=form) for each in stacked)
             continue
         if found is None or found[2] not in names:
             raise CheckpointError(f"{file.path}: holds {tensor.name}, which {kept.family} does not read")

@@ -260,3 +260,66 @@ GLM4: Final = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+_BERT_LAYER: Final = {
+    **{f"attn_{each[0]}": f"attention.self.{each}" for each in ("query", "key", "value")},
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+}
+BERT: Final = {
+    **_BERT_LAYER,
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_HEAD_TOPS: Final = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
+BERT_TOPS: Final = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    **_HEAD_TOPS,
+}
+JINA_BERT: Final = {
+    **_BERT_LAYER,
+    "ffn_up": "mlp.gated_layers",
+    "ffn_down": "mlp.wo",
+    "layer_output_norm": "mlp.layernorm",
+}
+JINA_BERT_HALVES: Final = {
+    **JINA_BERT,
+    "ffn_gate": "mlp.gated_layers/first",
+    "ffn_up": "mlp.gated_layers/second",
+}
+_FLASH_NORMS: Final = {"attn_output_norm": "norm1", "layer_output_norm": "norm2"}
+FLASH: Final = {
+    **_FLASH_NORMS,
+    "attn_qkv": "mixer.Wqkv",
+    "attn_output": "mixer.out_proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+FLASH_TOPS: Final = {**BERT_TOPS, "token_embd_norm": "emb_ln"}
+NOMIC: Final = {
+    **_FLASH_NORMS,
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_up": "mlp.fc11",
+    "ffn_gate": "mlp.fc12",
+    "ffn_down": "mlp.fc2",
+}
+MODERN_BERT: Final = {
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
+MODERN_BERT_TOPS: Final = {
+    "token_embd": "embeddings.tok_embeddings",
+    "token_embd_norm": "embeddings.norm",
+    "output_norm": "final_norm",
+    "cls": "head.dense",
+    "cls.norm": "head.norm",
+    "cls.output": "classifier",
+}

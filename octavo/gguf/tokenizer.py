@@ -1,15 +1,16 @@
 """The tokenizer of a GGUF file: GPT-2's kind (byte-level BPE), SentencePiece's with scores and Gemma 4's with merges,
-and what ends a text.
+and what ends a text. `encoder_tokenizer` has those of encoders.
 
 Pre-tokenizers follow the tokenizer.json of the models that llama.cpp's names of them stand for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.gguf.encoder_tokenizer import add_ends, unigram, word_piece, word_pieces
 from octavo.gguf.reader import Array, GGUFFile
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"
 _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("default", ""), _DEFAULT),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "trillion"), (_WORDS,)),
+    **dict.fromkeys(("roberta-bpe", "modern-bert"), (_WORDS,)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), (_LLAMA3,)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
     **dict.fromkeys(
@@ -122,23 +124,26 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
         )
     if len(types) != len(tokens):
         raise CheckpointError(f"{file.path}: tokenizer.ggml.tokens has {len(tokens)}, token_type {len(types)} elements")
+    tokens = word_pieces(tokens, types) if model == "bert" else tokens
     ids: dict[str, int] = {}
     for number, token in enumerate(tokens):
         ids.setdefault(token, number)
-    if model not in _MAKERS:
+    if (maker := _MAKERS.get(str(model))) is None:
         raise UnsupportedModel(
             f"{file.path}: tokenizer.ggml.model is {model!r}, expected {' or '.join(_MAKERS)}; name the model's "
             "original directory or hub name with the argument tokenizer"
         )
     try:
-        backend = _MAKERS[model](file, ids, types)
+        backend = maker(file, ids, types)
         added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (*_SPECIAL, _USER_DEFINED)]
         backend.add_tokens([AddedToken(token, special=kind in _SPECIAL, normalized=False) for token, kind in added])
+        has_ends = add_ends(file, backend, ids)
     except (CheckpointError, UnsupportedModel):
         raise
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise CheckpointError(f"{file.path}: its tokenizer is not usable ({error}); download it again") from error
-    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
+    names = {each: each for each in ("bos", "eos", "cls", "mask")}
+    names |= {"unknown": "unk", "padding": "pad", "seperator": "sep"}
     names |= {each: f"fim_{each}" for each in ("prefix", "suffix", "middle")}  # the older names of the next three
     names |= {"fim_pre": "fim_prefix", "fim_suf": "fim_suffix", "fim_mid": "fim_middle"}
     names |= {"fim_rep": "fim_repository", "fim_sep": "fim_file", "fim_pad": "fim_padding"}
@@ -149,9 +154,9 @@ def read_tokenizer(file: GGUFFile) -> tuple[Backend, dict[str, str], dict[str, A
             special[f"{ours}_token"] = tokens[at]
     starts = model in ("llama", "gemma4") or file.metadata.get("tokenizer.ggml.pre") in _WITH_BOS
     template = file.metadata.get("tokenizer.chat_template")
+    ends = {"add_bos_token": starts, "add_eos_token": False}
     config = {
-        "add_bos_token": bool(file.metadata.get("tokenizer.ggml.add_bos_token", starts)),
-        "add_eos_token": bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)),
+        **({} if has_ends else {key: bool(file.metadata.get(f"tokenizer.ggml.{key}", ends[key])) for key in ends}),
         **special,
         **({"chat_template": template} if isinstance(template, str) else {}),
     }
@@ -236,5 +241,11 @@ def _are(values: Iterable[object], kind: type) -> bool:
     return all(isinstance(each, kind) for each in values)
 
 
-_MAKERS: Final = {"gpt2": _byte_level, "llama": _sentence_pieces, "gemma4": _sentence_pieces}
+_MAKERS: Final[Mapping[str, Callable[[GGUFFile, dict[str, int], list[int]], Backend]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_pieces,
+    "gemma4": _sentence_pieces,
+    "bert": word_piece,
+    "t5": unigram,
+}
 """By `tokenizer.ggml.model`."""
