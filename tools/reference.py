@@ -20,6 +20,7 @@ from octavo.core.request_limits import (
     MAX_LOGPROB_ENTRIES,
     MAX_POOLED_VALUES,
     MAX_REQUEST_TOKENS,
+    MAX_RESPONSE_LOGPROBS,
     MAX_SEQUENCES,
     REQUEST_LIMITS,
 )
@@ -56,8 +57,9 @@ The most that lists and texts of one request may hold; `octavo serve` refuses mo
 field, `LLM` with `InvalidRequest`. Besides, a body has at most `--max-body-size` bytes, a completion request at most
 {tokens:,} token ids in its prompts and {sequences:,} sequences (prompts times `n` or `best_of`), free-form JSON nests
 at most {depth} deep, the log-probabilities of prompts have at most {logprobs:,} entries together (prompt tokens times
-`prompt_logprobs` plus one; only in a server), vectors and scores at most {pooled:,} values together (only in a server;
-one of each text, or of each token of it), and a prompt fits the model's context.
+`prompt_logprobs` plus one; only in a server), those of the outputs of a response that is not streamed at most
+{response_logprobs:,}, vectors and scores at most {pooled:,} values together (only in a server; one of each text, or of
+each token of it), and a prompt fits the model's context.
 """
 
 _FLAG = re.compile(r"(?<![`\w-])--[a-z][a-z-]*")
@@ -143,6 +145,7 @@ def _limits_page() -> str:
         sequences=MAX_SEQUENCES,
         depth=MAX_DEPTH,
         logprobs=MAX_LOGPROB_ENTRIES,
+        response_logprobs=MAX_RESPONSE_LOGPROBS,
         pooled=MAX_POOLED_VALUES,
     ).strip()
     lines = [

@@ -36,6 +36,8 @@ MAX_REQUEST_CHARS: Final = 4 << 20
 MAX_REQUEST_TOKENS: Final = 1 << 20
 MAX_SEQUENCES: Final = 4096
 MAX_LOGPROB_ENTRIES: Final = 1 << 20
+MAX_RESPONSE_LOGPROBS: Final = 1 << 21
+"""They take almost a gigabyte while the JSON of a chat is made of them, and 0.2 of it afterwards."""
 MAX_POOLED_VALUES: Final = 1 << 25
 MAX_TTL_S: Final = 365 * 86400
 """Longest life of a pin."""
@@ -236,6 +238,18 @@ def check_logprob_entries(num_prompt_tokens: int, prompt_logprobs: int | None) -
             f"the log-probabilities of {num_prompt_tokens:,} prompt tokens with {prompt_logprobs + 1} entries each are "
             f"{count:,}, must be at most {MAX_LOGPROB_ENTRIES:,}; ask for fewer, or send shorter prompts",
             field="prompt_logprobs",
+        )
+
+
+def check_response_logprobs(count: int) -> None:
+    """Raise InvalidRequest when the log-probabilities of the outputs of a response that is sent in one piece would take
+    too much memory."""
+    if count > MAX_RESPONSE_LOGPROBS:
+        raise InvalidRequest(
+            f"the response has more than {MAX_RESPONSE_LOGPROBS:,} log-probabilities; set stream to true, or ask for "
+            "fewer prompts, n, max_tokens or logprobs",
+            field="logprobs",
+            code="response_too_large",
         )
 
 

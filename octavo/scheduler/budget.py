@@ -47,7 +47,7 @@ class Budget:
     def take(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
         """Count a row of `num_tokens` tokens from `start` on, for which `grant` was called with `want`."""
 
-    def refund(self, group: SequenceGroup, start: int, num_tokens: int) -> None:
+    def refund(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
         """Undo `take`: the row is not part of the step."""
 
 
@@ -80,9 +80,9 @@ class TokenBudget(Budget):
         if want > 1:
             self.for_prompts -= num_tokens
 
-    def refund(self, group: SequenceGroup, start: int, num_tokens: int) -> None:
+    def refund(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
         self.remaining += num_tokens
-        if num_tokens > 1:
+        if want > 1:
             self.for_prompts += num_tokens
 
 
@@ -170,7 +170,7 @@ class EncoderBudget(Budget):
     def take(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
         self._used += sum(cost for _, cost in self._inputs_in(group, start, num_tokens))
 
-    def refund(self, group: SequenceGroup, start: int, num_tokens: int) -> None:
+    def refund(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
         self._used -= sum(cost for _, cost in self._inputs_in(group, start, num_tokens))
 
     def _inputs_in(self, group: SequenceGroup, start: int, num_tokens: int) -> Iterable[EncoderInput]:

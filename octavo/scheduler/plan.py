@@ -114,7 +114,7 @@ class StepPlan:
         num_beside = len(row.drafts) + self.repeats.pop(sequence.seq_id, 0)
         num_known = row.num_tokens - num_beside
         for budget in self.row_budgets:
-            budget.refund(group, row.start, num_known)
+            budget.refund(group, row.start, num_known, want=len(sequence.token_ids) - row.start)
         self.tokens.remaining += num_beside
         if num_known > 1:
             self.num_prompt_tokens -= num_known

@@ -20,6 +20,7 @@ from octavo import __version__
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
+from octavo.core.request_limits import check_response_logprobs
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.readers import DirectReader
@@ -32,7 +33,17 @@ from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.logprobs import by_ids
 from octavo.server.rate_limits import Meter
 from octavo.server.schema.common import GenerationRequest
-from octavo.server.sending import DONE, DirectBody, EventStream, encode, error_event, event, free, is_large
+from octavo.server.sending import (
+    DONE,
+    DirectBody,
+    EventStream,
+    encode,
+    error_event,
+    event,
+    free,
+    is_large,
+    num_logprobs,
+)
 from octavo.server.usage import Usage, UsageCounts
 
 _UNIQUE_DIGITS: Final = 12
@@ -215,10 +226,13 @@ class Generation(ABC):
             return EventStream(self._events(), self.context.open_requests, self.failed)
         async with self.context.open_requests.track(self._receive):
             last: dict[int, RequestOutput] = {}
+            num_entries = 0
             async with aclosing(self._outputs()) as outputs:
                 async for index, output in outputs:
                     self.count(index, output)
                     last[index] = output
+                    num_entries += sum(map(num_logprobs, output.outputs))
+                    check_response_logprobs(num_entries)
             final = [last[index] for index in range(len(self.prompts))]
             if not is_large(final):
                 return self.whole(final)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.core.logprob_list import LogprobList
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 
 if TYPE_CHECKING:
@@ -220,11 +220,14 @@ def is_large(outputs: Sequence[RequestOutput]) -> bool:
     num_tokens = len(positions) + sum(len(completion.token_ids) for completion in completions)
     if num_tokens > SLICE:
         return True
-    num_entries = sum(len(position or ()) for position in positions)
-    for completion in completions:
-        logprobs = completion.logprobs or ()
-        num_entries += logprobs.num_entries if isinstance(logprobs, LogprobList) else sum(map(len, logprobs))
+    num_entries = sum(len(position or ()) for position in positions) + sum(map(num_logprobs, completions))
     return num_entries > _MOST_LOGPROBS_OF_TURN
+
+
+def num_logprobs(completion: CompletionOutput) -> int:
+    """Return how many log-probabilities a sequence has."""
+    found = completion.logprobs or ()
+    return found.num_entries if isinstance(found, LogprobList) else sum(map(len, found))
 
 
 def packing(outputs: Sequence[RequestOutput]) -> Callable[[S | None], S | None]:

@@ -154,10 +154,12 @@ def load_certificate(context: ssl.SSLContext, args: ServerArgs) -> None:
         # a key with a password would be asked for at the terminal
         context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"ssl_certfile {args.ssl_certfile} with ssl_keyfile {args.ssl_keyfile} cannot be used: {error}; give PEM "
-            "files of one pair, the key without a password"
-        ) from error
+        files, remedy = f"ssl_certfile {args.ssl_certfile}", "give PEM files of one pair, the key without a password"
+        if args.ssl_keyfile is not None:
+            files += f" with ssl_keyfile {args.ssl_keyfile}"
+        elif isinstance(error, ssl.SSLError):
+            remedy = "give ssl_keyfile, too, the PEM file with the private key of the certificate, without a password"
+        raise ConfigError(f"{files} cannot be used: {error}; {remedy}") from error
 
 
 async def stop_listening(server: asyncio.Server, listener: socket.socket) -> None:

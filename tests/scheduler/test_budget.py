@@ -31,7 +31,7 @@ class TestTokens:
         assert tokens.grant(one, 0, 3) == 3
         tokens.take(one, 0, 3, 3)
         assert tokens.grant(one, 0, 3) == 2
-        tokens.refund(one, 0, 3)
+        tokens.refund(one, 0, 3, 3)
         assert tokens.grant(one, 0, 9) == 5
 
     def test_prompts_never_have_more_tokens_left_than_the_step(self) -> None:
@@ -52,6 +52,8 @@ class TestTokens:
         tokens.take(one, 0, 3, 5)
         assert tokens.is_full
         assert tokens.grant(one, 0, 1) == 1
+        tokens.refund(one, 2, 1, 3)  # a piece of one token
+        assert tokens.grant(one, 2, 3) == 1
 
 
 class TestGroups:
@@ -99,7 +101,7 @@ class TestEncoderInputs:
         budget.take(one, 0, 3, 9)
         assert budget.grant(one, 0, 9) == 2
         assert budget.grant(one, 3, 9) == 3
-        budget.refund(one, 0, 3)
+        budget.refund(one, 0, 3, 3)
         assert budget.grant(one, 0, 9) == 6
 
     def test_a_step_without_them_does_not_look(self) -> None:

@@ -116,6 +116,8 @@ def test_certificates_of_clients_are_needed_where_that_is_said(start_server: Sta
 
 
 def test_files_that_are_no_pair_are_an_error_at_the_start(tmp_path: Path, pair: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="cert.pem cannot be used: .*; give ssl_keyfile, too"):
+        tls_context(ServerArgs(ssl_certfile=pair["ssl_certfile"]))
     (tmp_path / "other").write_text("no key")
     for wrong in (str(tmp_path / "other"), str(tmp_path / "none")):
         with pytest.raises(ConfigError, match=f"ssl_keyfile {wrong} cannot be used.*give PEM"):

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from octavo.core import request_limits
 from tests.server.conftest import Served
 from tests.server.raw import ask, events
 
@@ -50,6 +51,16 @@ def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI) -> None:
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 1, "fetched_tokens": 1, "computed_tokens": 1},
     }
+
+
+def test_log_probabilities_without_end_are_streamed_or_refused(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_limits, "MAX_RESPONSE_LOGPROBS", 25)
+    fields = {"logprobs": 2, "max_tokens": 5}
+    assert complete(server, prompt=["ab", "cd"], **fields).status == 200
+    refused = complete(server, prompt=["ab", "cd", "ef"], **fields)
+    assert (refused.status, refused.json["error"]["code"]) == (400, "response_too_large")
+    assert "has more than 25 log-probabilities; set stream to true, or ask" in refused.json["error"]["message"]
+    assert complete(server, prompt=["ab", "cd", "ef"], **fields, stream=True).status == 200
 
 
 def test_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
