@@ -24,7 +24,9 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class OctavoError(Exception):
@@ -61,6 +63,21 @@ class InvalidRequest(OctavoError, ValueError):
         self.field = field
         if code is not None:
             self.code = code
+
+
+@contextmanager
+def named_by_the_caller(field_names: Mapping[str, str]) -> Iterator[None]:
+    """Give an InvalidRequest from inside the name that the caller has for the field, in its message too."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.field = field_names.get(error.field or "", error.field)
+        error.args = (_NAME.sub(lambda found: field_names.get(found[0], found[0]), str(error)),)
+        raise
+
+
+_NAME = re.compile("[a-z]+(?:_[a-z]+)+")
+"""A name of a field that is no ordinary word."""
 
 
 def id_in_use(request_id: str) -> InvalidRequest:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, Unpack, cast
 
 import msgspec
@@ -36,11 +37,10 @@ from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.progress import ProgressBar
-from octavo.engine.refused import about_width, refused_output
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, named_by_the_caller
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class LLM:
         )
         make_prompts = [partial(Prompt.read, prompt) for prompt in _listed(prompts)]
         each = options_of_each(len(make_prompts), options)
-        return self._run(make_prompts, params, each, use_tqdm, width_name="beam_width")
+        return self._run(make_prompts, params, each, use_tqdm, {"best_of": "beam_width"})
 
     def encode(
         self,
@@ -311,11 +311,11 @@ class LLM:
         sampling_params: ParamsLike,
         options: Sequence[RequestOptions],
         use_tqdm: bool | None,
-        width_name: str = "best_of",
+        field_names: Mapping[str, str] = MappingProxyType({}),
     ) -> list[RequestOutput]:
         """Generate for all prompts, each of which is made by a call that may raise InvalidRequest.
 
-        width_name: the caller's name for best_of, for the messages of errors."""
+        field_names: the caller's names for parameters, for the messages of errors."""
         self.engine.core.sleep.check_awake("a request")
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._request_numbers)) for _ in prompts]
@@ -324,7 +324,7 @@ class LLM:
             before = msgspec.structs.replace(self.engine.stats)
             try:
                 for request_id, make_prompt, one, each in zip(request_ids, prompts, params, options, strict=True):
-                    refused = self._add(request_id, make_prompt, one, each, width_name)
+                    refused = self._add(request_id, make_prompt, one, each, field_names)
                     if refused is not None:
                         outputs[request_id] = refused
                     interrupt.check()
@@ -365,18 +365,18 @@ class LLM:
         make_prompt: Callable[[], Prompt],
         params: SamplingParams | PoolingParams,
         options: RequestOptions,
-        width_name: str,
+        field_names: Mapping[str, str],
     ) -> RequestOutput | None:
         """Add a request; return its final output when it is refused."""
         prompt: Prompt | None = None
         try:
-            prompt = make_prompt()
-            self.engine.add_request(request_id, prompt, params, **msgspec.structs.asdict(options))
-        except InvalidRequest as found:
-            error = about_width(found, width_name)
+            with named_by_the_caller(field_names):
+                prompt = make_prompt()
+                self.engine.add_request(request_id, prompt, params, **msgspec.structs.asdict(options))
+        except InvalidRequest as error:
             _log.warning("request %s is refused: %s", request_id, error)
             num_outputs = params.n if isinstance(params, SamplingParams) else 0
-            return refused_output(request_id, prompt.text if prompt else None, num_outputs, error)
+            return RequestOutput.refused(request_id, prompt.text if prompt else None, num_outputs, error)
         return None
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:

@@ -45,11 +45,15 @@ class Greetings:
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
 
-    def accept(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
-        """Serve each connection in a thread of this name until the listener is shut down.
+    def begin(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
+        """Serve each connection in a thread of this name until the listener is shut down; accept them in another one.
 
         serve: ends its greeting, which it encloses in `limited`, and closes the connection.
         """
+        accepted = (listener, serve, name)
+        threading.Thread(target=self._accept, args=accepted, name=f"{name}-listener", daemon=True).start()
+
+    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
         while True:
             try:
                 connection, _ = listener.accept()

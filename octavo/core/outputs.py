@@ -138,6 +138,21 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     error: RequestError | None = None
     pooled: bytes | None = None
 
+    @classmethod
+    def refused(cls, request_id: str, prompt: str | None, num_outputs: int, error: InvalidRequest) -> RequestOutput:
+        """Return the final output of a request that never reached the core."""
+        ended = [
+            CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(num_outputs)
+        ]
+        return cls(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=[],
+            outputs=ended,
+            finished=True,
+            error=RequestError.of(error),
+        )
+
 
 class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a prefix that a pin keeps in the cache.

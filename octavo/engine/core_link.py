@@ -104,8 +104,7 @@ class CoreLink:
         server = CoreServer(core, self.send, max_tokens_per_step, inbox)
         core.announce = self.send
         self._inbox, self._listener = inbox, listener
-        accepted = (listener, partial(self._serve_front, server, core), "octavo-front")
-        threading.Thread(target=self._greetings.accept, args=accepted, daemon=True).start()
+        self._greetings.begin(listener, partial(self._serve_front, server, core), "octavo-front")
         server.run()
 
     def stop(self, *_: object) -> None:

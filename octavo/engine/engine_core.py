@@ -19,6 +19,7 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
+from octavo.core.live import LiveState
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.resume import check_resumed
@@ -264,12 +265,11 @@ class EngineCore:
         """Return what a reader lacks (`EventLog.after`); nothing where no events are kept."""
         return [] if self._kv_events is None else [self._kv_events.after(read)]
 
-    def live(self, within_s: float) -> Any:
-        """Return the `LiveState` with the entries of the last `within_s` seconds, in a list, as built-in types."""
+    def live(self, within_s: float) -> list[LiveState]:
+        """Return the state with the entries of the last `within_s` seconds, in a list."""
         from octavo.engine.live_state import live_state
 
-        state = live_state(self.scheduler, self._last_step, self.clock(), within_s)
-        return msgspec.to_builtins([state], builtin_types=(bytes,))
+        return [live_state(self.scheduler, self._last_step, self.clock(), within_s)]
 
     def release_memory(self) -> None:
         """Release the memory of empty KV blocks and of activations. No effect while requests run."""
@@ -277,15 +277,15 @@ class EngineCore:
             self.executor.call("release_memory", self.scheduler.block_manager.empty_blocks())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a control call, which msgspec can encode. Raises ConfigError for an unknown name."""
+        """Return the result of a control call, as built-in types. Raises ConfigError for an unknown name."""
         calls: dict[str, Callable[..., Any]] = {
-            "stats": lambda: msgspec.to_builtins(self.stats()),
-            "decisions": lambda: msgspec.to_builtins(self.scheduler.log.entries),
-            "timelines": lambda: msgspec.to_builtins(self.scheduler.timelines),
-            "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
+            "stats": self.stats,
+            "decisions": lambda: self.scheduler.log.entries,
+            "timelines": lambda: self.scheduler.timelines,
+            "pin_prefix": self.pin_prefix,
             "unpin_prefix": self.unpin_prefix,
             "read_adapter": self.read_adapter,
-            "kv_events": lambda read: msgspec.to_builtins(self.kv_events(read), builtin_types=(bytes,)),
+            "kv_events": self.kv_events,
             "live": self.live,
             "reset_prefix_cache": self.reset_prefix_cache,
             "release_memory": self.release_memory,
@@ -298,7 +298,7 @@ class EngineCore:
         }
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")
-        return calls[method](*arguments)
+        return msgspec.to_builtins(calls[method](*arguments), builtin_types=(bytes,))
 
     def time_steps(self, is_on: bool) -> None:
         """Report the times of each step's parts with its outputs from now on, or no longer."""

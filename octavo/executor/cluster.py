@@ -58,8 +58,7 @@ class Gathering:
                 f"master_addr and master_port are {self._where}, which cannot be used: {error}"
             ) from error
         self._greetings = Greetings()
-        accepted = (self._listener, self._admit, "octavo-gathering")
-        threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-gathering", daemon=True).start()
+        self._greetings.begin(self._listener, self._admit, "octavo-gathering")
 
     def wait(self, timeout_s: float) -> list[Rank]:
         """Return the ranks in their order. Raises EngineDeadError that lists those that have not come in time."""

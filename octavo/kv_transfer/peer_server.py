@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -100,8 +99,7 @@ class PeerServer(Source):
         self._requests: dict[str, bytes] = {}
         self._most_blocks = int(SHARE * fewest_blocks(block_manager.groups))
         block_manager.listeners.append(self)
-        accepted = (listener, self._greet, "octavo-kv-peer")
-        threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-kv-listener", daemon=True).start()
+        self._greetings.begin(listener, self._greet, "octavo-kv-peer")
 
     # ---- threads of connections ----
 

@@ -200,8 +200,7 @@ class Listener:
         self._greetings = Greetings()
         self._pipes: SimpleQueue[Pipe | None] = SimpleQueue()
         self._is_closed = False
-        accepted = (self._listener, self._greet, "octavo-greeting")
-        threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-pipes", daemon=True).start()
+        self._greetings.begin(self._listener, self._greet, "octavo-greeting")
 
     def accept(self, wait_s: float | None = None) -> Pipe:
         """Return a pipe to the next process that has proved the secret.

@@ -24,7 +24,7 @@ from octavo.core.request_limits import check_response_logprobs
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.readers import DirectReader
-from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.errors import EngineDeadError, named_by_the_caller
 from octavo.server.checks import Fields
 from octavo.server.context import ServerContext
 from octavo.server.decode import EngineBody
@@ -105,7 +105,7 @@ class EngineRequests:
             direct,
         )
         async with aclosing(outputs):
-            with named_by_the_client(field_names), without_details_of_others(self.caller):
+            with named_by_the_caller(field_names), without_details_of_others(self.caller):
                 async for index, output in outputs:
                     if record is not None:
                         record(output)
@@ -293,21 +293,6 @@ class _DirectStream:
         data = b"".join([generation.event(self._encoder, chunk) for chunk in generation.chunks(index, output)])
         if data:
             self._body.write(data)
-
-
-@contextmanager
-def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Give an InvalidRequest from inside the name that the client has for the field, in its message too."""
-    try:
-        yield
-    except InvalidRequest as error:
-        error.field = field_names.get(error.field or "", error.field)
-        error.args = (_NAME.sub(lambda found: field_names.get(found[0], found[0]), str(error)),)
-        raise
-
-
-_NAME: Final = re.compile("[a-z]+(?:_[a-z]+)+")
-"""A name of a field that is no ordinary word."""
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, named_by_the_caller
 from octavo.server.context import ServerContext
 from octavo.server.formats.events import OutputEvent, TextDelta
 from octavo.server.formats.reading import OutputReader
-from octavo.server.generation import Generation, named_by_the_client
+from octavo.server.generation import Generation
 from octavo.server.logprobs import ChatLogprobs, chat_logprobs
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.shim import ShimRequest
@@ -42,7 +42,7 @@ class Turn(Generation):
         self.field_names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs"}
         if asked.max_completion_tokens is not None:
             self.field_names["max_tokens"] = "max_completion_tokens"
-        with named_by_the_client(self.field_names):
+        with named_by_the_caller(self.field_names):
             logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
             given = asked.given_sampling(**limit, logprobs=logprobs)
             return self.context.llm.default_sampling_params(**{**given, **self._reading_params()})

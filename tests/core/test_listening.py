@@ -30,8 +30,8 @@ class Served:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.greetings = Greetings()
         self.greeted: SimpleQueue[bool] = SimpleQueue()
-        self.thread = threading.Thread(target=self.greetings.accept, args=(self.listener, self.serve, "test"))
-        self.thread.start()
+        self.greetings.begin(self.listener, self.serve, "test")
+        [self.thread] = [each for each in threading.enumerate() if each.name == "test-listener"]
 
     def serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):

@@ -8,9 +8,15 @@ import openai
 import pytest
 
 from octavo.core.outputs import RequestError
-from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
+from octavo.errors import (
+    ContextTooLong,
+    EngineDeadError,
+    InvalidRequest,
+    RequestFailed,
+    RequestTooLarge,
+    named_by_the_caller,
+)
 from octavo.server.errors import as_api_error, ended_with_error
-from octavo.server.generation import named_by_the_client
 from tests.server.conftest import Served
 from tests.server.raw import ask, events
 
@@ -98,7 +104,7 @@ def test_error_in_a_stream_is_its_last_event(client: openai.OpenAI, server: Serv
 
 def test_an_error_names_the_field_that_was_sent_wherever_its_message_does() -> None:
     names = {"max_tokens": "max_completion_tokens", "prompt": "messages"}
-    with pytest.raises(ContextTooLong) as caught, named_by_the_client(names):
+    with pytest.raises(ContextTooLong) as caught, named_by_the_caller(names):
         raise ContextTooLong("the prompt and max_tokens of 9 do not fit; set max_tokens to 5", field="max_tokens")
     assert caught.value.field == "max_completion_tokens"
     assert str(caught.value) == ("the prompt and max_completion_tokens of 9 do not fit; set max_completion_tokens to 5")

@@ -12,7 +12,8 @@ from msgspec import UNSET, Struct, UnsetType
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.fill_in import ends_of_filling_in
-from octavo.server.generation import Generation, named_by_the_client
+from octavo.errors import named_by_the_caller
+from octavo.server.generation import Generation
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.usage import Timings
 
@@ -66,7 +67,7 @@ class Infill(Generation):
             "max_tokens": None if limit is None else max(limit, 1),
             "stop_token_ids": [*(asked.stop_token_ids or ()), *ends_of_filling_in(self.context.llm.tokenizer)],
         }
-        with named_by_the_client(self.field_names):
+        with named_by_the_caller(self.field_names):
             return self.context.llm.default_sampling_params(**asked.given_sampling(**others))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Any:

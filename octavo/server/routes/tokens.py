@@ -6,9 +6,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.errors import named_by_the_caller
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
-from octavo.server.generation import in_namespace_of, named_by_the_client
+from octavo.server.generation import in_namespace_of
 from octavo.server.keys import caller_of
 from octavo.server.preparing import TokensRequest
 from octavo.server.schema.messages import CountTokensRequest
@@ -69,7 +70,7 @@ async def pin_prefix(context: ServerContext, request: Request) -> PinPrefixRespo
     asked, [prefix] = await context.texts.read(request, PinPrefixRequest)
     adapter = await context.models.adapter(asked.model)
     prefix = in_namespace_of(caller_of(request), prefix)
-    with named_by_the_client(_field_names(asked)):
+    with named_by_the_caller(_field_names(asked)):
         pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt, adapter)
     return PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because)
 
@@ -79,7 +80,7 @@ async def unpin_prefix(context: ServerContext, request: Request) -> UnpinPrefixR
     asked, [prefix] = await context.texts.read(request, PrefixRequest)
     adapter = await context.models.adapter(asked.model)
     prefix = in_namespace_of(caller_of(request), prefix)
-    with named_by_the_client(_field_names(asked)):
+    with named_by_the_caller(_field_names(asked)):
         unpinned = await context.llm.unpin_prefix(prefix, asked.cache_salt, adapter)
     return UnpinPrefixResponse(unpinned)
 
