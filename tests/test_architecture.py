@@ -313,9 +313,7 @@ def test_every_folder_says_what_lives_there() -> None:
         init = folder / "__init__.py"
         text = (ast.get_docstring(tree(init)) or "") if init.is_file() else ""
         if len(text.splitlines()) < 3:
-            wrong.append(
-                f"{folder.relative_to(ROOT)}: needs an __init__.py with three lines: what, may import, used by"
-            )
+            wrong.append(f"{folder.relative_to(ROOT)}: needs an __init__.py with three lines: what, used by")
     assert not wrong, "\n".join(wrong)
 
 

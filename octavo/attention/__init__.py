@@ -1,4 +1,4 @@
 """Attention over the paged KV cache: what a step says about its tokens, the backend protocol, the implementations.
 
-May import torch and octavo.ops. Used by layers, through the bound backend, and by the worker, which makes the metadata.
+Used by layers, through the bound backend, and by the worker, which makes the metadata.
 """

@@ -1,7 +1,6 @@
 """The devices that a model can run on: one folder each, and one line each in `DEVICES`.
 
-This file imports no torch, because the configuration reads the names. The folders may import torch, octavo.ops,
-octavo.attention, octavo.sampling and the compiled library. Used by config (names), worker and cli.
+This file imports no torch, because the configuration reads the names. Used by config (names), worker and cli.
 """
 
 from __future__ import annotations

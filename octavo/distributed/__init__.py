@@ -1,4 +1,4 @@
 """The ranks that share one model.
 
-May import torch. Used by layers, which ask a mesh for their share of a weight and to combine partial results.
+Used by layers, which ask a mesh for their share of a weight and to combine partial results.
 """

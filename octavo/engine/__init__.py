@@ -1,6 +1,6 @@
 """The engine around the scheduler: text in, text out, and the core's loop in this process or in one of its own.
 
-Imports core, config, scheduler, kv_cache and the executor's protocol; never torch. Used by llm, async_llm and server.
+Used by llm, async_llm and server.
 Front: tokenizer, chat_template, fill_in, input_processor, detokenizer, output_processor.
 Core: engine_core, core_process.
 """

@@ -1,4 +1,4 @@
 """Which sequence has which KV blocks: pools with reference counts, prefix index and eviction; block tables.
 
-Pure accounting without tensors. It imports core alone.
+Pure accounting without tensors.
 """

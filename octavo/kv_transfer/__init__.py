@@ -1,5 +1,5 @@
 """KV blocks from elsewhere and for elsewhere, on the side of the scheduler: other engines, the host, a disk.
 
-It names blocks by their digests and moves no bytes: that does `worker/transfer`. It imports core and kv_cache, and no
-torch. The scheduler uses the protocol of a connector; the engine makes one where the configuration asks for it.
+It names blocks by their digests and moves no bytes: that does `worker/transfer`. The scheduler uses the
+protocol of a connector; the engine makes one where the configuration asks for it.
 """

@@ -1,4 +1,4 @@
 """Tensors between processes and machines, and a buffer of KV that is looked up by tokens.
 
-May import torch. Used by worker/transfer, which sends KV blocks to the ranks of other engines.
+Used by worker/transfer, which sends KV blocks to the ranks of other engines.
 """

@@ -1,7 +1,7 @@
 """Which tokens may be drawn. One file per filter; `default_filters` lists them in the order in which they act.
 
 They act after the temperature. All that are here keep an upper set of the distribution: every token at least as likely
-as some boundary, so tokens that tie with the boundary stay. May import torch and core. Used by the samplers.
+as some boundary, so tokens that tie with the boundary stay. Used by the samplers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One file per logits processor; `default_processors` lists them in the order in which they act.
 
-May import torch, numpy, core and sampling.metadata. Used by the sampler.
+Used by the sampler.
 """
 
 from __future__ import annotations

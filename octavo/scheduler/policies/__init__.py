@@ -1,4 +1,4 @@
-"""Policies by name, one per file. May import the scheduler's base class and queues, core, rates and the block manager.
+"""Policies by name, one per file.
 
 `make_policy` is called by `build_scheduler`.
 """
