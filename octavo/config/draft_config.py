@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
@@ -12,6 +15,12 @@ from octavo.core.tekken import read_tekken, tekken_beside
 from octavo.errors import ConfigError
 
 _TOKENIZER = "tokenizer.json"
+_MOST: Final[Mapping[str, Callable[[Checkpoint], int]]] = {
+    "dflash": lambda c: max(1, c.positive("block_size", 16) - 1),
+    "medusa": lambda c: c.positive("num_heads"),
+    "mlp_speculator": lambda c: c.positive("n_predict"),
+}
+"""By method: how many tokens a head guesses."""
 
 
 def draft_config(
@@ -45,6 +54,14 @@ def draft_config(
         sample_method=speculative.draft_sample_method,
         overrides=overrides,
     )
+
+
+def limited(speculative: SpeculativeConfig | None, draft_path: Path | None) -> SpeculativeConfig | None:
+    """Return the config with no more guesses than a head makes at once. Raises CheckpointError."""
+    if speculative is None or draft_path is None or speculative.method not in _MOST:
+        return speculative
+    most = _MOST[speculative.method](Checkpoint.open(draft_path))
+    return msgspec.structs.replace(speculative, num_speculative_tokens=min(most, speculative.num_speculative_tokens))
 
 
 def _check_sizes(checkpoint: Checkpoint, head: Checkpoint) -> None:

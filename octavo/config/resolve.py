@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, QUANTIZATION, Checkpoint, read_json_object, read_token_ids
-from octavo.config.draft_config import draft_config
+from octavo.config.draft_config import draft_config, limited
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
 from octavo.config.media_args import media_limits
@@ -137,7 +137,7 @@ def resolve(
         replicas=ReplicaConfig.of(args),
         transfer=transfer_config(args),
         lora=_lora_config(args, dtype),
-        speculative=speculative,
+        speculative=limited(speculative, draft_path),
         draft=None
         if speculative is None or draft_path is None
         else draft_config(args, speculative, checkpoint, tokenizer_path or checkpoint.path, draft_path),

@@ -9,12 +9,16 @@ import msgspec
 from octavo.config.fields import ArgumentGroup, arg
 from octavo.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "dflash", "mtp"]
+_Lookup = Literal["ngram", "suffix", "grammar"]
+_Model = Literal["draft_model", "eagle", "eagle3", "dflash", "medusa", "mlp_speculator", "mtp"]
+Method = Literal[_Lookup, _Model]
 Quantization = Literal["int8", "int4"]
 SampleMethod = Literal["greedy", "same_key"]
 
-MODEL_METHODS: Final = frozenset({"draft_model", "eagle", "eagle3", "dflash", "mtp"})
+MODEL_METHODS: Final = frozenset(get_args(_Model))
 """Methods whose guesses the workers make."""
+CATCHING_UP: Final = frozenset({"draft_model", "medusa", "mlp_speculator"})
+"""Those that can guess behind tokens which were computed without them."""
 
 _MOST_TOKENS: Final = 1 << 20
 _MOST_MS: Final = 1_000_000
@@ -36,8 +40,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: ngram looks the last tokens up in the prompt and the output of the request, suffix also in outputs of other
     requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
-    the others guess that too. draft_model runs a second model beside the first, eagle, eagle3 and dflash a head that
-    was trained for its hidden states, and mtp the layer that its own checkpoint has for that.
+    the others guess that too. draft_model runs a second model beside the first, eagle, eagle3, dflash, medusa and
+    mlp_speculator a head that was trained for its hidden states, and mtp the layer of its own checkpoint for that.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
     model, revision: the checkpoint of the draft model or head: a directory, a name on a hub, or octavo-tiny. mtp reads

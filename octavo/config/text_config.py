@@ -98,6 +98,7 @@ _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
     "mimo_v2_flash": {"rms_norm_eps": "layernorm_epsilon"},
+    "mlp_speculator": {"hidden_size": "emb_dim"},
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "kimi_linear": {
         "max_position_embeddings": "model_max_length",

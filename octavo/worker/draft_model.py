@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, mask_sta
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
 from octavo.models.registry import ModelClass
+from octavo.models.state_heads import MedusaHead, SpeculatorHead, StateHead
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
@@ -30,7 +32,17 @@ from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.state_drafter import StateDrafter
 from octavo.worker.transfer.block_io import held_heads
+
+_HEADS: Final[Mapping[str, Any]] = {
+    "eagle": EagleHead,
+    "eagle3": Eagle3Head,
+    "dflash": BlockHead,
+    "medusa": MedusaHead,
+    "mlp_speculator": SpeculatorHead,
+}
+"""By method: the class of the head."""
 
 
 class DraftModel:
@@ -162,6 +174,8 @@ class DraftModel:
             "max_positions": self.shape.max_position_embeddings,
             "vocab_size": self.shape.vocab_size,
         }
+        if isinstance(loaded, StateHead):
+            return StateDrafter(loaded, builder, runner.sequences, choose, **own)
         if isinstance(loaded, BlockHead):
             return BlockDrafter(loaded, builder, runner.sequences, choose, **own)
         if isinstance(loaded, Eagle3Head) and self._mask_state is not None:
@@ -175,5 +189,4 @@ def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, M
     """Return the class of what guesses, None for that of its architecture, and its place."""
     if method == "mtp":
         return prediction_layer(checkpoint)
-    heads: dict[str, Any] = {"eagle": EagleHead, "eagle3": Eagle3Head, "dflash": BlockHead}
-    return heads.get(method), Mesh.single()
+    return _HEADS.get(method), Mesh.single()

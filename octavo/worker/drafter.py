@@ -254,10 +254,17 @@ class Drafter:
             count += 1
         return guesses
 
-    def _choices(self, hidden: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+    def _choices(
+        self,
+        hidden: Tensor,
+        rows: Sequence[SamplingRow],
+        compute_logits: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[int | None]:
+        """compute_logits: makes logits of rows of `hidden`; None for the model's own."""
         chosen: list[int | None] = []
         for start, stop in chunks(len(rows), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            chosen += self._choose(self._model.compute_logits(hidden[start:stop]), rows[start:stop])
+            logits = (compute_logits or self._model.compute_logits)(hidden[start:stop])
+            chosen += self._choose(logits, rows[start:stop])
         return chosen
 
     def _pass(self, rows: Sequence[BatchRow], read: Tensor | None) -> Tensor:

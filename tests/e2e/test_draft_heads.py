@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.config.speculative_args import Method
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
@@ -30,6 +32,7 @@ from tests.fakes.draft_heads import (
     write_normed_head,
     write_speculator,
 )
+from tests.fakes.state_heads import MOST, state_guesses, write_medusa, write_speculator_head
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -51,6 +54,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "latent head": write_latent_head(tmp_path_factory.mktemp("head"), VOCABULARY),
         "eagle": write_head(eagle, VOCABULARY, is_third=False),
         "eagle3": write_head(third, VOCABULARY, is_third=True, draft_vocab=100),
+        "medusa": write_medusa(tmp_path_factory.mktemp("medusa"), VOCABULARY),
+        "mlp_speculator": write_speculator_head(tmp_path_factory.mktemp("mlp"), VOCABULARY),
         "dflash": write_block_head(tmp_path_factory.mktemp("dflash"), VOCABULARY),
         "normed": write_normed_head(tmp_path_factory.mktemp("normed"), VOCABULARY),
         "speculator": write_speculator(tmp_path_factory.mktemp("speculator"), model, VOCABULARY),
@@ -65,14 +70,14 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     if method in ("speculator", "parallel"):
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
-        kind = method if method in ("eagle", "dflash") else "eagle3"
+        kind = method if method in get_args(Method) else "eagle3"
         config = {"method": kind, "model": str(paths[method]), "num_speculative_tokens": 4}
         llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))
     return llm
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "dflash"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "dflash", "medusa", "mlp_speculator"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -141,6 +146,37 @@ def test_a_block_is_guessed_as_its_formula_says(paths: dict[str, Path]) -> None:
                 assert list(proposed) == block_guesses(paths["dflash"], library, tokens[:num_known], len(proposed))
 
 
+@pytest.mark.parametrize(
+    ("write", "config"),
+    [
+        (write_medusa, {}),
+        (write_medusa, {"medusa_fc_bias": True, "original_lm_head": True}),
+        (write_speculator_head, {}),
+        (write_speculator_head, {"tie_weights": True, "scale_input": True}),
+    ],
+)
+def test_a_head_guesses_from_one_state_what_its_formula_says(
+    write: Callable[..., Path], config: dict[str, Any], paths: dict[str, Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
+    head = write(tmp_path / "head", VOCABULARY, **config)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    method = "medusa" if write is write_medusa else "mlp_speculator"
+    with load({**paths, method: head}, method, dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
+        assert llm.config.speculative is not None
+        assert llm.config.speculative.num_speculative_tokens == MOST
+        seen = proposals(llm)
+        tokens = [*PROMPTS[3], *llm.generate([PROMPTS[3]], params, use_tqdm=False)[0].outputs[0].token_ids]
+    assert max(len(proposed) for _, proposed in seen) == MOST
+    for num_known, proposed in seen:
+        with torch.inference_mode():
+            states = library(torch.tensor([tokens[: num_known - 1]]), output_hidden_states=True).hidden_states[-1]
+            expected = state_guesses(head, states[0, -1], tokens[num_known - 1], len(proposed))
+        assert list(proposed) == expected
+
+
 def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
     """Return the list that what is guessed will be in, each beside the number of known tokens before it."""
     core = llm.engine.core
@@ -162,6 +198,8 @@ def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
         ("dflash", {"mask_token_id": -1}, "dflash_config.mask_token_id is -1, expected a token from 0 to 299"),
         ("parallel", {"mask_token_id": 300}, "mask_token_id is 300, expected a token from 0 to 299"),
         ("parallel", {"mask_hidden": torch.zeros(1, 1, 5)}, "mask_hidden has 5 values, expected 192"),
+        ("medusa", {"truncated_vocab_size": 100}, "truncated_vocab_size is 100, expected 300"),
+        ("medusa", {"num_heads": 0}, "num_heads is 0, expected an integer of at least 1"),
         ("speculator", {"d2t": torch.full((100,), 201)}, "d2t .* each with its place a token from 0 to 299"),
         ("speculator", {"d2t": torch.zeros(99)}, r"d2t has the shape \[99\], expected \[100\]"),
     ],
