@@ -162,3 +162,9 @@ class ModelInput:
     """What the pipeline stage before this one sent, or the states that a draft head reads; else None."""
     packed: Tensor | None = None
     """The one memory, uint8, of positions and of the tensors of `attention`, where they lie together; else None."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has only what a recorded step reads; adapters are read elsewhere (`lora.step_slots`)."""
+        others = (self.rope_positions, self.embeddings, self.spans, self.token_types)
+        return not self.encoded and all(each is None for each in others)

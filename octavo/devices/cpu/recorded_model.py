@@ -65,11 +65,8 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
-        is_special = batch.encoded or batch.embeddings is not None or batch.spans is not None
-        is_special = is_special or batch.token_types is not None
-        for group in batch.attention:
-            is_special = is_special or bool(group.num_guesses)
-        if not self._is_recordable or is_special or len(batch.token_ids) > self._max_tokens:
+        is_plain = batch.is_plain and not any(group.num_guesses for group in batch.attention)
+        if not self._is_recordable or not is_plain or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
         was_seen = key in self._recordings

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -33,10 +33,6 @@ MAX_ROWS: Final = 256
 MAX_GRAPHS: Final = 256
 """Most graphs that are kept; the least recently used one is dropped."""
 
-_PLAIN: Final = frozenset(
-    {"token_ids", "positions", "attention", "kv_caches", "received", "packed", "adapter_of_token"}
-)
-"""The fields of `ModelInput` that a captured step has. Products read adapters elsewhere (`lora.step_slots`)."""
 _IN_METADATA: Final = ("query_starts", "sequence_lengths", "block_tables", "slot_mapping")
 """The tensors of `AttentionMetadata`."""
 
@@ -233,9 +229,7 @@ def _joined(parts: Sequence[Tensor], *, is_stage: bool) -> Any:
 
 
 def _is_plain_decode(batch: ModelInput) -> bool:
-    others = (getattr(batch, each.name) for each in fields(batch) if each.name not in _PLAIN)
-    is_plain = all(each is None or (isinstance(each, Sequence) and not each) for each in others)
-    return is_plain and len(batch.token_ids) == len(batch.attention[0].lengths)
+    return batch.is_plain and len(batch.token_ids) == len(batch.attention[0].lengths)
 
 
 def _tensors(batch: ModelInput) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -122,12 +123,19 @@ def test_recordings_are_limited_and_the_least_recently_used_one_goes(monkeypatch
     assert [runs(count) for count in (1, 2)] == [0, 1]
 
 
-def test_a_step_with_embeddings_from_outside_is_run_by_python_and_recordings_stay() -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"embeddings": EmbeddingOverride(torch.tensor([1]), torch.zeros(1, 4))},
+        {"rope_positions": torch.zeros(3, 2, dtype=torch.int64)},  # alone: on a stage that embeds nothing
+    ],
+)
+def test_a_step_with_what_few_steps_have_is_run_by_python_and_recordings_stay(more: dict[str, Any]) -> None:
     recorded, model, steps = make_model()
     plain = steps.batch((0, 5, 1), (1, 5, 1))
     for _ in range(2):
         recorded(plain)
-    recorded(replace(plain, embeddings=EmbeddingOverride(torch.tensor([1]), torch.zeros(1, 4))))
+    recorded(replace(plain, **more))
     assert model.num_runs == 3
     recorded(plain)
     assert model.num_runs == 3
