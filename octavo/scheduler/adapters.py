@@ -14,7 +14,6 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.messages import EngineCoreOutput
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import SequenceGroup, SequenceStatus
-from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.registry import Registry
 
 _POLL_S: Final = 0.005
@@ -36,11 +35,8 @@ class Adapters:
     """The adapters in host memory, by their digests: at most `num_host`, and beyond these only ones of requests that
     have begun. Those of them that are in the `num_slots` slots, from 1 on, stay. Both keep what was used last."""
 
-    def __init__(
-        self, registry: Registry, log: DecisionLog, calls: AdapterCalls, num_slots: int, num_host: int
-    ) -> None:
+    def __init__(self, registry: Registry, calls: AdapterCalls, num_slots: int, num_host: int) -> None:
         self._registry = registry
-        self._log = log
         self._call, self._wake = calls
         self._num_slots = num_slots
         self._num_host = num_host
@@ -133,7 +129,7 @@ class Adapters:
                 in_use = self._in_use()
                 slot = self._slots.pop(next(digest for digest in self._slots if digest not in in_use))
             self._call("load_adapter", slot, adapter.digest)
-            self._log.note("adapter", group.request, f"{adapter.lora_name} is loaded into slot {slot}")
+            self._registry.log.note("adapter", group.request, f"{adapter.lora_name} is loaded into slot {slot}")
         self._slots[adapter.digest] = group.adapter = slot
         self._host.move_to_end(adapter.digest)
 

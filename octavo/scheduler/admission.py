@@ -12,10 +12,8 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.allocation import PrefixHit, Shortage
 from octavo.scheduler.adapters import Adapters
 from octavo.scheduler.budget import AdapterBudget
-from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.fetching import Fetching
 from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
@@ -57,11 +55,9 @@ class Admission:
         registry: Registry,
         rows: RowPlanner,
         preemption: Preemption,
-        policy: Policy,
-        log: DecisionLog,
         config: SchedulerConfig,
-        fetching: Fetching | None = None,
-        adapters: Adapters | None = None,
+        fetching: Fetching | None,
+        adapters: Adapters | None,
     ) -> None:
         self._fetching = fetching
         self._adapters = adapters
@@ -69,8 +65,6 @@ class Admission:
         self._block_manager = registry.block_manager
         self._rows = rows
         self._preemption = preemption
-        self._policy = policy
-        self._log = log
         self._whole_prompts = not config.enable_chunked_prefill
         self._max_bypasses = 0 if self._whole_prompts else config.max_bypasses
 
@@ -85,14 +79,14 @@ class Admission:
             attempt = self._swap_in(group, plan, now) if is_swapped else self._admit(group, plan, now, computing)
             outcome, because = attempt
             if because and not blocked:
-                self._log.note("blocked", group.request, because)
+                self._registry.log.note("blocked", group.request, because)
             if outcome is _Outcome.DEFERRED:
                 deferred.append(group)
                 plan.adapter_waits |= not self._whole_prompts and isinstance(plan.lacking(group), AdapterBudget)
                 self._registry.queue_of(group).remove(group)
             elif outcome is _Outcome.BLOCKED:
                 may_be_passed = not is_swapped and group.num_passed < self._max_bypasses
-                others_may_fit = not plan.is_full or self._policy.may_outrank
+                others_may_fit = not plan.is_full or self._registry.policy.may_outrank
                 if not (may_be_passed and others_may_fit) or len(blocked) == _MOST_BLOCKED:
                     break
                 blocked.append(group)
@@ -116,14 +110,14 @@ class Admission:
     def _note_passed(self, blocked: list[SequenceGroup], group: SequenceGroup) -> None:
         for passed in blocked:
             passed.num_passed += 1
-            self._log.note("passed", passed.request, f"by {group.request_id}, time {passed.num_passed}")
+            self._registry.log.note("passed", passed.request, f"by {group.request_id}, time {passed.num_passed}")
 
     # ---- one group ----
 
     def _admit(self, group: SequenceGroup, plan: StepPlan, now: float, computing: set[bytes]) -> _Attempt:
         """Give the first waiting group blocks, if all budgets grant it and the blocks are free."""
         refused = self._budget_refusal(group, plan)
-        if refused is not None and plan.is_full and not self._policy.may_outrank:
+        if refused is not None and plan.is_full and not self._registry.policy.may_outrank:
             return refused  # whatever it would find in the cache
         if refused is None and (because := self._adapter_refusal(group, plan)):
             return _Attempt(_Outcome.DEFERRED, because)
@@ -159,7 +153,7 @@ class Admission:
         if self._adapters is not None:
             self._adapters.assign(group)
         self._registry.swap_in(group, now)
-        self._log.note("swapped_in", group.request, f"{len(moves)} blocks")
+        self._registry.log.note("swapped_in", group.request, f"{len(moves)} blocks")
         return _Attempt(_Outcome.ADMITTED)
 
     def _budget_refusal(self, group: SequenceGroup, plan: StepPlan) -> _Attempt | None:
@@ -226,7 +220,9 @@ class Admission:
         group.refork_at = num_tokens if len(group.live) > 1 else None
         self._registry.admit(group, hit.because, now)
         because = f"; {hit.because}" if hit.because else ""
-        self._log.note("admitted", group.request, f"{hit.num_tokens} of {num_tokens} tokens were in the cache{because}")
+        self._registry.log.note(
+            "admitted", group.request, f"{hit.num_tokens} of {num_tokens} tokens were in the cache{because}"
+        )
         if num_fetched and self._fetching is not None:
             self._fetching.begin(group, hit.num_blocks, num_fetched)
 

@@ -9,7 +9,6 @@ from octavo.config.schema import SchedulerConfig
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.plan import StepPlan, begin_plan
-from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
@@ -25,18 +24,11 @@ class ContinuousPlanner:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        rows: RowPlanner,
-        admission: Admission,
-        policy: Policy,
-        rates: Rates,
-        config: SchedulerConfig,
+        self, registry: Registry, rows: RowPlanner, admission: Admission, rates: Rates, config: SchedulerConfig
     ) -> None:
         self._registry = registry
         self._rows = rows
         self._admission = admission
-        self._policy = policy
         self._rates = rates
         self._config = config
 
@@ -74,21 +66,22 @@ class ContinuousPlanner:
     def _outranked(self, now: float) -> list[SequenceGroup]:
         """Return the running groups whose prompts are not computed yet and come after the first of them, or of those
         that wait; in the policy's order."""
-        if not self._policy.may_outrank:
+        registry, policy = self._registry, self._registry.policy
+        if not policy.may_outrank:
             return []
-        prompts = [group for group in self._registry.running if group.is_computing_prompt]
+        prompts = [group for group in registry.running if group.is_computing_prompt]
         if not prompts:
             return []
-        head = self._registry.waiting.peek(now)
-        place = {group: self._policy.place(group, now) for group in (prompts if head is None else [head, *prompts])}
+        head = registry.waiting.peek(now)
+        place = {group: policy.place(group, now) for group in (prompts if head is None else [head, *prompts])}
         first = min(place, key=place.__getitem__)
-        outranked = [group for group in prompts if self._policy.outranks(first, group, now)]
+        outranked = [group for group in prompts if policy.outranks(first, group, now)]
         return sorted(outranked, key=place.__getitem__)
 
     def _admit(self, plan: StepPlan, now: float, before: SequenceGroup | None = None) -> None:
         """Admit groups that wait, on the host or without blocks, in the policy's order; with `before`, a running group,
         only waiting ones that outrank it. A step that preempted for a block admits none."""
-        registry, policy = self._registry, self._policy
+        registry, policy = self._registry, self._registry.policy
 
         def next_group() -> SequenceGroup | None:
             swapped, waiting = registry.swapped.peek(now), registry.waiting.peek(now)

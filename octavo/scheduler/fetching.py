@@ -5,7 +5,6 @@ from __future__ import annotations
 from octavo.core.sequence import SequenceGroup
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_transfer.connector import Connector, Fetch
-from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.registry import Registry
 
 
@@ -16,11 +15,10 @@ class Fetching:
     with which it was planned: that step, or one before it, may still read what was in the blocks.
     """
 
-    def __init__(self, registry: Registry, connector: Connector, log: DecisionLog) -> None:
+    def __init__(self, registry: Registry, connector: Connector) -> None:
         self._registry = registry
         self._block_manager = registry.block_manager
         self._connector = connector
-        self._log = log
         self._num_fetches = 0
         self._failed: set[str] = set()
         self._planned: list[Fetch] = []
@@ -63,7 +61,7 @@ class Fetching:
         engine = group.request.prefill
         self._coming[fetch_id] = set() if engine is None else {(engine, digest) for digest in digests}
         self._planned.append(Fetch(fetch_id, group.request_id, digests, blocks))
-        self._log.note("fetching", group.request, f"{num_blocks} blocks")
+        self._registry.log.note("fetching", group.request, f"{num_blocks} blocks")
 
     def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
         """Return what a step sends to the ranks, and begin the fetches that were planned with it behind it."""
@@ -105,5 +103,5 @@ class Fetching:
                 self._block_manager.release(sequence)
                 sequence.restart()
                 self._failed.add(group.request_id)
-                self._log.note("not fetched", group.request, f"{error}; the prompt is computed")
+                self._registry.log.note("not fetched", group.request, f"{error}; the prompt is computed")
         self._failed &= self._registry.groups.keys()

@@ -14,9 +14,7 @@ from octavo.config.schema import PreemptionMode
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 
@@ -42,13 +40,9 @@ class _Dropped(NamedTuple):
 class Preemption:
     """Preempts running groups: for a block, or for a waiting group that the policy places before them."""
 
-    def __init__(
-        self, registry: Registry, log: DecisionLog, policy: Policy, mode: PreemptionMode, rates: Rates
-    ) -> None:
+    def __init__(self, registry: Registry, mode: PreemptionMode, rates: Rates) -> None:
         self._registry = registry
         self._block_manager = registry.block_manager
-        self._log = log
-        self._policy = policy
         self._mode = mode
         self._rates = rates
         self._futile: dict[str, Missing] = {}
@@ -59,7 +53,7 @@ class Preemption:
         dropped = self._drop_rows(group, plan)
         choice = self._choose(group, plan, dropped)
         status = SequenceStatus.SWAPPED if choice.swap else SequenceStatus.WAITING
-        self._registry.suspend(group, status, self._log.now)
+        self._registry.suspend(group, status, self._registry.log.now)
         if choice.swap:
             assert plan is not None
             self._swap_out(group, plan, dropped)
@@ -69,13 +63,13 @@ class Preemption:
             plan.has_preempted = True
             plan.release(group)
         how = "swapped out" if choice.swap else "to be recomputed"
-        self._log.note("preempted", group.request, f"{because}; {how}: {choice.because}")
+        self._registry.log.note("preempted", group.request, f"{because}; {how}: {choice.because}")
 
     def drop_swapped(self, group: SequenceGroup, because: str) -> None:
         """Take a swapped group's blocks on the host: it is recomputed."""
         self._registry.unswap(group)
         self._release(group, {sequence.seq_id: sequence.num_computed_tokens for sequence in group.live})
-        self._log.note("preempted", group.request, f"{because}; to be recomputed: it was swapped out")
+        self._registry.log.note("preempted", group.request, f"{because}; to be recomputed: it was swapped out")
 
     def _release(self, group: SequenceGroup, num_computed: dict[int, int]) -> None:
         group.num_dropped_tokens = _num_computed_tokens(group, num_computed)
@@ -123,7 +117,7 @@ class Preemption:
         missing = (*missing_blocks, *plan.num_missing(head))
         if self._is_known_to_be_futile(head, missing):
             return []
-        candidates = self._policy.victims_for(head, self._registry.running)
+        candidates = self._registry.policy.victims_for(head, self._registry.running)
         if not candidates:
             return []
         freed = _FreedBlocks(self._block_manager)
@@ -166,7 +160,9 @@ class Preemption:
         """End all pins for a group that could not run otherwise, even alone. Returns False when they held nothing."""
         num_held = self._block_manager.pins.clear()
         if num_held:
-            self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
+            self._registry.log.note(
+                "unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them"
+            )
         return num_held > 0
 
     # ---- swap or recompute ----

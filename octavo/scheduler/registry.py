@@ -16,6 +16,7 @@ from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTim
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
+from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.turns import Turns
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -41,6 +42,7 @@ class Registry:
     num_departures: how often a group has left the running ones.
     num_queued_tokens: prompt tokens of the waiting groups that have never run.
     timelines: those of the requests that ended last.
+    policy: the order of `waiting`, and whom a group outranks. log: the last decisions and their reasons.
     waits_for_results: every group waits for results.
     has_media: a prompt with images or sounds has arrived.
     """
@@ -55,6 +57,8 @@ class Registry:
     ) -> None:
         """connector: gets to know which requests come and go."""
         self.block_manager = block_manager
+        self.policy = policy
+        self.log = DecisionLog()
         self._connector = connector
         self.groups: dict[str, SequenceGroup] = {}
         self.waiting = policy.make_queue()
@@ -69,7 +73,6 @@ class Registry:
             num_blocks=block_manager.limits.num_blocks, num_host_blocks=block_manager.limits.num_host_blocks
         )
         self.timelines: deque[RequestTimeline] = deque(maxlen=NUM_TIMELINES)
-        self._policy = policy
         self._waits_for_results = waits_for_results
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self._released: list[Sequence] = []
@@ -98,7 +101,7 @@ class Registry:
         self._by_sequence.update((sequence.seq_id, (group, sequence)) for sequence in group.sequences)
         if not group.was_preempted:
             self.num_queued_tokens += group.num_prompt_tokens
-        self._policy.note_arrival(group)
+        self.policy.note_arrival(group)
         self.waiting.push(group)
         if self._connector is not None and len(group.live) == 1 and group.may_read_prefix_cache:
             digests = self.block_manager.transfer_digests(group.live[0], group.request.cache_key)
@@ -130,7 +133,7 @@ class Registry:
     def num_prompt_tokens_before(self, group: SequenceGroup, now: float) -> int:
         """Return the prompt tokens that running and waiting groups have left to compute, without those that the policy
         computes after a new group's prompt."""
-        policy, total = self._policy, 0
+        policy, total = self.policy, 0
         place = policy.place(group, now)
         for other in self.groups.values():
             is_running = other.status in _ON_DEVICE
@@ -155,7 +158,7 @@ class Registry:
         """Move a waiting group, which has blocks now, to the running ones. `because`: why no more of its prompt was
         found in the cache."""
         self.waiting.remove(group)
-        self._policy.note_admitted(group)
+        self.policy.note_admitted(group)
         cached, stats = group.live[0].num_computed_tokens, self.stats
         stats.num_queried_tokens += len(group.live[0].token_ids)
         stats.num_cached_tokens += cached
@@ -300,7 +303,7 @@ class Registry:
         group.metrics.end(now, _HOW_ENDED.get(status, "finished"))
         self.timelines.append(_timeline(group))
         del self.groups[group.request_id]
-        self._policy.note_end(group)
+        self.policy.note_end(group)
         if self._connector is not None:
             self._connector.ended(group.request_id)
         for sequence in group.sequences:

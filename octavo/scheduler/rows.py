@@ -8,7 +8,6 @@ from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
-from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 
@@ -20,11 +19,10 @@ class RowPlanner:
         self,
         registry: Registry,
         preemption: Preemption,
-        policy: Policy,
-        proposer: Proposer | None = None,
-        num_turns: int = 1,
+        proposer: Proposer | None,
+        num_turns: int,
         *,
-        sends_tokens: bool = True,
+        sends_tokens: bool,
     ) -> None:
         """num_turns: steps in flight over which sequences that decode are spread, where each waits for its token.
         sends_tokens: whether rows carry the tokens that were drawn, for workers that do not draw."""
@@ -32,7 +30,6 @@ class RowPlanner:
         self._block_manager = registry.block_manager
         self._block_size = registry.block_manager.block_size
         self._preemption = preemption
-        self._policy = policy
         self._tables = registry.block_manager.tables
         self._proposer = proposer
         self.num_turns = num_turns
@@ -237,7 +234,7 @@ class RowPlanner:
         running = self._registry.running
         if len(running) == 1 and self._preemption.clear_pins(group):
             return True
-        victim = self._policy.victim(running)
+        victim = self._registry.policy.victim(running)
         self._preemption.preempt(victim, plan, because=f"{group.request_id} needs a block and none is free")
         return victim is not group
 

@@ -27,7 +27,6 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
-from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.drafts import DraftLog, Proposer
 from octavo.scheduler.fetching import Fetching
 from octavo.scheduler.policy import Policy
@@ -70,28 +69,26 @@ class Scheduler:
         self.config = config
         self.connector = connector
         self.policy = policy = Policy() if policy is None else policy  # one that is its own queue may be empty
-        self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()
         all_wait = sends_tokens or proposer is not None
         self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait, connector=connector)
+        self.log = registry.log
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
         self._admission_control = AdmissionControl(config, registry, rates)
-        self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
+        self._preemption = Preemption(registry, config.preemption_mode, rates)
         self._drafts = None if proposer is None else DraftLog(proposer, registry)
         self._results = Results(registry, self._preemption)
         num_turns = config.max_steps_in_flight if sends_tokens else 1
-        self._rows = RowPlanner(registry, self._preemption, policy, proposer, num_turns, sends_tokens=sends_tokens)
-        self._fetching = None if connector is None else Fetching(registry, connector, log)
+        self._rows = RowPlanner(registry, self._preemption, proposer, num_turns, sends_tokens=sends_tokens)
+        self._fetching = None if connector is None else Fetching(registry, connector)
         self._adapters = None
         if adapter_calls is not None:
-            self._adapters = Adapters(registry, log, adapter_calls, config.max_loras, config.max_cpu_loras)
-        self._admission = Admission(
-            registry, self._rows, self._preemption, policy, log, config, self._fetching, self._adapters
-        )
+            self._adapters = Adapters(registry, adapter_calls, config.max_loras, config.max_cpu_loras)
+        self._admission = Admission(registry, self._rows, self._preemption, config, self._fetching, self._adapters)
         self._planner: ContinuousPlanner | ClassicPlanner
         if config.enable_chunked_prefill:
-            self._planner = ContinuousPlanner(registry, self._rows, self._admission, policy, rates, config)
+            self._planner = ContinuousPlanner(registry, self._rows, self._admission, rates, config)
         else:
             self._planner = ClassicPlanner(registry, self._rows, self._admission, config)
 
