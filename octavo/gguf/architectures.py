@@ -190,6 +190,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "hy_v3": Architecture("HYV3ForCausalLM", mixtures.hy_v3, names.HY_V3),
     "mimo2": Architecture("MiMoV2FlashForCausalLM", mixtures.mimo2, names.MIMO2, may_vary=True),
     "step35": Architecture("Step3p5ForCausalLM", mixtures.step35, names.STEP35, shift=1.0, may_vary=True),
+    "mistral4": Architecture("Mistral4ForCausalLM", mixtures.mistral4, names.MISTRAL4),
+    "cohere2moe": Architecture("Cohere2MoeForCausalLM", mixtures.cohere2moe, {}),
+    "granite_swa": Architecture("GraniteSWAForCausalLM", mixtures.granite_swa, names.GRANITE_SWA, is_permuted=True),
+    "dbrx": Architecture(
+        "DbrxForCausalLM", mixtures.dbrx, names.DBRX, tops=names.MPT_TOPS, prefix="transformer.", layers="blocks"
+    ),
+    "chatglm": Architecture("GlmForCausalLM", configs.chatglm, names.CHATGLM, rows=orders.chatglm),
     "mellum": Architecture("MellumForCausalLM", mixtures.mellum, {}),
     "bert": _encoder("BertModel", encoders.bert, names.BERT),
     "bert (joined)": _flash("XLMRobertaModel", encoders.joined_bert, names.FLASH),
@@ -211,6 +218,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         ),
     ),
     "falcon-h1": _with_states("FalconH1ForCausalLM", hybrids.falcon_h1, names.FALCON_H1, tops=names.JAMBA_TOPS),
+    "kimi-linear": _with_states("KimiLinearForCausalLM", hybrids.kimi_linear, names.KIMI_LINEAR),
     "granitehybrid": _with_states(
         "GraniteMoeHybridForCausalLM", hybrids.granite_hybrid, names.GRANITE_HYBRID, is_permuted=True
     ),

@@ -22,6 +22,10 @@ def partial(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"partial_rotary_factor": turned / base["head_dim"]}
 
 
+def chatglm(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**partial(meta, base), "attention_bias": base["attention_bias"] or meta.has("attn_qkv.bias")}
+
+
 def mixture(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     experts = meta.positive("expert_count")
     return {
@@ -133,7 +137,10 @@ def granite_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 def deepseek(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     rank, turned = meta.positive("attention.kv_lora_rank"), meta.positive("rope.dimension_count")
-    key = meta.positive("attention.key_length_mla", meta.positive("attention.key_length"))
+    key, value = (
+        meta.optional_positive(f"attention.{each}_length_mla") or meta.positive(f"attention.{each}_length")
+        for each in ("key", "value")
+    )
     groups = meta.optional_int("expert_group_count") or 1
     scaling = base["rope_scaling"]
     if scaling is not None and "rope.scaling.yarn_log_multiplier" in meta.values:
@@ -144,7 +151,7 @@ def deepseek(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         "q_lora_rank": meta.optional_positive("attention.q_lora_rank"),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": key - turned,
-        "v_head_dim": meta.positive("attention.value_length_mla", meta.positive("attention.value_length")),
+        "v_head_dim": value,
         "n_shared_experts": meta.optional_int("expert_shared_count") or None,
         "first_k_dense_replace": meta.optional_int("leading_dense_block_count") or 0,
         "routed_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),

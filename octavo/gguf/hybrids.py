@@ -132,6 +132,25 @@ def lfm2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**own, **mixture}
 
 
+def kimi_linear(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    sizes = {
+        "num_heads": base["num_attention_heads"],
+        "head_dim": meta.positive("kda.head_dim"),
+        "short_conv_kernel_size": meta.positive("ssm.conv_kernel"),
+    }
+    own = configs.deepseek(meta, base)
+    return {
+        **own,
+        "linear_attn_config": sizes,
+        "layer_types": _kinds(meta, "ssm_conv1d_q"),
+        "num_shared_experts": own["n_shared_experts"],
+        "norm_topk_prob": meta.bool("expert_weights_norm", True),
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+
+
 def qwen35(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     heads, inner = meta.positive("ssm.time_step_rank"), meta.positive("ssm.inner_size")
     own = {

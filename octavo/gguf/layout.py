@@ -202,8 +202,7 @@ def _of_layer(
         order = _order(kept, meta, tensor, own)
         is_power = full.endswith("A_log")
         yield Placed(full, tensor, None, part, heads, shift, (), _form(full, own, tensor), order, is_power)
-        if order.beside is not None:
-            name, rows = order.beside
+        for name, rows in order.beside:
             beside = full.replace(path, {**LAYER, **kept.names}[name])
             yield Placed(beside, tensor, order=replace(order, rows=rows))
         return
@@ -218,13 +217,16 @@ def _form(name: str, own: str, tensor: GGUFTensor) -> tuple[int, ...] | None:
     """Return the dimensions of a tensor that has others in a checkpoint, None for one that has not."""
     first, *rest = tensor.shape
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
-        return (first, 1, *rest)  # kernels of single channels are stored without the dimension of inputs
+        # kernels of single channels are stored without the dimension of inputs, or with another one in front
+        return (first, 1, *rest) if len(rest) < 3 else (rest[0], 1, rest[-1])
+    if name.endswith("self_attn.A_log"):
+        return (1, 1, prod(tensor.shape), 1)
     return (prod(tensor.shape),) if own in ("ssm_a", "ssm_d", "ssm_norm") and name[-2:] != ".A" else None
 
 
 def _order(kept: Architecture, meta: Metadata, tensor: GGUFTensor, own: str) -> Order:
     order, sizes = kept.rows(meta, own) if kept.rows is not None and own in ORDERED else Order(), tensor.shape
-    both = (*order.rows, *(order.beside or ("", ()))[1]), order.columns
+    both = (*order.rows, *(each for _, rows in order.beside for each in rows)), order.columns
     for size, runs in zip((sizes[0], sizes[-1]), both, strict=True):
         if runs and (_length(runs) != size or any(each.stop > size for each in runs)):
             raise CheckpointError(f"{meta.where}: {tensor.name} has shape {list(sizes)}, expected {_length(runs)}")

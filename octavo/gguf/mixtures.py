@@ -44,6 +44,53 @@ def hy_v3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def mistral4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    own, kinds = configs.deepseek(meta, base), mlp_kinds(meta)
+    scaling = own["rope_scaling"]
+    if scaling is not None and "attention.temperature_scale" in meta.values:
+        scaling = {**scaling, "llama_4_scaling_beta": meta.float("attention.temperature_scale")}
+    head = {"head_dim": own["qk_rope_head_dim"] + own["qk_nope_head_dim"]}
+    return {**own, **head, "rope_scaling": scaling, "first_k_dense_replace": kinds.count("dense")}
+
+
+def cohere2moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Dense layers before the mixtures may have a width of their own."""
+    own, gating = configs.mixture(meta, base), meta.optional_int("expert_gating_func") or 2
+    if gating not in (1, 2):
+        raise meta.error("expert_gating_func", "1 (softmax) or 2 (sigmoid)")
+    return {
+        **own,
+        **configs.cohere(meta, base),
+        **_kinds(meta),
+        "rms_norm_eps": meta.values.get("attention.layer_norm_rms_epsilon"),
+        "intermediate_size": own["moe_intermediate_size"],
+        "prefix_dense_intermediate_size": base["intermediate_size"],
+        "num_shared_experts": meta.optional_int("expert_shared_count") or 0,
+        "expert_selection_fn": ("softmax", "sigmoid")[gating - 1],
+        "norm_topk_prob": meta.bool("expert_weights_norm", False),
+    }
+
+
+def granite_swa(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    pattern, count = meta.values.get("attention.rope_pattern"), meta.num_layers
+    turns = pattern.values()[:count] if isinstance(pattern, Array) else [True] * count
+    if len(turns) < count:
+        raise meta.error("attention.rope_pattern", "whether each layer rotates")
+    common = {
+        "layer_types": layer_kinds(meta),
+        "layer_rope_theta": [base["rope_theta"] if each else 0 for each in turns],
+    }
+    if meta.optional_int("expert_count"):
+        return {**configs.granite_moe(meta, base), **common, "architectures": ["GraniteMoeSWAForCausalLM"]}
+    return {**configs.granite(meta, base), **common}
+
+
+def dbrx(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    own, limit = configs.mixture(meta, base), meta.values.get("attention.clamp_kqv") or None
+    counts = {"moe_num_experts": own["num_experts"], "moe_top_k": own["num_experts_per_tok"]}
+    return {**own, **counts, "intermediate_size": own["moe_intermediate_size"], "clip_qkv": limit}
+
+
 def mellum(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**configs.qwen3moe(meta, base), **_kinds(meta), **_rotations(meta, base)}
 

@@ -88,6 +88,12 @@ LATENT: Final = {
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
 }
+_JOINED_EXPERTS: Final = {
+    "ffn_gate_up_exps": "experts.gate_up_proj_",
+    "ffn_gate_exps": "experts.gate_up_proj_/first",
+    "ffn_up_exps": "experts.gate_up_proj_/second",
+    "ffn_down_exps": "experts.down_proj_",
+}
 GEMMA4: Final = {
     **GEMMA_NAMES,
     "inp_gate": "per_layer_input_gate",
@@ -98,10 +104,7 @@ GEMMA4: Final = {
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale!",
-    "ffn_gate_up_exps": "experts.gate_up_proj_",
-    "ffn_gate_exps": "experts.gate_up_proj_/first",
-    "ffn_up_exps": "experts.gate_up_proj_/second",
-    "ffn_down_exps": "experts.down_proj_",
+    **_JOINED_EXPERTS,
     "ffn_down_exps.scale": "router.per_expert_scale!",
 }
 LLAMA4: Final = {
@@ -110,6 +113,26 @@ LLAMA4: Final = {
     **{f"ffn_{each}_exps": f"feed_forward.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
     **{f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
 }
+MISTRAL4: Final = {**LATENT, **{name: f"mlp.{own}" for name, own in _JOINED_EXPERTS.items()}}
+GRANITE_SWA: Final = {
+    "attn_sinks": "self_attn.sinks!",
+    "ffn_gate_inp": "block_sparse_moe.router",
+    **{name: f"block_sparse_moe.{own}" for name, own in _JOINED_EXPERTS.items()},
+    "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+DBRX: Final = {
+    "attn_norm": "norm_attn_norm.norm_1",
+    "attn_qkv": "norm_attn_norm.attn.Wqkv",
+    "attn_output": "norm_attn_norm.attn.out_proj",
+    "attn_output_norm": "norm_attn_norm.norm_2",
+    "ffn_gate_inp": "ffn.router.layer",
+    **{
+        f"ffn_{each}_exps": f"ffn.experts.mlp.{{}}.{own}"
+        for each, own in (("gate", "w1"), ("up", "v1"), ("down", "w2"))
+    },
+}
+CHATGLM: Final = {**FUSED, "attn_qkv": "self_attn.q_proj"}
 ERNIE_MOE: Final = {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias!"}
 AFMOE: Final = {
     "post_attention_norm": "post_attention_layernorm",
@@ -235,6 +258,16 @@ LFM2: Final = {
     "exp_probs_b": "feed_forward.expert_bias!",
 }
 LFM2_TOPS: Final = {"token_embd_norm": "embedding_norm", "output_norm": "embedding_norm"}
+KIMI_LINEAR: Final = {
+    **LATENT,
+    **{f"ssm_conv1d_{each}": f"self_attn.{each}_conv1d" for each in "qkv"},
+    **{f"ssm_{each}": f"self_attn.{each}_proj" for each in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_dt": "self_attn.dt_bias!",
+    "ssm_a": "self_attn.A_log!",
+    "ssm_norm": "self_attn.o_norm",
+    **{f"ffn_{each}_exps": f"mlp.experts.{{}}.w{place}" for place, each in enumerate(("gate", "down", "up"), start=1)},
+}
 QWEN35: Final = {
     **SHARED,
     **{name: f"linear_attn.{own}" for name, own in _SCAN2.items()},

@@ -24,8 +24,8 @@ class Order:
 
     rows: tuple[slice, ...] = ()
     columns: tuple[slice, ...] = ()
-    beside: tuple[str, tuple[slice, ...]] | None = None
-    """The name in a layer of what other rows of the tensor are, and those rows."""
+    beside: tuple[tuple[str, tuple[slice, ...]], ...] = ()
+    """The names in a layer of what other rows of the tensor are, and those rows."""
 
 
 def falcon(meta: Metadata, own: str) -> Order:
@@ -36,6 +36,16 @@ def falcon(meta: Metadata, own: str) -> Order:
 def per_head(meta: Metadata, own: str) -> Order:
     """Likewise, where each head has keys of its own."""
     return _beside(meta, *_heads(meta, "attention.head_count", "attention.head_count"), own)
+
+
+def chatglm(meta: Metadata, own: str) -> Order:
+    """Return the rows of queries, with those of keys and values beside them, which a checkpoint has by themselves."""
+    if own != "attn_qkv":
+        return Order()
+    heads, kv = _heads(meta, "attention.head_count", "attention.head_count_kv")
+    dim = meta.positive("embedding_length") // heads
+    keys, values = (_run(heads + turn * kv, kv * dim, dim) for turn in (0, 1))
+    return Order((slice(0, heads * dim),), beside=(("attn_k", (keys,)), ("attn_v", (values,))))
 
 
 def _beside(meta: Metadata, heads: int, kv: int, own: str) -> Order:
@@ -56,7 +66,7 @@ def qwen3next(meta: Metadata, own: str) -> Order:
     heads, keys = _heads(meta, "ssm.time_step_rank", "ssm.group_count")
     share = heads // keys
     beta, step = ((*(_run(2 * key + at, share, share) for key in range(keys)),) for at in (0, 1))
-    return Order(beta, beside=("ssm_alpha", step))
+    return Order(beta, beside=(("ssm_alpha", step),))
 
 
 def qwen35(meta: Metadata, own: str) -> Order:

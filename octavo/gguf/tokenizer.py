@@ -71,6 +71,7 @@ _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     "deepseek-llm": _DEEPSEEK,
     "kimi-k2": (_KIMI,),
     "tekken": (_TEKKEN,),
+    **dict.fromkeys(("cohere2moe", "tiny_aya"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_GPT4O,)),
 }
 """By `tokenizer.ggml.pre`: patterns that cut a text, each within the pieces of those before."""

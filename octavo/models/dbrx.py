@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from octavo.config.checkpoint import Checkpoint
@@ -34,11 +35,14 @@ class DbrxForCausalLM(GatedDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         c.expect("moe_normalize_expert_weights", 1.0, default=1.0)
+        stored = StoredExperts("w1", "v1", "w2")  # as files of llama.cpp have them, one by one
+        if c.gguf is None:
+            stored = replace(stored, is_stacked=True, is_apart=True, is_flat=True)
         mixture = Mixture(
             experts=c.positive("moe_num_experts", 4),
             width=c.positive("intermediate_size", 3584),
             rule=RouterRule(c.positive("moe_top_k", 1), is_normalized=True),
-            stored=StoredExperts("w1", "v1", "w2", is_stacked=True, is_apart=True, is_flat=True),
+            stored=stored,
         )
         return DecoderConfig.common(
             c,

@@ -162,6 +162,7 @@ def test_merges_of_gemma_4_are_those_of_the_file(tmp_path: Path) -> None:
         ),
         ("deepseek-llm", "a!? \u3000b  ", ["a", "!?", " ", "\u3000", "b", "  "]),
         ("kimi-k2", "HelloWorld's 世界abc ab12345", ["Hello", "World's", " ", "世界", "abc", " ab", "123", "45"]),
+        ("cohere2moe", "Hello12345 x", ["Hello", "12", "345", " x"]),
         ("kimi-k2", "x世界\n\n y!!\n", ["x", "世界", "\n\n", " y", "!!\n"]),
     ],
 )

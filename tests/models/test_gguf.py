@@ -123,6 +123,20 @@ FAMILIES: list[Any] = [
     ("mellum", "mellum", {}),
     ("mimo_v2_flash", "mimo2", {}),
     ("step3p5", "step35", {}),
+    ("mistral4", "mistral4", {}),
+    ("kimi_linear", "kimi-linear", {}),
+    ("cohere2_moe", "cohere2moe", {}),
+    ("granitemoe_swa", "granite_swa", {"layer_rope_theta": [10_000.0, 0, 10_000.0]}),
+    ("dbrx", "dbrx", {}),
+    ("glm", "chatglm", {"head_dim": 8, "kv_channels": 8}),  # with queries, keys and values in one tensor
+    pytest.param("glm", "chatglm", {"head_dim": 8}, marks=LONG),
+    pytest.param("granite_swa", "granite_swa", {"layer_rope_theta": [10_000.0, 0, 10_000.0]}, marks=LONG),
+    pytest.param(
+        "cohere2_moe",
+        "cohere2moe",
+        {"mlp_layer_types": ["dense", "sparse", "sparse"], "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+        marks=LONG,
+    ),
     pytest.param("gpt2", "gpt2", {}, marks=LONG),
     pytest.param("gpt_bigcode", "starcoder", {}, marks=LONG),
     pytest.param("gpt_neox", "gptneox", {}, marks=LONG),
@@ -289,6 +303,12 @@ def load(path: Path) -> None:
         ("step3p5", "step35", "attention.head_count", [8, 4]),
         ("step3p5", "step35", "swiglu_clamp_exp", [0.0, 0.01, 0.0]),
         ("hy_v3", "hy_v3", "expert_feed_forward_length", 7),
+        ("cohere2_moe", "cohere2moe", "expert_gating_func", 3),
+        ("granite_swa", "granite_swa", "attention.rope_pattern", [True]),
+        ("dbrx", "dbrx", "expert_count", 5),
+        ("kimi_linear", "kimi-linear", "kda.head_dim", 7),
+        ("mistral4", "mistral4", "attention.temperature_scale", "no"),
+        ("glm", "chatglm", "attention.head_count", 3),
     ],
 )
 def test_sizes_that_contradict_the_tensors_are_refused(
