@@ -15,6 +15,8 @@ from octavo.core.tekken import read_tekken, tekken_beside
 from octavo.errors import ConfigError
 
 _TOKENIZER = "tokenizer.json"
+ASSISTANT: Final = "Gemma4AssistantForCausalLM"
+"""The architecture of models that guess for Gemma 4 from its own keys and values."""
 _MOST: Final[Mapping[str, Callable[[Checkpoint], int]]] = {
     "dflash": lambda c: max(1, c.positive("block_size", 16) - 1),
     "medusa": lambda c: c.positive("num_heads"),
@@ -40,11 +42,14 @@ def draft_config(
             f"{args.tensor_parallel_size}: all ranks make the guesses of a head together, and only one draws; take "
             "greedy"
         )
-    overrides = args.hf_overrides if speculative.method == "mtp" else {}
+    is_own = speculative.method == "mtp" and draft_path == checkpoint.path
+    overrides = args.hf_overrides if is_own else {}
     draft = Checkpoint.open(draft_path, overrides)
     if speculative.method == "draft_model":
         _check_tokens(checkpoint, tokenizer_path, draft, same_size=speculative.draft_sample_method == "same_key")
-    elif speculative.method != "mtp":
+    elif not is_own:
+        if speculative.method == "mtp":
+            _check_assistant(args, draft)
         _check_sizes(checkpoint, draft)
     return DraftConfig(
         method=speculative.method,
@@ -64,12 +69,28 @@ def limited(speculative: SpeculativeConfig | None, draft_path: Path | None) -> S
     return msgspec.structs.replace(speculative, num_speculative_tokens=min(most, speculative.num_speculative_tokens))
 
 
+def _check_assistant(args: EngineArgs, draft: Checkpoint) -> None:
+    """Raise ConfigError where a checkpoint is no assistant of Gemma 4, or ranks share the caches that it reads."""
+    if draft.architecture != ASSISTANT:
+        raise ConfigError(
+            f"speculative_config: method is mtp, and model is {draft.path}, whose architecture is "
+            f"{draft.architecture}; mtp guesses with the layer of the model's own checkpoint, or with "
+            f"{ASSISTANT}: leave model out, or take another method"
+        )
+    if args.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"speculative_config: an assistant reads the model's keys and values, of which each rank has a part, and "
+            f"tensor_parallel_size is {args.tensor_parallel_size}; leave that at 1, or take another method"
+        )
+
+
 def _check_sizes(checkpoint: Checkpoint, head: Checkpoint) -> None:
     """Raise ConfigError where a head was made for a model of other sizes."""
     for name in ("hidden_size", "vocab_size"):
         mine, theirs = checkpoint.positive(name), head.positive(name)
         if name == "hidden_size":
-            theirs = head.optional_positive("target_hidden_size") or theirs
+            sizes = (head.optional_positive(each) for each in ("target_hidden_size", "backbone_hidden_size"))
+            theirs = next(filter(None, sizes), theirs)
         if mine != theirs:
             raise ConfigError(
                 f"speculative_config: {name} is {theirs:,} in {head.origin(name)}, and {mine:,} in that of the model; "

@@ -17,7 +17,6 @@ from octavo.config.args import CacheArgs, LoRAArgs, ModelArgs, ObservabilityArgs
 from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
 from octavo.config.pooling_config import PoolingConfig as PoolingConfig
-from octavo.config.speculative_args import CATCHING_UP as CATCHING_UP
 from octavo.config.speculative_args import MODEL_METHODS as MODEL_METHODS
 from octavo.config.speculative_args import DraftConfig as DraftConfig
 from octavo.config.speculative_args import SpeculativeConfig as SpeculativeConfig

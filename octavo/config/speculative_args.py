@@ -17,8 +17,6 @@ SampleMethod = Literal["greedy", "same_key"]
 
 MODEL_METHODS: Final = frozenset(get_args(_Model))
 """Methods whose guesses the workers make."""
-CATCHING_UP: Final = frozenset({"draft_model", "medusa", "mlp_speculator"})
-"""Those that can guess behind tokens which were computed without them."""
 
 _MOST_TOKENS: Final = 1 << 20
 _MOST_MS: Final = 1_000_000
@@ -45,7 +43,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
     model, revision: the checkpoint of the draft model or head: a directory, a name on a hub, or octavo-tiny. mtp reads
-    the model's own.
+    the model's own, or the assistant of Gemma 4 that is named.
     quantization: how its weights are kept: int8 or int4; in the model's dtype where it is None.
     step_ms: [tokens, milliseconds] of steps, which octavo bench calibrate has measured; what steps take here replaces
     it.
@@ -62,6 +60,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     quantization: Quantization | None = None
     draft_sample_method: SampleMethod = "greedy"
     step_ms: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def catches_up(self) -> bool:
+        """Return whether it can guess behind tokens that were computed without it."""
+        return self.method in ("draft_model", "medusa", "mlp_speculator") or (
+            self.method == "mtp" and self.model is not None
+        )
 
     @property
     def has_model(self) -> bool:
@@ -109,7 +114,7 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
 
 
 def _check_model(config: SpeculativeConfig) -> None:
-    if config.has_model and config.method != "mtp":
+    if config.has_model and (config.method != "mtp" or config.model):
         if not config.model:
             raise ConfigError(
                 f"speculative_config: method is {config.method}, and model is not set; name the checkpoint of what "

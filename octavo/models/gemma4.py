@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import UnsupportedModel
+from octavo.errors import ConfigError, UnsupportedModel
 from octavo.layers.elementwise import StoredFactor, addition
 from octavo.layers.experts import Experts, StoredExperts
 from octavo.layers.heads import Heads
-from octavo.layers.layer import TensorSlot
+from octavo.layers.layer import CachedLayer, TensorSlot
+from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.routers import Router
 from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import KINDS, read_windows
+from octavo.models.decoder import DecoderStack
 from octavo.models.fields import read_cap
 from octavo.models.gemma_inputs import Attention, LayerInput, SharingConfig, SharingDecoder, read_sharing
 from octavo.models.gemma_parts import GELU
@@ -149,37 +154,140 @@ class Layer(SandwichLayer):
         return self.add(*normed)
 
 
+def _read_layers(c: Checkpoint) -> tuple[int | None, ...]:
+    """Return the window of each layer: the last one sees all tokens, whatever the config says of it."""
+    windows = read_windows(c, is_windowed=True) or (None,) * c.positive("num_hidden_layers")
+    return (*windows[:-1], None)
+
+
+def _read_fields(c: Checkpoint, windows: tuple[int | None, ...]) -> dict[str, Any]:
+    """Return the fields of a config, but those of sharing."""
+    c.expect("hidden_activation", GELU)
+    has_values = not c.bool("attention_k_eq_v", False)
+    heads, wide = _read_heads(c, windows, has_values)
+    ropes = {kind: read_rope(c, dim, kind=kind) for kind, dim in zip(KINDS, (wide.dim, heads.dim), strict=True)}
+    return {
+        "head_dim": heads.dim,
+        "heads": heads,
+        "norm": RMSNorm,
+        "windows": windows,
+        "rope": ropes[KINDS[0]],
+        "ropes": tuple(ropes[KINDS[window is not None]] for window in windows),
+        "attention_scale": 1.0,
+        "logit_soft_cap": read_cap(c, "final_logit_softcapping", None),
+        "wide_heads": wide,
+        "has_values": has_values,
+        "has_whole_spans": c.values.get("use_bidirectional_attention") == "vision",
+        "doubles_width": c.bool("use_double_wide_mlp", False),
+        "mixture": _read_mixture(c) if c.bool("enable_moe_block", False) else None,
+    }
+
+
 class Gemma4ForCausalLM(SharingDecoder):
     """The whole model."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Gemma4Config:
-        c.expect("hidden_activation", GELU)
-        windows = read_windows(c, is_windowed=True) or (None,) * c.positive("num_hidden_layers")
-        windows = (*windows[:-1], None)  # the last layer sees all tokens, whatever the config says of it
-        has_values = not c.bool("attention_k_eq_v", False)
-        heads, wide = _read_heads(c, windows, has_values)
-        ropes = {kind: read_rope(c, dim, kind=kind) for kind, dim in zip(KINDS, (wide.dim, heads.dim), strict=True)}
+        windows = _read_layers(c)
         sharing = read_sharing(c, windows, 0)
         if sharing["input_size"] and sharing["input_vocab_size"] < c.positive("vocab_size"):
             raise c.error("vocab_size_per_layer_input", f"at least vocab_size, which is {c.positive('vocab_size')}")
-        return Gemma4Config.gemma(
-            c,
-            head_dim=heads.dim,
-            heads=heads,
-            norm=RMSNorm,
-            windows=windows,
-            rope=ropes[KINDS[0]],
-            ropes=tuple(ropes[KINDS[window is not None]] for window in windows),
-            attention_scale=1.0,
-            logit_soft_cap=read_cap(c, "final_logit_softcapping", None),
-            wide_heads=wide,
-            has_values=has_values,
-            has_whole_spans=c.values.get("use_bidirectional_attention") == "vision",
-            doubles_width=c.bool("use_double_wide_mlp", False),
-            mixture=_read_mixture(c) if c.bool("enable_moe_block", False) else None,
-            **sharing,
-        )
+        return Gemma4Config.gemma(c, **_read_fields(c, windows), **sharing)
 
     def __init__(self, c: Gemma4Config, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantConfig(Gemma4Config):
+    """Its layers read the model's keys and values."""
+
+    target_size: int
+    """Width of the model's states."""
+
+    def writer_of(self, layer: int) -> int | None:
+        return layer  # of the model, which `lend` finds
+
+
+class Gemma4Assistant(SharingDecoder):
+    """The small model that guesses for Gemma 4: it attends from the position of the last known token to the model's
+    keys and values, and so keeps none. Of a vocabulary in clusters it makes all logits."""
+
+    config: AssistantConfig
+    IGNORED = (*SharingDecoder.IGNORED, r"masked_embedding\..*", r"lm_head\.weight")
+    most = 64
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> AssistantConfig:
+        windows = _read_layers(c)
+        c.refuse("enable_moe_block", "use_double_wide_mlp", because="no assistant has it")
+        return AssistantConfig.gemma(
+            c,
+            **_read_fields(c, windows),
+            num_sharing=len(windows),
+            input_size=0,
+            input_vocab_size=0,
+            padding_id=0,
+            target_size=c.positive("backbone_hidden_size"),
+        )
+
+    def __init__(self, c: AssistantConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
+        self.pre_projection = ColumnLinear(2 * c.target_size, c.hidden_size, mesh)
+        self.post_projection = ColumnLinear(c.hidden_size, c.target_size, mesh)
+        self._lent: tuple[Gemma4ForCausalLM] | None = None
+
+    @property
+    def received_size(self) -> int | None:
+        return self.config.target_size
+
+    def _share_cache(self, layer: int, module: CachedLayer) -> None:
+        """Caches are those of the model, which lends them."""
+
+    def lend(self, model: DecoderStack) -> None:
+        """Use the embedding of the loaded model, and the caches of its last layers of each kind.
+
+        Raises ConfigError where they do not fit.
+        """
+        if not isinstance(model, Gemma4ForCausalLM):
+            raise ConfigError(
+                f"speculative_config: an assistant of Gemma 4 guesses for Gemma 4 alone, and not for "
+                f"{type(model).__name__}; take another model, or another method"
+            )
+        c, theirs = self.config, model.config
+        assert isinstance(theirs, Gemma4Config)
+        self._lent = (model,)  # no part of this module
+        for name, layer in self.layers.items():
+            window, heads = c.window_of(int(name)), c.heads_of(int(name))
+            kept = LayerCache(KeysAndValues(heads.kv, heads.dim), window)
+            alike = [each for each in range(theirs.num_layers) if kept in theirs.caches_of(each, Mesh.single())]
+            if not alike:
+                raise ConfigError(
+                    f"speculative_config: layer {name} of the assistant reads {heads.kv} heads of {heads.dim} with the "
+                    f"window {window}, and no layer of the model keeps these; take the assistant of this model"
+                )
+            (reader,) = (each for each in layer.modules() if isinstance(each, CachedLayer))
+            writer = next(each for each in model.layers[str(alike[-1])].modules() if isinstance(each, CachedLayer))
+            reader.cache_index, reader.cache_group = writer.cache_index, writer.cache_group
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        """Return the normalised stream [rows, hidden] of tokens whose states are received, at the positions given."""
+        assert batch.received is not None, "an assistant reads hidden states"
+        states = batch.received.hidden
+        if self._lent is None:  # a dry run, without the caches of the model
+            return torch.empty((len(states), self.config.hidden_size), dtype=states.dtype, device="meta")
+        (model,) = self._lent
+        assert model.embed_tokens is not None
+        embedded = model.embed(model.embed_tokens(batch.token_ids), batch)
+        x, inputs = self.pre_projection(torch.cat((embedded, states), 1)), None
+        for layer in self.layers.values():
+            x, inputs = layer(x, inputs, batch)
+        return self.normalize(x, None)
+
+    def logits(self, stage: int, features: Tensor) -> Tensor:
+        """Return float32 logits [rows, tokens] of a stream [rows, hidden]."""
+        return self.compute_logits(features)
+
+    def carried(self, features: Tensor, states: Tensor) -> Tensor:
+        """Return the states that the next guess reads in the place of the model's, [rows, target_size]."""
+        return self.post_projection(features)

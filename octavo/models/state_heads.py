@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +65,6 @@ class StateHead(DecoderStack):
     """A head that makes each guess in a stage of its own."""
 
     config: StateHeadConfig
-    is_chained: ClassVar[bool]
-    """Whether a stage reads what the one before it has made, and not the model's state."""
 
     def __init__(self, c: StateHeadConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda _: nn.Identity())
@@ -75,6 +73,15 @@ class StateHead(DecoderStack):
     @property
     def received_size(self) -> int | None:
         return self.config.hidden_size
+
+    @property
+    def most(self) -> int:
+        """How many tokens it guesses."""
+        return self.config.most
+
+    def carried(self, features: Tensor, states: Tensor) -> Tensor:
+        """Return what the next stage reads: what this one has made, or the model's states."""
+        raise NotImplementedError
 
     def features(self, stage: int, states: Tensor, token_ids: Tensor) -> Tensor:
         """Return what a stage makes of states [rows, width] and the tokens before its guess, [rows, width]."""
@@ -112,7 +119,6 @@ class MedusaHead(StateHead):
     """Medusa, in the layout of vLLM's checkpoints: a block and a last layer for each guess."""
 
     PREFIXES = ("medusa_heads.",)
-    is_chained = False
 
     @classmethod
     def read(cls, c: Checkpoint) -> StateHeadConfig:
@@ -139,6 +145,9 @@ class MedusaHead(StateHead):
         features: Tensor = self.blocks[str(stage)](states)
         return features
 
+    def carried(self, features: Tensor, states: Tensor) -> Tensor:
+        return states
+
     def logits(self, stage: int, features: Tensor) -> Tensor:
         logits: Tensor = _of(self.lm_heads, stage)(features)
         return logits
@@ -159,7 +168,6 @@ class SpeculatorHead(StateHead):
     """An MLP speculator: each stage adds the embedding of the token before to what the last stage has made."""
 
     PREFIXES = ("speculator.",)
-    is_chained = True
 
     @classmethod
     def read(cls, c: Checkpoint) -> StateHeadConfig:
@@ -199,6 +207,9 @@ class SpeculatorHead(StateHead):
             states = self.shrink(self.ln0(states))
         embedded = self.weigh(_of(self.emb, stage)(token_ids))
         features: Tensor = self.act(_of(self.ln, stage)(self.add(_of(self.proj, stage)(states), embedded)))
+        return features
+
+    def carried(self, features: Tensor, states: Tensor) -> Tensor:
         return features
 
     def logits(self, stage: int, features: Tensor) -> Tensor:

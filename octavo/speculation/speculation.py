@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.schema import CATCHING_UP, MODEL_METHODS, SpeculativeConfig
+from octavo.config.schema import MODEL_METHODS, SpeculativeConfig
 from octavo.core.cache_key import CacheKey
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import NO_PROPOSALS, Proposals
@@ -89,8 +89,8 @@ class Speculation:
         self._draft_costs = DraftCosts()
         self._length: ProposalLength | None = None
         if config.has_model:
-            catches_up = config.method in CATCHING_UP
-            self._length = ProposalLength(config.num_speculative_tokens, catches_up=catches_up, repeats=repeats)
+            most, catches_up = config.num_speculative_tokens, config.catches_up
+            self._length = ProposalLength(most, catches_up=catches_up, repeats=repeats)
         self._shared: OrderedDict[CacheKey, History] = OrderedDict()
         self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
         """Sequences whose outputs others may look up once they have ended."""

@@ -11,6 +11,7 @@ import msgspec
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.draft_config import ASSISTANT
 from octavo.config.schema import DraftConfig, SchedulerConfig
 from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import Device
@@ -19,6 +20,7 @@ from octavo.errors import ConfigError
 from octavo.models.block_heads import BlockHead
 from octavo.models.decoder import DecoderStack
 from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, mask_state, target_ids, usual_layers
+from octavo.models.gemma4 import Gemma4Assistant
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
 from octavo.models.registry import ModelClass
@@ -32,7 +34,7 @@ from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.state_drafter import StateDrafter
+from octavo.worker.state_drafter import AssistantDrafter, StateDrafter
 from octavo.worker.transfer.block_io import held_heads
 
 _HEADS: Final[Mapping[str, Any]] = {
@@ -41,8 +43,9 @@ _HEADS: Final[Mapping[str, Any]] = {
     "dflash": BlockHead,
     "medusa": MedusaHead,
     "mlp_speculator": SpeculatorHead,
+    "mtp": Gemma4Assistant,
 }
-"""By method: the class of the head."""
+"""By method: the class of the head that has a checkpoint of its own."""
 
 
 class DraftModel:
@@ -148,19 +151,20 @@ class DraftModel:
             max_positions=max_positions,
             max_model_len=max_model_len,
         )
-        if isinstance(self._loaded, DraftHead | PredictionLayer):
+        if isinstance(self._loaded, DraftHead | PredictionLayer | Gemma4Assistant):
             self._loaded.lend(target)
 
     def drafter(self, device: Device, runner: ModelRunner, sampler: Sampler, block_size: int) -> Drafter:
         """Return the drafter, which guesses the tokens after the runner's rows; to be called after `load`."""
         num_tokens, loaded = self._scheduler.max_num_batched_tokens, self._loaded
+        num_groups, reads_models = len(self._target.cache_groups), isinstance(loaded, Gemma4Assistant)
         builder = InputBatchBuilder(
-            runner.cache.draft_caches,
+            runner.cache.caches if reads_models else runner.cache.draft_caches,
             runner.sequences,
             block_size=block_size,
             max_num_tokens=num_tokens,
             device=device.torch_device,
-            groups=slice(len(self._target.cache_groups), None),
+            groups=slice(num_groups) if reads_models else slice(num_groups, None),
             has_spans=False,  # it may compute a part of a prompt that the model has computed whole
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
@@ -174,6 +178,8 @@ class DraftModel:
             "max_positions": self.shape.max_position_embeddings,
             "vocab_size": self.shape.vocab_size,
         }
+        if reads_models:
+            return AssistantDrafter(loaded, builder, runner.sequences, choose, **own)
         if isinstance(loaded, StateHead):
             return StateDrafter(loaded, builder, runner.sequences, choose, **own)
         if isinstance(loaded, BlockHead):
@@ -187,6 +193,6 @@ class DraftModel:
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:
     """Return the class of what guesses, None for that of its architecture, and its place."""
-    if method == "mtp":
+    if method == "mtp" and checkpoint.architecture != ASSISTANT:
         return prediction_layer(checkpoint)
     return _HEADS.get(method), Mesh.single()
