@@ -137,6 +137,8 @@ def _with_images(rows: dict[str, dict[str, set[str]]], ops: Ops) -> dict[str, di
         opened = _open(checkpoint)
         assert opened is not None, f"{architecture} cannot be opened"
         if found is None:  # a text model that is in no other
+            checkpoint.image_processor = {"image_processor_type": "of another file"}
+            opened = _open(checkpoint) or opened
             found = {
                 "caches": {_kind(group) for group in opened.shape.cache_groups},
                 "quantization": _quantization(checkpoint, opened, ops),

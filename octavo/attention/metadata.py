@@ -143,7 +143,7 @@ class ModelInput:
     """int64 [tokens]: the position of each token in its sequence, from 0, less what images before it save (M-RoPE)."""
     attention: Sequence[AttentionMetadata]
     """Where the tokens live, for each cache group. Only block tables and slots differ between groups; of a group with
-    an encoder's output each token is a row of its own, which sees all vectors."""
+    encoders' outputs each token that sees some is a row of its own, which sees all of these vectors."""
     kv_caches: Sequence[Tensor]
     """One tensor per cache of a layer on this rank, in the layout of `cache_layout`."""
     rope_positions: Tensor | None = None
@@ -156,6 +156,8 @@ class ModelInput:
     """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
     token_types: Tensor | None = None
     """int64 [tokens]: 1 for the tokens of the second text of a pair; None where no row is one."""
+    seeing: Tensor | None = None
+    """int64 [tokens that see an encoder's output]: flat indices of these; None where all do or no model reads any."""
     encoded: Sequence[EncoderOutput] = ()
     """What encoders made of inputs of this step's rows, where layers read it through caches; mostly empty."""
     received: IntermediateTensors | None = None
@@ -166,5 +168,5 @@ class ModelInput:
     @property
     def is_plain(self) -> bool:
         """Whether it has only what a recorded step reads; adapters are read elsewhere (`lora.step_slots`)."""
-        others = (self.rope_positions, self.embeddings, self.spans, self.token_types)
+        others = (self.rope_positions, self.embeddings, self.spans, self.token_types, self.seeing)
         return not self.encoded and all(each is None for each in others)

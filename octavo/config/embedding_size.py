@@ -22,6 +22,8 @@ def embedding_size(checkpoint: Checkpoint, pooling: PoolingConfig | None) -> int
         obstacle = "writes down sounds"
     elif checkpoint.values.get("hidden_size_per_layer_input"):
         obstacle = "reads the tokens of a prompt in every layer"
+    elif checkpoint.values.get("cross_attention_layers"):
+        obstacle = "reads images in layers of their own"
     if obstacle is not None:
         raise ConfigError(f"enable_prompt_embeds is set, and {checkpoint.architecture} {obstacle}; leave it out")
     return checkpoint.positive(next(name for name in _NAMES if name in checkpoint.values or name == _NAMES[-1]))

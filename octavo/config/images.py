@@ -19,12 +19,15 @@ READ_IMAGES: Final = frozenset(
         *("Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL"),
         *("PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
-        *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo"),
+        *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 """Those where all tokens of a prompt attend to each other."""
+
+MOST_CROSS_IMAGES: Final = 4
+"""Of one prompt, where layers read them through caches: so many have room there."""
 
 _RENAMED: Final = {("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor"}
 """Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
@@ -39,6 +42,7 @@ _FIXED: Final = {
     "GotOcr2ForConditionalGeneration": 1024,
     "JanusForConditionalGeneration": 384,
     "Llama4ForConditionalGeneration": 448,
+    "MllamaForConditionalGeneration": 448,
     "Ovis2ForConditionalGeneration": 224,
     "PaliGemmaForConditionalGeneration": 224,
 }
@@ -92,6 +96,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
             _check_patches(Section(found, str(file)), checkpoint.stored)
+            if checkpoint.architecture == "MllamaForConditionalGeneration":
+                _check_tiles(Section(found, str(file)), checkpoint.stored)
             return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file), _fixed_side(checkpoint))
     if checkpoint.architecture in INTERN:
         return _checked(intern_settings(checkpoint.stored), checkpoint.where)
@@ -115,6 +121,17 @@ def _check_patches(settings: Section, config: Section) -> None:
     ]
     if grids[1:] and grids[0] != grids[1]:
         raise config.error("image_grid_pinpoints", f"those of {settings.where}")
+
+
+def _check_tiles(settings: Section, config: Section) -> None:
+    """Raise CheckpointError for tiles, and for shapes of images in tiles, that Llama 3.2's encoder does not have."""
+    vision = config.section("vision_config") or Section({}, config.where)
+    most, shapes = settings.positive("max_image_tiles", 4), vision.values.get("supported_aspect_ratios")
+    if most > _MOST_TILES or most != vision.positive("max_num_tiles", 4):
+        raise settings.error("max_image_tiles", f"max_num_tiles of vision_config, at most {_MOST_TILES}")
+    known = [[width, height] for width in range(1, most + 1) for height in range(1, most // width + 1)]
+    if shapes is not None and shapes != known:
+        raise vision.error("supported_aspect_ratios", f"{len(known)} pairs, those of up to {most} tiles in order")
 
 
 def _pinpoints(section: Section) -> list[Any]:

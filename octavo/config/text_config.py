@@ -15,6 +15,8 @@ OF_THE_WHOLE: Final = frozenset(
     {"architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "quantization_config", "torch_dtype"}
 )
 """Keys whose value beside `text_config` counts; of the others the one within."""
+NUM_UNDRAWN: Final = 8
+"""Tokens that Llama 3.2 Vision has behind those of its head, that of images the first: they are read and not drawn."""
 _GEMMA3: Final[Mapping[str, Any]] = {
     "head_dim": 256,
     "max_position_embeddings": 131_072,
@@ -169,6 +171,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name, other in _OTHER_NAMES.get(model_type, {}).items() if isinstance(model_type, str) else ():
         if values.get(name) is None and other in values:
             values[name] = values[other]
+    if model_type == "mllama_text_model" and isinstance(values.get("vocab_size"), int):
+        values["vocab_size"] += NUM_UNDRAWN
     if model_type == "mimo_v2_flash":
         values |= _mimo_layers(values)
     if model_type == "step3p5":

@@ -26,7 +26,7 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     is_state: a block holds the state after its last token (`octavo.core.model_shape.State`) and not its tokens; then
         `max_live_tokens` is `LIVE_STATES`: the state that a row reads, and the one that it writes.
     num_encoded: vectors of an encoder's output (`octavo.core.model_shape.Encoded`) whose keys and values the blocks
-        hold instead of those of tokens, as many for each request; 0 for none. Then it is `max_live_tokens` too.
+        hold instead of those of tokens, at most for a request; 0 for none. Then it is `max_live_tokens` too.
     """
 
     num_blocks: int

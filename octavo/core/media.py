@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from math import prod
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+
+from octavo.core.arithmetic import num_blocks_for
 
 ITEM_BYTES: Final = {"float32": 4, "int64": 8, "int32": 4, "uint8": 1}
 """Bytes of an element by the name of its type."""
@@ -30,12 +32,13 @@ class MediaInput(msgspec.Struct, frozen=True):
 
     digest: SHA-256 of the decoded content and the settings of its preprocessing.
     spans: (offset, length) of the prompt's tokens that stand for it, mostly one; none where the decoder reads it
-        through caches of its own.
+        through caches of its own (`views_of`).
     num_embeddings: vectors that its encoder makes of it.
     arrays: what the encoder reads, by name.
     grid: rows and columns of each of its spans, where a model turns by them (M-RoPE).
     times: positions in time of the parts of its one span, from the first; none where a span stands at one time.
     is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
+    offset: the first token that sees it, of an input without spans.
     """
 
     kind: Literal["image", "audio", "video", "embeds", "prompt"]
@@ -46,11 +49,37 @@ class MediaInput(msgspec.Struct, frozen=True):
     is_whole: bool = False
     grid: tuple[int, int] | None = None
     times: tuple[int, ...] = ()
+    offset: int = 0
 
     @property
     def end(self) -> int:
         """The position after its last token; 0 without spans."""
         return max((offset + length for offset, length in self.spans), default=0)
+
+
+class View(NamedTuple):
+    """Tokens from `offset` on see vectors [first, end) of those that a request has in caches of encoders' outputs."""
+
+    offset: int
+    first: int
+    end: int
+
+
+def views_of(media: Iterable[MediaInput], block_size: int) -> tuple[View, ...]:
+    """Return what each input without spans adds to what is seen, in their order.
+
+    Inputs of neighbouring tokens are seen together. Others hide those before them, and begin a block.
+    """
+    views: list[View] = []
+    first = end = 0
+    for each in media:
+        if each.spans:
+            continue
+        if views and each.offset != views[-1].offset + 1:
+            first = end = num_blocks_for(end, block_size) * block_size
+        end += each.num_embeddings
+        views.append(View(each.offset, first, end))
+    return tuple(views)
 
 
 def num_positions_of(num_tokens: int, media: Iterable[MediaInput]) -> int:

@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 
 from octavo import errors
+from octavo.core.arithmetic import num_blocks_for
 from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.cache_limits import CacheLimits
-from octavo.core.media import MediaInput
+from octavo.core.media import MediaInput, views_of
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.pooling import PooledPrompt
 from octavo.core.request_options import RequestOptions
@@ -73,6 +74,11 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     def cache_key(self) -> CacheKey:
         """Return what decides, besides the tokens, which requests share KV blocks."""
         return CacheKey(self.cache_salt, self.adapter, self.placeholders, self.cache_namespace)
+
+    def num_encoded_blocks(self, block_size: int) -> int:
+        """Return the blocks that encoders' outputs take which layers read through caches."""
+        views = views_of(self.media, block_size)
+        return num_blocks_for(views[-1].end, block_size) if views else 0
 
     def continued(
         self, sequences: Iterable[ResumedSequence], metrics: RequestMetrics, num_cached_tokens: int, now: float

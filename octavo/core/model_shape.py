@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from octavo.core.arithmetic import num_blocks_for
+
 
 class KeysAndValues(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps a key and a value of `head_dim` elements per token and head."""
@@ -43,15 +45,27 @@ class State(msgspec.Struct, frozen=True, tag=True):
 
 
 class Encoded(msgspec.Struct, frozen=True, tag=True):
-    """A layer keeps keys and values of the `num_tokens` vectors of an encoder's output, which every token reads."""
+    """A layer keeps keys and values of the vectors of an encoder's outputs, which tokens behind its inputs read.
+
+    num_tokens: vectors of one input. num_inputs: most of a request.
+    """
 
     kv_heads: int
     head_dim: int
     num_tokens: int
+    num_inputs: int = 1
+
+    def most_vectors(self, block_size: int) -> int:
+        """Return the room for the vectors of a request, in blocks of this size: each of several inputs may begin a
+        block."""
+        if self.num_inputs == 1:
+            return self.num_tokens
+        return self.num_inputs * num_blocks_for(self.num_tokens, block_size) * block_size
 
     def render(self) -> str:
         """Return what is kept in words."""
-        return f"keys and values of {self.kv_heads} x {self.head_dim} for {self.num_tokens:,} vectors of the encoder"
+        count = f"{self.num_inputs} x {self.num_tokens:,}" if self.num_inputs > 1 else f"{self.num_tokens:,}"
+        return f"keys and values of {self.kv_heads} x {self.head_dim} for {count} vectors of the encoder"
 
 
 Kept = KeysAndValues | Latent | State | Encoded

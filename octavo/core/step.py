@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from octavo.core.media import MediaInput
+from octavo.core.media import MediaInput, View
 from octavo.core.outputs import RequestError
 from octavo.core.pooling import PooledPrompt
 from octavo.core.sampling_params import SamplingParams
@@ -31,6 +31,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, where positions follow from
         them (M-RoPE); behind these the times of frames that are one span.
     whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
+    views: which vectors of encoders' outputs its tokens see, where layers read these through caches.
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     is_drafted: whether the worker's own draft model computes its prompt too.
     """
@@ -49,6 +50,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     adapter: int = 0
     grids: tuple[tuple[int, ...], ...] = ()
     whole_spans: tuple[tuple[int, int], ...] = ()
+    views: tuple[View, ...] = ()
     media: tuple[MediaInput, ...] = ()
     pooled: PooledPrompt | None = None
     is_drafted: bool = False

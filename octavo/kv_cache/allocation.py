@@ -36,6 +36,7 @@ class PrefixHit(NamedTuple):
         instead of computed. Empty where there is none.
     because: why it is not more, in words.
     num_parted: leading blocks of which only states are missing; 0 where they are not.
+    num_encoded_blocks: those that encoders' outputs take, cached or not.
     """
 
     blocks: Sequence[list[int]] = ()
@@ -45,6 +46,7 @@ class PrefixHit(NamedTuple):
     num_copied_tokens: int = 0
     because: str = ""
     num_parted: int = 0
+    num_encoded_blocks: int = 0
 
     @property
     def num_blocks(self) -> int:

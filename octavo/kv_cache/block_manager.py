@@ -120,16 +120,16 @@ class BlockManager:
     # ---- admission ----
 
     def find_prefix(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> PrefixHit:
-        """Return the cached blocks that hold the first `num_tokens` tokens at most. The sequence's last one is always
-        computed anew: its logits are needed."""
+        """Return the cached blocks of at most `num_tokens` first tokens, never of the last: its logits are needed."""
+        key, num_encoded = group.request.cache_key, group.request.num_encoded_blocks(self.block_size)
         if not self.enable_prefix_caching:
-            return PrefixHit(because="prefix caching is off")
-        key = group.request.cache_key
+            return PrefixHit(because="prefix caching is off", num_encoded_blocks=num_encoded)
         digests = extend_chain(self._table(sequence).digests, sequence.token_ids, self.block_size, key)
         if not group.may_read_prefix_cache:
-            none = find_hit(self.groups, [], [], 0, key)
-            return none._replace(because="prompt_logprobs needs every position computed")
-        return find_hit(self.groups, digests, sequence.token_ids, min(num_tokens, len(sequence.token_ids) - 1), key)
+            because = "prompt_logprobs needs every position computed"
+            return find_hit(self.groups, [], [], 0, key, num_encoded)._replace(because=because)
+        most = min(num_tokens, len(sequence.token_ids) - 1)
+        return find_hit(self.groups, digests, sequence.token_ids, most, key, num_encoded)
 
     def num_cached_tokens(self, request: EngineCoreRequest) -> int:
         """Return how many leading tokens of a prompt admission would find in the cache now."""
@@ -170,9 +170,9 @@ class BlockManager:
         self.holds.hold("planning", [[*own, *hit.sources[i : i + 1]] for i, own in enumerate(found)])
         for cache, source in zip(self.groups, hit.sources, strict=False):
             cache.pool.note_hit(source)
-        blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index), num_fetched_blocks) for cache in self.groups]
+        blocks = [cache.allocate(num_tokens, hit, num_fetched_blocks) for cache in self.groups]
         table.set_blocks(blocks, hit.num_blocks)
-        table.lacks_encoding = bool(self.encodings) and not hit.blocks_of(len(self.groups) - 1)
+        table.lacks_encoding = bool(hit.num_encoded_blocks and self.encodings) and not hit.blocks_of(-1)
         if self.keeps_states:
             last = (sequence.num_prompt_tokens - 1) // self.block_size
             fetched = hit.num_blocks + num_fetched_blocks

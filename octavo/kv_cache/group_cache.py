@@ -59,7 +59,7 @@ class GroupCache:
         sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
         size, at_once, num_lookahead = self.block_size, self.keeps.at_once, self.num_lookahead
         if self.holds_encoding:
-            return at_once(0)
+            return group.request.num_encoded_blocks(size)
         if group.width > 1 and not group.has_output:
             # the first token of each is written too, unless it is also the last
             tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1) + num_lookahead] * group.width
@@ -87,10 +87,12 @@ class GroupCache:
         kept = 0 if waive_watermark else max(self._num_watermark_blocks, from_free if is_returning else 0)
         return _shortage(from_free, pool, kept)
 
-    def allocate(self, num_tokens: int, hit_blocks: Sequence[int], num_fetched: int) -> list[int]:
-        """Return a table for `num_tokens` tokens, the cached blocks first and behind them `num_fetched` that are
-        fetched; where later steps release blocks, no more than are held at once, and no states: the table grows with
-        the steps."""
+    def allocate(self, num_tokens: int, hit: PrefixHit, num_fetched: int) -> list[int]:
+        """Return a table for `num_tokens` tokens, or for encoders' outputs, the cached blocks first and behind them
+        `num_fetched` that are fetched; where later steps release blocks, no more than are held at once, and no states:
+        the table grows with the steps."""
+        hit_blocks = hit.blocks_of(self.index)
+        num_tokens = hit.num_encoded_blocks * self.block_size if self.holds_encoding else num_tokens
         num_unseen = hit_blocks.count(NULL_BLOCK)
         if num_fetched:
             # what a token at the beginning of a block reads: so others find the prefix up to there

@@ -12,9 +12,15 @@ from octavo.kv_cache.retention import longest_common
 
 
 def find_hit(
-    caches: Sequence[GroupCache], digests: list[bytes], token_ids: list[int], num_usable: int, key: CacheKey
+    caches: Sequence[GroupCache],
+    digests: list[bytes],
+    token_ids: list[int],
+    num_usable: int,
+    key: CacheKey,
+    num_encoded_blocks: int = 0,
 ) -> PrefixHit:
-    """Return the hit among the first `num_usable` tokens. `digests` cover those at least.
+    """Return the hit among the first `num_usable` tokens. `digests` cover those at least. num_encoded_blocks: those of
+    encoders' outputs.
 
     The beginning of the next block is copied where every group keeps tokens: a state is that of one position.
     """
@@ -41,8 +47,8 @@ def find_hit(
         because = _because(caches, missing, start, alone)
     parted = num_parted if num_parted > num_blocks else 0
     for cache in encoded:
-        blocks.append(cache.keeps.find_prefix(encoding_names(key, cache.keeps.at_once(0)), cache.pool.find))
-    return PrefixHit(blocks, start, missing, sources, num_copied, because, parted)
+        blocks.append(cache.keeps.find_prefix(encoding_names(key, num_encoded_blocks), cache.pool.find))
+    return PrefixHit(blocks, start, missing, sources, num_copied, because, parted, num_encoded_blocks)
 
 
 def _because(caches: Sequence[GroupCache], missing: bytes, start: int, alone: Sequence[int]) -> str:

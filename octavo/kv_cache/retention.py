@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.core.arithmetic import num_blocks_for, num_blocks_touched
+from octavo.core.arithmetic import num_blocks_touched
 from octavo.core.cache_limits import LIVE_STATES, GroupLimits
 
 Find = Callable[[bytes], int | None]
@@ -118,7 +118,7 @@ class States(Retention):
 
 
 class Encoding(Retention):
-    """Every token reads the keys and values of an encoder's output, which are in `num_blocks` blocks of its request.
+    """Every token reads the keys and values of encoders' outputs, which are in blocks of its request.
 
     Which prefix of its tokens a sequence may continue does not depend on them: where they are missing, the encoder
     computes them again.
@@ -126,12 +126,6 @@ class Encoding(Retention):
 
     name = "cross attention layers"
     loss = "have no encoding"
-
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
-
-    def at_once(self, num_blocks: int) -> int:
-        return self._num_blocks
 
     def find_prefix(self, digests: Sequence[bytes], find: Find) -> list[int]:
         """Return the blocks with these names where all are cached, else none."""
@@ -159,7 +153,7 @@ def retention(limits: GroupLimits, block_size: int) -> Retention:
     if limits.is_state:
         return States(block_size)
     if limits.num_encoded:
-        return Encoding(num_blocks_for(limits.num_encoded, block_size))
+        return Encoding()
     if limits.window is None:
         return Retention()
     return SlidingWindow(limits.window, block_size, limits.max_live_tokens)

@@ -64,7 +64,17 @@ class StoredFactor(Layer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensor [numbers]."""
-        yield TensorSlot(path, (self._numbers,), lambda stored: self.hold("weight", stored.expand(len(self.weight))))
+        yield TensorSlot(path, (self._numbers,), self._fill)
+
+    def _fill(self, stored: Tensor) -> None:
+        self.hold("weight", stored.expand(len(self.weight)))
+
+
+class TanhGate(StoredFactor):
+    """A tensor [tokens, dim] times the hyperbolic tangent of one stored number."""
+
+    def _fill(self, stored: Tensor) -> None:
+        super()._fill(torch.tanh(stored))
 
 
 class XIELU(Layer):

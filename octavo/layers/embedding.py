@@ -21,7 +21,7 @@ from octavo.quantization.method import Coded
 
 @dataclass(frozen=True, slots=True)
 class VocabularyShare:
-    """Rows [start, start + length) of `total`. Every rank has memory for `room` of them."""
+    """Rows [start, start + length) of `total` that are stored. Every rank has memory for `room` of them."""
 
     start: int
     length: int
@@ -29,9 +29,12 @@ class VocabularyShare:
     total: int
 
     @classmethod
-    def of(cls, total: int, mesh: Mesh) -> Self:
-        """Return the share of one rank; the last ones may have fewer rows than room, or none."""
-        room = -(-total // mesh.tensor.size)
+    def of(cls, total: int, mesh: Mesh, num_unstored: int = 0) -> Self:
+        """Return the share of one rank; the last ones may have fewer rows than room, or none.
+
+        num_unstored: rows behind `total` of which the share has zeros.
+        """
+        room = -(-(total + num_unstored) // mesh.tensor.size)
         start = min(mesh.tensor.rank * room, total)
         return cls(start, min(room, total - start), room, total)
 
@@ -68,8 +71,10 @@ class Embedding(Layer):
 class LMHead(PreparedLayer):
     """Hidden states [rows, dim] → float32 logits of this rank's tokens, [rows, room], by a table of its own."""
 
-    def __init__(self, dim: int, vocab_size: int, mesh: Mesh, *, bias: bool = False) -> None:
-        self.mesh, self.share, self.dim = mesh, VocabularyShare.of(vocab_size, mesh), dim
+    def __init__(self, dim: int, vocab_size: int, mesh: Mesh, *, bias: bool = False, num_unstored: int = 0) -> None:
+        """num_unstored: the last of the tokens, of which the table has no rows."""
+        self.mesh, self.dim = mesh, dim
+        self.share = VocabularyShare.of(vocab_size - num_unstored, mesh, num_unstored)
         super().__init__(dim, self.share.room, bias=bias, all_outputs=vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:

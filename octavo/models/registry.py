@@ -85,6 +85,7 @@ _FILES: Final = {
     "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mimo": ("MiMoV2Flash",),
+    "mllama": ("Mllama",),
     "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
     "mixtures": (
         *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
@@ -102,6 +103,7 @@ _FILES: Final = {
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
     "GPT2": "GPT2LMHeadModel",
+    "Mllama": "MllamaForConditionalGeneration",
     "Whisper": "WhisperForConditionalGeneration",
 }
 _FILE_OF: Final = {
@@ -136,7 +138,8 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
         name = "OmniReader" if checkpoint.architecture in READ_IMAGES else "SoundReader"
         made = getattr(import_module("octavo.models.hearing"), name).of_text(checkpoint.architecture, found)
     elif image_settings(checkpoint) is not None:
-        made = import_module("octavo.models.vision").ImageReader.of_text(checkpoint.architecture, found)
+        reader = getattr(found, "READER", None) or import_module("octavo.models.vision").ImageReader
+        made = reader.of_text(checkpoint.architecture, found)
     return made
 
 

@@ -35,7 +35,8 @@ class Family(NamedTuple):
     returns a prompt as those of the training were, from (context, marker, tokens). word: the text of the marker, where
     config.json does not have its id; texts have it replaced by that of `token` where it is several tokens. others:
     returns further tokens that stand for vectors. token_word: the text of that token, where config.json lacks its
-    id."""
+    id. num_vectors: returns how many an image becomes where layers read them through caches: then its tokens are none
+    of them."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
@@ -49,6 +50,7 @@ class Family(NamedTuple):
     word: str | None = None
     others: Callable[[Section], list[int]] = lambda config: []
     token_word: str | None = None
+    num_vectors: Callable[[Context, Arrays], int] | None = None
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:
@@ -303,6 +305,12 @@ def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (1 + sum(counts))
 
 
+def _num_cross_vectors(context: Context, arrays: Arrays) -> int:
+    vision = _vision(context)
+    side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
+    return int(arrays["aspect_ratio_mask"].sum()) * (side * side + 1)
+
+
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
 _LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
@@ -343,6 +351,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "LlavaOnevisionForConditionalGeneration": Family(_tiles, _SIZED),
     "MiniCPMV4_6ForConditionalGeneration": Family(_minicpm, ("pixel_values", "target_sizes")),
     "Mistral3ForConditionalGeneration": Family(_pixtral, _SIZED),
+    "MllamaForConditionalGeneration": Family(
+        lambda context, token, arrays: [token],
+        ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),
+        num_vectors=_num_cross_vectors,
+    ),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     "PaliGemmaForConditionalGeneration": Family(_llava, arranged=_paligemma_prompt),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
-from octavo.config.images import WHOLE_PROMPTS
+from octavo.config.images import MOST_CROSS_IMAGES, WHOLE_PROMPTS
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError
@@ -119,7 +119,8 @@ class ImagePrompts:
             brought = brought if _are_videos(brought) else [brought]
         else:
             brought = list(brought) if isinstance(brought, list | tuple) else [brought]
-        return matched(kind, marker, token_ids, brought, self._limits[kind])
+        room = None if self.family.num_vectors is None else MOST_CROSS_IMAGES
+        return matched(kind, marker, token_ids, brought, self._limits[kind], room)
 
     @cached_property
     def _lines(self) -> dict[int, int]:
@@ -149,9 +150,12 @@ class ImagePrompts:
         tokens = self._with_lines(written, self.family.tokens(context, self._token, made))
         offset = len(written)
         arrays = {name: _typed(made[name]) for name in self.family.reads if name in made}
+        digest = digest_of(arrays)
+        if self.family.num_vectors is not None:
+            num_vectors = self.family.num_vectors(context, made)
+            return tokens, MediaInput("image", digest, (), num_vectors, arrays, offset=offset), None
         spans = tuple(spans_of(tokens, self._vectors, offset))
         num_embeddings = sum(length for _, length in spans)
-        digest = digest_of(arrays)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
         is_whole = self.family.is_whole(self._context.config)
         return tokens, MediaInput("image", digest, spans, num_embeddings, arrays, is_whole, grid), None

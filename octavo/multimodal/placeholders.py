@@ -9,8 +9,13 @@ from typing import Any
 from octavo.errors import InvalidRequest
 
 
-def matched(kind: str, marker: int, token_ids: Sequence[int], brought: Sequence[Any], limit: int) -> Iterator[Any]:
-    """Return what the markers of a kind stand for. Raises InvalidRequest for another number of them."""
+def matched(
+    kind: str, marker: int, token_ids: Sequence[int], brought: Sequence[Any], limit: int, room: int | None = None
+) -> Iterator[Any]:
+    """Return what the markers of a kind stand for. room: the most that a model has room for, None for any number.
+
+    Raises InvalidRequest for another number of them.
+    """
     num_markers = sum(each == marker for each in token_ids)
     if len(brought) != num_markers:
         raise InvalidRequest(
@@ -21,6 +26,11 @@ def matched(kind: str, marker: int, token_ids: Sequence[int], brought: Sequence[
     if len(brought) > limit:
         raise InvalidRequest(
             f"the prompt has {len(brought)} {kind}s, must have at most {limit} (limit_mm_per_prompt)",
+            field="multi_modal_data",
+        )
+    if room is not None and len(brought) > room:
+        raise InvalidRequest(
+            f"the prompt has {len(brought)} {kind}s, must have at most {room} (this model has room for no more)",
             field="multi_modal_data",
         )
     return iter(brought)

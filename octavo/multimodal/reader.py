@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from octavo.config.checkpoint import CONFIG, Checkpoint
-from octavo.config.images import WHOLE_PROMPTS, image_settings
+from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.schema import ModelConfig
 from octavo.config.sounds import sound_section
@@ -48,8 +48,12 @@ class MediaReader:
         self._encode = encode
         self._most_together = max_num_batched_tokens
         self._max_model_len = ready.max_model_len
-        self._is_heard = bool(ready.cache.groups[-1].num_encoded)
+        self._has_encodings = bool(ready.cache.groups[-1].num_encoded)
+
+    @cached_property
+    def _is_heard(self) -> bool:
         """Whether the model reads a sound with every prompt, through caches of its own."""
+        return self._has_encodings and Checkpoint.of(self._model).architecture not in READ_IMAGES
 
     @cached_property
     def log_mel(self) -> LogMel:
@@ -232,8 +236,10 @@ class MediaReader:
 
 
 def placeholders(media: Sequence[MediaInput]) -> tuple[Placeholder, ...]:
-    """Return which tokens of a prompt stand for its inputs. All tokens depend on one that is read through caches, so
-    that the first stands for it."""
+    """Return which tokens of a prompt stand for its inputs: of one that is read through caches the first that sees
+    it."""
     return tuple(
-        Placeholder(offset, length, each.digest) for each in media for offset, length in each.spans or ((0, 1),)
+        Placeholder(offset, length, each.digest)
+        for each in media
+        for offset, length in each.spans or ((each.offset, 1),)
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from octavo.config.schema import SchedulerConfig
-from octavo.core.media import MediaInput
+from octavo.core.media import MediaInput, views_of
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import NO_PROPOSALS, BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_cache.allocation import SlotGrowth
@@ -160,7 +160,7 @@ def begin_plan(config: SchedulerConfig, registry: Registry) -> StepPlan:
     return StepPlan(tokens, *budgets)
 
 
-def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable) -> NewSequence:
+def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable, block_size: int) -> NewSequence:
     """Return the message that makes a sequence known to the worker. A sibling that is there already is its parent."""
     parent = next((other for other in group.sequences if other.is_resident), None)
     num_shared = group.num_prompt_tokens if parent is not None else 0
@@ -182,6 +182,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable) ->
         media=_media(group, sequence, table) if media else (),
         grids=_grids(media) if media else (),
         whole_spans=tuple([span for each in media if each.is_whole for span in each.spans]) if media else (),
+        views=views_of(media, block_size) if media else (),
         pooled=group.request.pooled,
         parent_id=parent.seq_id if parent is not None else None,
         num_shared_tokens=num_shared,

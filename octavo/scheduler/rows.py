@@ -177,7 +177,7 @@ class RowPlanner:
         if num_repeated:
             plan.repeats[seq_id], sequence.num_repeated = num_repeated, 0
         if is_new:
-            plan.new[seq_id] = new_sequence(group, sequence, self._tables[seq_id])
+            plan.new[seq_id] = new_sequence(group, sequence, self._tables[seq_id], self._block_size)
         copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
         if copies:
             plan.copies[seq_id] = copies

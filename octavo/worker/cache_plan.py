@@ -45,7 +45,7 @@ class CacheDivision:
         self._groups = []
         for group, layer_bytes in zip(groups, layer_block_bytes, strict=True):
             is_state = isinstance(group.keeps, State)
-            num_encoded = group.keeps.num_tokens if isinstance(group.keeps, Encoded) else 0
+            num_encoded = group.keeps.most_vectors(cache.block_size) if isinstance(group.keeps, Encoded) else 0
             limits = GroupLimits(
                 num_blocks=0,
                 block_bytes=len(group.layers) * layer_bytes,

@@ -33,6 +33,15 @@ class BatchRow(NamedTuple):
         return self.scheduled.start + self.scheduled.num_tokens
 
 
+class Encoding(NamedTuple):
+    """states: what an encoder made for a sequence, [vectors, width]. end: behind the last of them, among the vectors
+    that the sequence has in caches."""
+
+    state: SequenceState
+    end: int
+    states: Tensor
+
+
 Seen = TypeVar("Seen", Tensor, NDArray[Any])
 """Buffers are seen by torch, and by numpy."""
 
@@ -78,20 +87,20 @@ class InputBatchBuilder:
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
-        num_encoded: int = 0,
+        has_encodings: bool = False,
         groups: slice = slice(None),
         has_spans: bool = True,
     ) -> None:
-        """num_encoded: vectors of an encoder's output in the last cache group; 0 where it holds none. groups: the cache
-        groups of the model that reads the batches. has_spans: whether tokens of a prompt may attend to each other in
-        that model, so that no row ends among them."""
+        """has_encodings: the last cache group holds encoders' outputs. groups: the cache groups of the model that reads
+        the batches. has_spans: whether tokens of a prompt may attend to each other in that model, so that no row ends
+        among them."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
         self._cross = None
         tables = sequences.tables[groups]
-        if num_encoded:
-            self._cross = CrossRows(tables.pop(), num_encoded, block_size, max_num_tokens, device)
+        if has_encodings:
+            self._cross = CrossRows(tables.pop(), block_size, max_num_tokens, device)
         self._tables = tables
         self.state_groups: Collection[int] = ()
         """Those of the cache groups that keep states."""
@@ -122,15 +131,15 @@ class InputBatchBuilder:
     def build(
         self,
         rows: Sequence[BatchRow],
-        encoded: Sequence[tuple[SequenceState, Tensor]] = (),
+        encoded: Sequence[Encoding] = (),
         embeddings: EmbeddingOverride | None = None,
         *,
         num_copies: int = 0,
     ) -> ModelInput:
         """Gather tokens, positions and slots of all rows, one row after the other.
 
-        encoded: sequences whose encoder's output, [vectors, width], is written in this step. embeddings: vectors in
-        place of those of tokens. num_copies: of the first row, behind all, which read and write block 0 alone.
+        encoded: what is written in this step. embeddings: vectors in place of those of tokens. num_copies: of the first
+        row, behind all, which read and write block 0 alone.
         """
         rows = [*rows, *[rows[0]] * num_copies] if num_copies else rows
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
@@ -164,7 +173,7 @@ class InputBatchBuilder:
             tables.gather(lines, out=arrays.block_tables)
             # what a copy read of the first row, that row may write in the same launch
             arrays.slots[num_tokens - num_copies :] = arrays.block_tables[len(rows) - num_copies :] = 0
-        packed = None
+        packed = seeing = None
         if self._device.type != "cpu":
             packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)
         attention = [
@@ -178,7 +187,8 @@ class InputBatchBuilder:
             for number, (_, group) in enumerate(groups)
         ]
         if self._cross is not None:
-            attention.append(self._cross.read(line_of_token))
+            cross, seeing = self._cross.read(line_of_token, rows)
+            attention.append(cross)
         if has_unseen := self._sequences.num_with_unseen > 0:
             attention = rows_without_unseen(rows, attention)
         has_spans = self._has_spans and self._sequences.num_with_spans > 0
@@ -189,15 +199,19 @@ class InputBatchBuilder:
             spans=span_rows(rows, attention[: len(self._tables)]) if has_spans else None,
             adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
+            seeing=seeing,
             encoded=self._encoder_outputs(encoded) if encoded else (),
             packed=None if has_unseen or self._cross is not None else packed,
         )
 
-    def _encoder_outputs(self, encoded: Sequence[tuple[SequenceState, Tensor]]) -> list[EncoderOutput]:
+    def _encoder_outputs(self, encoded: Sequence[Encoding]) -> list[EncoderOutput]:
         """Return what encoders made for sequences, with its places in the cache that layers read it from."""
         if self._cross is None:
             return []
-        return [EncoderOutput(states, self._cross.written(state.line)) for state, states in encoded]
+        return [
+            EncoderOutput(each.states, self._cross.written(each.state.line, each.end - len(each.states), each.end))
+            for each in encoded
+        ]
 
     def _sent(
         self,

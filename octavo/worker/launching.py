@@ -117,7 +117,7 @@ class LaunchingRunner(ModelRunner):
 
     def _encodes(self, encodings: CrossEncodings | PromptEncodings, step: SchedulerOutput) -> bool:
         """Return whether rows of a step may read what is encoded, or given, in place of tokens."""
-        if encodings.num_encoded or any(new.media for new in step.new_sequences):
+        if encodings.are_cached or any(new.media for new in step.new_sequences):
             return True
         return any(row.seq_id in self.sequences and self.sequences[row.seq_id].media for row in step.rows)
 

@@ -70,7 +70,7 @@ class ModelRunner:
             block_size=block_size,
             max_num_tokens=max_num_tokens,
             device=cache.caches[0].device,
-            num_encoded=0 if encodings is None else encodings.num_encoded,
+            has_encodings=encodings is not None and encodings.are_cached,
             groups=slice(cache.num_model_groups),
         )
         self._encodings = encodings

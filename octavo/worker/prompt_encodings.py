@@ -16,9 +16,8 @@ from octavo.core.model_shape import CacheGroup, Encoded
 from octavo.core.prompt_embeds import FIELD
 from octavo.devices.device import Device
 from octavo.models.decoder import DecoderStack
-from octavo.worker.input_batch import BatchRow
+from octavo.worker.input_batch import BatchRow, Encoding
 from octavo.worker.packed_arrays import sent
-from octavo.worker.sequence_state import SequenceState
 
 Encode = Callable[[str, Mapping[str, Tensor]], Tensor]
 """Makes [vectors, width] of one input of a kind from its arrays by name."""
@@ -43,7 +42,7 @@ def encodings_of(
     if (model.replaces_tokens or given is not None) and model.is_first:
         return PromptEncodings(encode, max_embeddings, device.torch_device, given)
     keeps = groups[-1].keeps
-    return CrossEncodings(encode, keeps.num_tokens, device.torch_device) if isinstance(keeps, Encoded) else None
+    return CrossEncodings(encode, device.torch_device) if isinstance(keeps, Encoded) else None
 
 
 def kept_encodings_bytes(model: DecoderStack, max_embeddings: int, element_size: int) -> int:
@@ -60,8 +59,8 @@ class PromptEncodings:
     used longest ago go first.
     """
 
-    num_encoded = 0
-    """Of these, caches hold none."""
+    are_cached = False
+    """Whether layers read what encoders make through caches."""
 
     def __init__(
         self, encode: Encode, max_embeddings: int, device: torch.device, given: torch.dtype | None = None
@@ -137,22 +136,23 @@ class PromptEncodings:
 class CrossEncodings:
     """Encodes one input at a time, so that the bits of none depend on others. Equal ones of a step are encoded once."""
 
-    def __init__(self, encode: Encode, num_encoded: int, device: torch.device) -> None:
-        self.num_encoded = num_encoded
+    are_cached = True
+
+    def __init__(self, encode: Encode, device: torch.device) -> None:
         self._encode = encode
         self._device = device
 
     def read(
         self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
-    ) -> tuple[list[tuple[SequenceState, Tensor]], None]:
-        """Return the sequences of rows whose sounds are encoded in this step, and the results [vectors, width]."""
+    ) -> tuple[list[Encoding], None]:
+        """Return what is encoded in this step: all that a sequence has, before its first row."""
         made: dict[bytes, Tensor] = {}
         outputs = []
         for _, state in rows:
-            for each in state.media:
+            for each, view in zip(state.media, state.views if state.media else (), strict=True):
                 if each.digest not in made:
                     made[each.digest] = self._encode(each.kind, as_tensors(each.arrays, self._device))
-                outputs.append((state, made[each.digest]))
+                outputs.append(Encoding(state, view.end, made[each.digest]))
             state.media = ()
         return outputs, None
 

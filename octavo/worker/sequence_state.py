@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.core.media import MediaInput
+from octavo.core.media import MediaInput, View
 from octavo.core.outputs import RequestError
 from octavo.core.pooling import PooledPrompt
 from octavo.core.sampling_params import SamplingParams
@@ -43,6 +43,8 @@ class SequenceState:
     """(offset, rows, columns) of images by which its tokens turn, and times of the frames of a video."""
     whole_spans: tuple[tuple[int, int], ...]
     """(offset, length) of tokens that attend to each other."""
+    views: tuple[View, ...]
+    """Which vectors of encoders' outputs its tokens see, where layers read these through caches."""
     pooled: PooledPrompt | None
     """How the prompt becomes a vector; None for sequences that draw tokens."""
     is_drafted: bool

@@ -39,7 +39,9 @@ WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr": 40, "deep
 """The most tokens that a step computes together."""
 MANY_BLOCKS = ("deepseek_ocr2", "lfm", "minicpm", "qwen3_5")
 """Families with states, which take blocks of their own, and one with large images."""
-WHOLE = ("gemma3", "gemma4", "llava", "paligemma", "qwen3_vl")
+LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
+"""Vectors that are kept for each token of an image, where that is not one."""
+WHOLE = ("gemma3", "gemma4", "llava", "mllama", "paligemma", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
 
 
@@ -114,6 +116,8 @@ def test_log_probabilities_are_those_of_transformers(
             inputs["token_type_ids"] = (torch.arange(len(ids)) >= len(output.prompt_token_ids)).int()[None]
         if family == "gemma3":  # under its older name
             inputs["token_type_ids"] = (torch.tensor([ids]) == token).int()
+        if family == "mllama":
+            inputs["cross_attention_mask"] = cross_mask(ids, arrays["num_tiles"].reshape(-1).tolist())
         with torch.inference_mode():
             logits = oracle(input_ids=torch.tensor([ids]), **inputs).logits[0]
         first = len(output.prompt_token_ids) - 1
@@ -122,6 +126,15 @@ def test_log_probabilities_are_those_of_transformers(
         for row, found in zip(wanted, completion.logprobs or [], strict=False):
             for token_id, each in found.items():
                 assert abs(each.logprob - float(row[token_id])) <= 1e-5 * max(1.0, float(logits.abs().max()))
+
+
+def cross_mask(ids: list[int], num_tiles: list[int]) -> torch.Tensor:
+    """Return which tokens see which tiles of images, as transformers writes it."""
+    from transformers.models.mllama import processing_mllama as of_mllama
+
+    seen = of_mllama.get_cross_attention_token_mask(ids, IMAGE)
+    dense = of_mllama.convert_sparse_cross_attention_mask_to_dense([seen], [num_tiles], 4, len(ids))
+    return torch.from_numpy(dense)
 
 
 def test_a_prompt_that_is_cut_within_images_gives_the_same_bits(
@@ -188,8 +201,8 @@ def test_the_same_image_hits_the_prefix_cache_and_another_does_not(whole: tuple[
     finally:
         llm.close()
     assert again.num_cached_tokens >= (
-        32 if any(each in whole[0].name for each in ("lfm3", "qwen3_5")) else 41
-    )  # states are kept at some places
+        32 if any(each in whole[0].name for each in ("lfm3", "mllama", "qwen3_5")) else 41
+    )  # states are kept at some places, and one prompt has fewer tokens
     assert other.num_cached_tokens < 16
     assert bits([again]) == bits([first]) != bits([other])
 
@@ -239,6 +252,60 @@ def test_a_prompt_that_sees_all_of_itself_fits_a_step_or_is_refused(tmp_path: Pa
         assert llm.generate([{"prompt_embeds": torch.ones(41, 32)}], PARAMS)[0].outputs
 
 
+def test_neighbours_are_seen_together_and_others_hide_those_before_them(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("mllama", tmp_path)
+    seen = [image(0), image(1, 70, 90), image(2, 30, 90)]
+    prompts: list[Any] = [
+        {"prompt": "w1 <image> <image> w2 w3", "multi_modal_data": {"image": seen[:2]}},
+        {"prompt": "w1 <image> <image> w2 <image> w3", "multi_modal_data": {"image": seen}},
+        {"prompt": "w1 <image> w2 <image> <image> w3", "multi_modal_data": {"image": seen}},
+    ]
+    oracle = load_vision_oracle(path, "MllamaForConditionalGeneration")
+    settings = image_settings(checkpoint := Checkpoint.open(path))
+    assert settings is not None
+    processor = ImagePrompts(checkpoint, settings, lambda _: [], {"image": 16})
+    found = generate(path, prompts)
+    assert bits(generate(path, prompts * 2, max_num_batched_tokens=4, num_gpu_blocks_override=16)) == bits(found) * 2
+    for prompt, output in zip(prompts, found, strict=True):
+        arrays = processor.arrays(*prompt["multi_modal_data"]["image"])
+        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads}
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        mask = cross_mask(ids, arrays["num_tiles"].reshape(-1).tolist())
+        with torch.inference_mode():
+            logits = oracle(input_ids=torch.tensor([ids]), cross_attention_mask=mask, **inputs).logits[0]
+        first = len(output.prompt_token_ids) - 1
+        assert logits[first:-1].argmax(-1).tolist() == ids[first + 1 :]
+
+
+def test_more_images_than_caches_have_room_for_are_refused(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("mllama", tmp_path)
+    given = {"prompt": "<image> " * 5, "multi_modal_data": {"image": [image(0)] * 5}}
+    [refused] = generate(path, [given])
+    assert refused.error is not None
+    assert refused.error.message == "the prompt has 5 images, must have at most 4 (this model has room for no more)"
+
+
+def test_text_alone_needs_no_layers_that_read_images(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("mllama", tmp_path)
+    assert bits(generate(path, PROMPTS[3:], limit_mm_per_prompt={"image": 0})) == bits(generate(path, PROMPTS[3:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"text_config": {"cross_attention_layers": [1, 4]}}, "cross_attention_layers is "),
+        ({"vision_config": {"vision_output_dim": 64}}, "vision_output_dim is 64, expected hidden_size times 3"),
+        ({"vision_config": {"intermediate_layers_indices": [0, 3]}}, "expected layers of the encoder, which has 3"),
+        ({"vision_config": {"max_num_tiles": 3, "supported_aspect_ratios": [[1, 1]]}}, "max_image_tiles is "),
+        ({"vision_config": {"supported_aspect_ratios": [[1, 1]]}}, "supported_aspect_ratios is "),
+    ],
+)
+def test_layers_and_tiles_that_do_not_fit_are_refused(change: dict[str, Any], wrong: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("mllama", tmp_path), overrides=change)
+    with pytest.raises(CheckpointError, match=wrong):
+        LoadedModel.open(checkpoint, Mesh.single(), torch.float32)
+
+
 @pytest.mark.parametrize(
     ("family", "key"), [("glm4v", "vision_config.out_hidden_size"), ("paligemma", "projection_dim")]
 )
@@ -253,7 +320,7 @@ def test_an_encoder_whose_vectors_are_too_wide_is_refused(family: str, key: str,
 def test_the_memory_plan_counts_what_is_kept_of_images(whole: tuple[Path, list[Any]]) -> None:
     checkpoint = Checkpoint.open(whole[0])
     opened = LoadedModel.open(checkpoint, Mesh.single(), torch.float32)
-    levels = 3 if "qwen3_vl" in whole[0].name else 5 if "granite" in whole[0].name else 1
+    levels = next((each for name, each in LEVELS.items() if whole[0].name.startswith(name)), 1)
     assert kept_encodings_bytes(opened.model, 200, 4) == 200 * checkpoint.positive("hidden_size") * levels * 4
     text = LoadedModel.open(checkpoint, Mesh.single(), torch.float32, reads_images=False)
     assert kept_encodings_bytes(text.model, 200, 4) == 0

@@ -20,6 +20,7 @@ from octavo.errors import ConfigError
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
+from tests.fakes.vision import make_vision_checkpoint
 from tests.server.raw import ask
 from tests.server.test_serve_process import ServerProcess
 
@@ -152,3 +153,5 @@ def test_completions_take_files_of_numpy(path: Path) -> None:
 def test_models_that_read_the_tokens_of_a_prompt_take_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Gemma4ForCausalLM reads the tokens of a prompt in every layer"):
         opened(written("gemma4", tmp_path))
+    with pytest.raises(ConfigError, match="MllamaForConditionalGeneration reads images in layers of their own"):
+        opened(make_vision_checkpoint("mllama", tmp_path / "mllama"))

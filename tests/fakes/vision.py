@@ -81,4 +81,20 @@ def load_vision_oracle(path: Path, architecture: str) -> Any:
     if architecture.startswith("Llama4"):
         # transformers 5.24 reads this of what its text model returns, which lacks it
         oracle.language_model.register_forward_hook(lambda *call: setattr(call[2], "image_outputs", None))
+    if architecture.startswith("Mllama"):
+        _hide_unseen(oracle)
     return oracle
+
+
+def _hide_unseen(oracle: Any) -> None:
+    """Let attention to images give nothing to tokens that see none, as in the released model: transformers gives them
+    something of all images."""
+    seen: list[Any] = []  # the mask of the layer that runs
+
+    def note(module: Any, arguments: Any, given: Any) -> None:
+        seen[:] = [given["full_text_row_masked_out_mask"][:, 0]]
+
+    for layer in oracle.model.language_model.layers:
+        if hasattr(layer, "cross_attn"):
+            layer.register_forward_pre_hook(note, with_kwargs=True)
+            layer.cross_attn.register_forward_hook(lambda module, arguments, out: (out[0] * seen[0], out[1]))

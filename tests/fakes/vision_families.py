@@ -13,6 +13,7 @@ from tests.fakes.vision_sizes import (
     IMAGE,
     LINEAR,
     MROPE,
+    NO_HEAD_DIM,
     PINNED,
     PIXELS,
     SIDE,
@@ -322,6 +323,15 @@ def _llama4() -> tuple[Any, Any]:
     return config, Settings("Llama4ImageProcessorFast", size=SIDE, max_patches=4)
 
 
+def _mllama() -> tuple[Any, Any]:
+    text = {**NO_HEAD_DIM, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "max_position_embeddings": 512}
+    tower = {name: SIZELESS_TOWER[name] for name in ("hidden_size", "intermediate_size", "patch_size")}
+    tower |= {"image_size": 28, "num_hidden_layers": 3, "num_global_layers": 1, "attention_heads": 2}
+    read = {"intermediate_layers_indices": [0, 2], "vision_output_dim": 96}
+    config = tf.MllamaConfig(text_config=text, vision_config={**tower, **read}, image_token_index=IMAGE)
+    return config, tf.MllamaImageProcessorPil(size={"height": 28, "width": 28})
+
+
 def _ovis2() -> tuple[Any, Any]:
     tower = {**TOWER, "vocab_size": 16, "hidden_stride": 2, "num_hidden_layers": 1}
     ids = {"image_token_id": IMAGE, "visual_indicator_token_ids": [VIDEO, START, END, 8, 9]}
@@ -353,6 +363,7 @@ FAMILIES = {
     "video_llama_3": (_video_llama_3, "VideoLlama3ForConditionalGeneration"),
     "granite4_vision": (_granite4_vision, "Granite4VisionForConditionalGeneration"),
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
+    "mllama": (_mllama, "MllamaForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),
     "lfm2_vl": (_lfm2_vl, "Lfm2VlForConditionalGeneration"),

@@ -86,7 +86,7 @@ def test_the_adapter_of_a_group_and_the_payload_of_a_plan_travel_with_the_step()
     group.adapter = 3
     table = BlockTable()
     table.blocks = [[1]]
-    message = new_sequence(group, group.live[0], table)
+    message = new_sequence(group, group.live[0], table, 16)
     assert message.adapter == 3
     plan = StepPlan(TokenBudget(1))
     assert plan.output(1, []).connector is None

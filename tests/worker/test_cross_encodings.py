@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.core.media import MediaInput, TypedArray
+from octavo.core.media import MediaInput, TypedArray, View
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence
 from tests.conformance.runtimes import LEVELS
@@ -32,7 +32,7 @@ def sequence(seq_id: int, ids: list[int], encoding: int, sounds: tuple[MediaInpu
     blocks = [[3 * seq_id + 1, 3 * seq_id + 2, 3 * seq_id + 3], list(range(encoding, encoding + NUM_BLOCKS))]
     return NewSequence(
         seq_id=seq_id, index=0, epoch=0, token_ids=ids, num_prompt_tokens=len(ids), block_tables=blocks, params=PARAMS,
-        media=sounds,
+        media=sounds, views=(View(0, 0, 37),),
     )  # fmt: skip
 
 
