@@ -199,6 +199,13 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
 
     max_num_seqs: int = arg(256, "Most sequences in one step.", ge=1, le=1 << 16)
     max_num_batched_tokens: int = arg(2048, "Most tokens in one step.", ge=1, le=1 << 24)
+    long_prefill_token_threshold: int = arg(
+        0,
+        "Most tokens of one prompt in a step, so that several long prompts are computed side by side and short ones "
+        "are not behind them; 0 is no limit.",
+        ge=0,
+        le=1 << 24,
+    )
     stream_interval: int = arg(
         1, "Tokens of a sequence that an event of a stream has at least; the first one is sent at once.", ge=1
     )

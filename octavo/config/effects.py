@@ -8,7 +8,12 @@ from octavo.config.args import EngineArgs
 
 _NEEDS: Final = (
     (("delay_factor",), "enable_chunked_prefill", False, "switch chunked prefill off"),
-    (("max_bypasses", "target_step_ms"), "enable_chunked_prefill", True, "enable chunked prefill"),
+    (
+        ("max_bypasses", "target_step_ms", "long_prefill_token_threshold"),
+        "enable_chunked_prefill",
+        True,
+        "enable chunked prefill",
+    ),
     (("priority_ageing",), "scheduling_policy", "priority", "choose the policy priority"),
     (("tenant_weights",), "scheduling_policy", "fair-share", "choose the policy fair-share"),
     (

@@ -54,14 +54,16 @@ class Budget:
 class TokenBudget(Budget):
     """Tokens of the step. A prompt gets what is left, in pieces if need be.
 
+    longest_piece: the most tokens of one prompt; 0 is no limit.
     for_prompts: how much of `remaining`, if there is as much, sequences with more than one token to compute may take.
     has_declined: a row was granted less than it could use, since the caller last set this to False.
     """
 
     limits_rows = True
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, longest_piece: int = 0) -> None:
         self.remaining = self.for_prompts = limit
+        self._longest_piece = longest_piece or limit
         self.has_declined = False
 
     @property
@@ -69,7 +71,7 @@ class TokenBudget(Budget):
         return self.remaining <= 0 or self.for_prompts <= 0
 
     def grant(self, group: SequenceGroup, start: int, want: int) -> int:
-        limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts)
+        limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts, self._longest_piece)
         if want <= limit:
             return want
         self.has_declined = True
@@ -207,7 +209,7 @@ def make_budgets(
     config: SchedulerConfig, running: Iterable[SequenceGroup], num_running_sequences: int, *, has_media: bool = False
 ) -> list[Budget]:
     """Return the budgets of a step, its tokens first. has_media: some prompts have images or sounds."""
-    tokens = TokenBudget(config.max_num_batched_tokens)
+    tokens = TokenBudget(config.max_num_batched_tokens, config.long_prefill_token_threshold)
     adapters = [AdapterBudget(config.max_loras, running)] if config.max_loras else []
     media = [EncoderBudget(config.max_num_batched_tokens, encoder_inputs), WholeSpans(tokens)] if has_media else []
     return [tokens, *adapters, *media, SequenceBudget(config.max_num_seqs - num_running_sequences)]

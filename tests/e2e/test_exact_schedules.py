@@ -122,6 +122,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "num_gpu_blocks_override": draw(st.sampled_from([288, 288, 288, 800])) // block_size,
         # without chunked prefill the longest prompt has to fit
         "max_num_batched_tokens": draw(st.sampled_from([16, 64, 512] if is_chunked else [80, 512])),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 7])) if is_chunked else 0,
         "max_num_seqs": draw(st.sampled_from([5, 16, 16])),
         "enable_chunked_prefill": is_chunked,
         "delay_factor": 0.0 if is_chunked else draw(st.sampled_from([0.0, 1.0])),

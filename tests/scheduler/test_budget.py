@@ -55,6 +55,13 @@ class TestTokens:
         tokens.refund(one, 2, 1, 3)  # a piece of one token
         assert tokens.grant(one, 2, 3) == 1
 
+    def test_a_prompt_gets_a_piece_at_most(self) -> None:
+        tokens, one = TokenBudget(8, 3), group()
+        assert tokens.grant(one, 0, 5) == 3
+        assert tokens.has_declined
+        tokens.take(one, 0, 3, 5)
+        assert [tokens.grant(one, 0, want) for want in (2, 9)] == [2, 3]
+
 
 class TestGroups:
     def test_sequences_are_granted_all_or_none(self) -> None:

@@ -14,6 +14,9 @@ from octavo.scheduler.plan import StepPlan
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 
+PROMPTS = [("a", 0, 7), ("b", 10, 5), ("c", 20, 2)]
+"""Names, first tokens and lengths."""
+
 
 def steps_of(core: EngineCore) -> list[SchedulerOutput]:
     assert isinstance(core.executor, HashExecutor)
@@ -41,6 +44,11 @@ class TestBatching:
         for _ in range(4):
             core.step()
         assert row_tokens(core) == [[4], [1, 7], [1, 7], [1, 6], [1, 1]]
+
+    def test_long_prompts_share_steps_where_pieces_have_a_limit(self) -> None:
+        core = make_core(max_num_batched_tokens=8, long_prefill_token_threshold=3)
+        run(core, [make_request(name, range(start, start + length), max_tokens=1) for name, start, length in PROMPTS])
+        assert row_tokens(core) == [[3, 3, 2], [3, 2], [1]]
 
     def test_only_the_piece_with_the_last_token_draws(self) -> None:
         core = make_core(max_num_batched_tokens=8)

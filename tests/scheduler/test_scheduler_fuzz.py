@@ -116,6 +116,7 @@ class Schedules(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 4]),
         max_num_seqs=st.sampled_from([2, 4, 6, 12, 12]),
         max_num_batched_tokens=st.sampled_from([6, 30, 48, 48]),
+        long_prefill_token_threshold=st.sampled_from([0, 0, 1, 5, 16]),
         watermark=st.sampled_from([0.0, 0.0, 0.01, 0.3]),
         enable_prefix_caching=st.sampled_from([True, True, False]),
         prefix_cache_eviction=st.sampled_from(["lru", "cost"]),
