@@ -67,9 +67,12 @@ def locate_draft(args: EngineArgs, model_path: Path) -> Path | None:
     config = speculative_config(args)
     if config is None or not config.has_model:
         return None
-    if config.model is None:
-        return model_path
-    return _locate(args, config.model, config.revision, with_weights=args.load_format != "dummy")
+    return model_path if config.model is None else locate_named(args, config.model, config.revision)
+
+
+def locate_named(args: EngineArgs, model: str, revision: str | None) -> Path:
+    """Return the directory of a model that guesses, downloaded where need be."""
+    return _locate(args, model, revision, with_weights=args.load_format != "dummy")
 
 
 def locate_mmproj(args: EngineArgs, model_path: Path) -> Path | None:

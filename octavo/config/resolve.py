@@ -57,8 +57,10 @@ def configure(args: EngineArgs) -> EngineConfig:
     Raises ConfigError or CheckpointError.
     """
     from octavo.config import hub
+    from octavo.config.draft_method import with_method
     from octavo.config.sources import user_directory
 
+    args = with_method(args)
     model_path = hub.locate_model(args)
     checkpoint = Checkpoint.open(model_path, args.hf_overrides, hub.locate_mmproj(args, model_path))
     if (beside := with_verifier(args, checkpoint, model_path)) is not args:

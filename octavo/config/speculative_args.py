@@ -40,6 +40,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
     the others guess that too. draft_model runs a second model beside the first, eagle, eagle3, dflash, medusa and
     mlp_speculator a head that was trained for its hidden states, and mtp the layer of its own checkpoint for that.
+    Where model is set it may be left out, and follows from that checkpoint.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.
     model, revision: the checkpoint of the draft model or head: a directory, a name on a hub, or octavo-tiny. mtp reads

@@ -1,0 +1,43 @@
+"""The method that a checkpoint guesses with, where `speculative_config` names the model alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from octavo.config import hub
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.draft_config import ASSISTANT
+
+_METHODS: Final = {
+    ASSISTANT: "mtp",
+    "MedusaModel": "medusa",
+    "MLPSpeculatorPreTrainedModel": "mlp_speculator",
+}
+"""By architecture; that of others has a part of their name."""
+
+
+def with_method(args: EngineArgs) -> EngineArgs:
+    """Return the arguments with the method in `speculative_config`; `args` where it is there, or no model is named.
+
+    Raises ConfigError or CheckpointError for a model that cannot be found or read.
+    """
+    given: dict[str, Any] = args.speculative_config
+    if "method" in given or not isinstance(given.get("model"), str):
+        return args
+    draft = Checkpoint.open(hub.locate_named(args, given["model"], given.get("revision")))
+    return dataclasses.replace(args, speculative_config={"method": _method_of(draft, given["model"]), **given})
+
+
+def _method_of(draft: Checkpoint, name: str) -> str:
+    architecture = draft.architecture
+    if architecture in _METHODS:
+        return _METHODS[architecture]
+    marks = f"{architecture} {draft.values.get('speculators_model_type')}".lower()
+    if "dflash" in marks:
+        return "dflash"
+    if "eagle3" in marks or "peagle" in marks or draft.values.get("draft_vocab_size") is not None:
+        return "eagle3"
+    # the first heads have the architecture of their model
+    return "eagle" if "eagle" in marks or "eagle-" in name.lower() else "draft_model"
