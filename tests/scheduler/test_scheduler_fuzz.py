@@ -169,6 +169,8 @@ class Schedules(RuleBasedStateMachine):
         is_recorded: bool, rightness: float | None, **options: object,
     ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
         self.clock = Clock()
+        if not options["enable_chunked_prefill"]:
+            options["long_prefill_token_threshold"] = 0  # refused together
         # what is found in the cache is not computed, so it cannot fail: with both, a failure would depend on others
         self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
         self.expected: dict[str, EngineCoreRequest] = {}
