@@ -106,6 +106,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek": Architecture("DeepseekForCausalLM", configs.deepseek_moe, {}, is_permuted=True),
     "dots1": Architecture("Dots1ForCausalLM", configs.glm4moe, {}),
     "exaone": Architecture("LlamaForCausalLM", configs.common, {}),
+    "bitnet": Architecture("BitNetForCausalLM", lambda *_: {"hidden_act": "silu"}, names.BITNET),
     "internlm2": Architecture("LlamaForCausalLM", configs.common, {}, is_permuted=True),
     "minicpm": Architecture("GraniteForCausalLM", configs.minicpm, {}, is_permuted=True),
     "orion": Architecture("OrionForCausalLM", configs.partial, {}),

@@ -132,6 +132,7 @@ DBRX: Final = {
         for each, own in (("gate", "w1"), ("up", "v1"), ("down", "w2"))
     },
 }
+BITNET: Final = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
 CHATGLM: Final = {**FUSED, "attn_qkv": "self_attn.q_proj"}
 ERNIE_MOE: Final = {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias!"}
 AFMOE: Final = {

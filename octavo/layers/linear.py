@@ -129,7 +129,7 @@ def _part(outputs: slice, *, outputs_last: bool) -> tuple[slice, ...]:
 class GatedLinear(ColumnLinear):
     """x [tokens, inputs] → act(gate(x)) * up(x) [tokens, this rank's share of width], from one product.
 
-    `activation` is silu, which is a part of the product, gelu_pytorch_tanh or gelu.
+    `activation` is silu, which is a part of the product, gelu_pytorch_tanh, gelu or relu2.
     """
 
     def __init__(
@@ -144,19 +144,19 @@ class GatedLinear(ColumnLinear):
         limit: float | None = None,
     ) -> None:
         """limit: that of `limited_swiglu`, None for none."""
-        assert activation in ("silu", "gelu_pytorch_tanh", "gelu"), f"no gated {activation}"
+        assert activation in ("silu", "gelu_pytorch_tanh", "gelu", "relu2"), f"no gated {activation}"
         is_fused = activation == "silu" and limit is None
         super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=is_fused)
-        self._is_exact, self._limit = activation == "gelu", limit
+        self._function, self._limit = activation if activation in ("gelu", "relu2") else None, limit
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, share of width]."""
         product: Tensor = self.prepared(x)
         if self._limit is not None:
             product = limited_swiglu(self.ops, product, self._limit)
-        elif self._is_exact:
+        elif self._function is not None:
             gate, up = product.chunk(2, dim=-1)
-            product = self.ops.multiplied(self.ops.gelu(gate), up)
+            product = self.ops.multiplied(getattr(self.ops, self._function)(gate), up)
         elif not self._gated:
             product = self.ops.gelu_tanh_and_mul(product)
         return product

@@ -117,6 +117,10 @@ class RotaryAttention(nn.Module):
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
+        return self.o_proj(self.attended(x, batch))
+
+    def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Return what heads attend to, before they are joined: x [tokens, hidden] → [tokens, heads · dim]."""
         q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
         if self.clip is not None:
             q, k, v = (self.clip(each.flatten(1)).view(each.shape) for each in (q, k, v))
@@ -129,9 +133,7 @@ class RotaryAttention(nn.Module):
         if self._norms_apart is not None:
             q, k = self._norms_apart[0](q), self._norms_apart[1](k)
         attended = self.attend(q, k, v, batch, rotation)
-        if self.gate is not None:
-            attended = self.gate(attended, gates[0].flatten(1))
-        return self.o_proj(attended)
+        return attended if self.gate is None else self.gate(attended, gates[0].flatten(1))
 
 
 class GatedMLP(nn.Module):

@@ -53,6 +53,7 @@ _FILES: Final = {
         *("Afmoe", "BailingMoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoE", "ExaoneMoe", "Glm4Moe", "HYV3"),
         *("Kolibri1", "MiniMaxM2", "SarvamMoE", "SolarOpen"),
     ),
+    "bitnet": ("BitNet",),
     "dbrx": ("Dbrx",),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "distance_encoders": ("DebertaV2", "JinaBert", "MPNet"),

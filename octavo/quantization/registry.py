@@ -10,6 +10,7 @@ from octavo.config.section import Section
 from octavo.errors import ConfigError, suggestion
 from octavo.ops.coded import CodeSpec
 from octavo.ops.prepare_quantized import INT4, INT4_G128, INT8
+from octavo.quantization.bitnet import BitNet
 from octavo.quantization.bitsandbytes import BitsAndBytes
 from octavo.quantization.compressed_tensors import CompressedTensors
 from octavo.quantization.floats import Fp8, Mxfp4
@@ -35,6 +36,7 @@ def method_named(name: str | None, activation_bits: int = 8, *, requantizes: boo
 FORMATS: Final[Mapping[str, Callable[[Section], StoredFormat]]] = {
     "auto-round": AutoRound,
     "awq": Awq,
+    "bitnet": BitNet,
     "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
     "gguf": GGUF,

@@ -10,6 +10,7 @@ from tests.fakes.sparse_families import SPARSE_FAMILIES
 FAMILIES = {
     **SPARSE_FAMILIES,
     "arcee": of("Arcee", num_key_value_heads=2),
+    "bitnet": of("BitNet", num_key_value_heads=2),
     "apertus": of("Apertus", num_key_value_heads=2),
     "nanochat": of("NanoChat", num_key_value_heads=2),
     "exaone": of("Llama", config="ExaoneConfig", num_key_value_heads=2),

@@ -15,7 +15,7 @@ _TABLES = {"hy_v3": "dots1", "mellum": "qwen3moe", "cohere2moe": "glm4moe", "gra
 ARCHITECTURES = (
     *("gpt2", "starcoder", "gptneox", "bloom", "mpt", "phi2", "jais2", "minicpm3"),
     *("afmoe", "exaone-moe", "hy_v3", "mellum", "mimo2", "step35"),
-    *("mistral4", "cohere2moe", "granite_swa", "dbrx", "chatglm", "kimi-linear"),
+    *("mistral4", "cohere2moe", "granite_swa", "dbrx", "chatglm", "kimi-linear", "bitnet"),
 )
 _LIKE = {
     "granite_swa": {
@@ -24,6 +24,7 @@ _LIKE = {
         "shared_mlp.input_linear": "mlp.shared_experts.up_proj",
         "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
     },
+    "bitnet": {"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"},
     "kimi-linear": {"0.block_sparse_moe": "0.mlp", "dt_bias": "dt_proj.bias"},
 }
 """Names of checkpoints, and those that the table of the other architecture knows."""

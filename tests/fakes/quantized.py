@@ -257,3 +257,17 @@ def llm_int8(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     most = weight.abs().amax(1)
     codes = (weight / most[:, None] * 127).round().to(torch.int8)
     return {".weight": codes, ".SCB": most}, codes.float() * (most / 127)[:, None]
+
+
+def bitnet(*, divides: bool) -> Encode:
+    """Codes of BitNet, four to a byte, and the number by which they are divided or multiplied."""
+
+    def encode(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        scale = weight.abs().mean()
+        codes = (weight / scale).round().clamp(-1, 1)
+        stored = (1 / scale if divides else scale)[None]
+        quarters = (codes + 1).to(torch.uint8).chunk(4)
+        rows = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        return {".weight": rows, ".weight_scale": stored}, codes * (1 / stored if divides else stored)
+
+    return encode

@@ -252,7 +252,18 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("afmoe", "arcee", "bailing_moe_v2", "cwm", "granite_swa", "granitemoe_swa", "llama4", "minicpm", "mistral4"),
+        *(
+            "afmoe",
+            "arcee",
+            "bailing_moe_v2",
+            "bitnet",
+            "cwm",
+            "granite_swa",
+            "granitemoe_swa",
+            "llama4",
+            "minicpm",
+            "mistral4",
+        ),
         *("deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm_moe_dsa", "hunyuan_v1_dense"),
         *("hunyuan_v1_moe", "hy_v3", "minimax_m2", "sarvam_mla", "solar_open"),
     )

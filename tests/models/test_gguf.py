@@ -128,6 +128,7 @@ FAMILIES: list[Any] = [
     ("cohere2_moe", "cohere2moe", {}),
     ("granitemoe_swa", "granite_swa", {"layer_rope_theta": [10_000.0, 0, 10_000.0]}),
     ("dbrx", "dbrx", {}),
+    pytest.param("bitnet", "bitnet", {"hidden_act": "silu", "tie_word_embeddings": True}, marks=LONG),
     ("glm", "chatglm", {"head_dim": 8, "kv_channels": 8}),  # with queries, keys and values in one tensor
     pytest.param("glm", "chatglm", {"head_dim": 8}, marks=LONG),
     pytest.param("granite_swa", "granite_swa", {"layer_rope_theta": [10_000.0, 0, 10_000.0]}, marks=LONG),

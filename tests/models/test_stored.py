@@ -27,6 +27,7 @@ from tests.fakes.checkpoints import load_oracle, make_checkpoint
 from tests.fakes.quantized import (
     Encode,
     awq,
+    bitnet,
     bitsandbytes,
     compressed_tensors,
     floats,
@@ -61,6 +62,8 @@ CODES: dict[str, tuple[Encode, dict[str, Any]]] = {
     "AutoRound as AWQ": (awq(32)[0], AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "sym": False}),
     "MXFP4": (mxfp4, floats(4, "group", 32)),
     "NVFP4": (nvfp4, floats(4, "tensor_group", 16)),
+    "BitNet": (bitnet(divides=True), {"quant_method": "bitnet"}),
+    "BitNet with factors": (bitnet(divides=False), {"quant_method": "bitnet", "linear_class": "autobitlinear"}),
     "LLM.int8": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}

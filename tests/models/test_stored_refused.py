@@ -18,7 +18,18 @@ from octavo.errors import CheckpointError, OctavoError
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_config, make_checkpoint
-from tests.fakes.quantized import awq, bitsandbytes, compressed_tensors, floats, fp8, gptq, mxfp4, nvfp4, quantize
+from tests.fakes.quantized import (
+    awq,
+    bitnet,
+    bitsandbytes,
+    compressed_tensors,
+    floats,
+    fp8,
+    gptq,
+    mxfp4,
+    nvfp4,
+    quantize,
+)
 
 NAME = "model.layers.1.mlp.up_proj"
 FORMATS = {
@@ -28,6 +39,7 @@ FORMATS = {
     "fp8": (fp8(16, 16, ".weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [16, 16]}),
     "mxfp4": (mxfp4, floats(4, "group", 32)),
     "nvfp4": (nvfp4, floats(4, "tensor_group", 16)),
+    "bitnet": (bitnet(divides=True), {"quant_method": "bitnet"}),
     "nf4": (bitsandbytes(64, nested=True), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
 }
 Edit = Callable[[Tensor], Tensor | None]
@@ -92,6 +104,12 @@ def narrower(tensor: Tensor) -> Tensor:
             r"up_proj\.weight_global_scale is .*expected one number above 0",
         ),
         ("nvfp4", ".weight_scale", nan, r"up_proj\.weight_scale holds nan"),
+        ("bitnet", ".weight_scale", missing, r"up_proj\.weight_scale is missing"),
+        ("bitnet", ".weight_scale", nan, r"up_proj\.weight_scale holds nan"),
+        ("bitnet", ".weight_scale", lambda x: -x, r"up_proj\.weight_scale is -.*, expected a number above 0"),
+        ("bitnet", ".weight_scale", lambda x: x.repeat(2), r"up_proj\.weight_scale has shape \[2\].*requires \[1\]"),
+        ("bitnet", ".weight", lambda x: x | 12, r"up_proj\.weight has a code of 3 in row 16, expected 0, 1 and 2"),
+        ("bitnet", ".weight", narrower, r"up_proj\.codes has shape \[64, 63\]"),
         ("nf4", ".weight.absmax", missing, r"up_proj\.weight\.absmax is missing"),
         ("nf4", ".weight.nested_absmax", nan, r"up_proj\.weight\.nested_absmax holds nan"),
         ("nf4", ".weight.quant_map", narrower, r"up_proj\.weight\.quant_map has shape \[15\].*requires \[16\]"),
@@ -122,6 +140,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
         ("gptq", {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin", expected "gptq" or "gptq_v2"'),
         ("gptq", {"quant_method": "aqlm"}, 'quant_method is "aqlm", expected'),
         ("gptq", {"dynamic": {r"-:.*up_proj": {}}}, r"up_proj\.\w+ is stored, but quantization_config skips"),
+        ("bitnet", {"quantization_mode": "online"}, 'quantization_mode is "online", expected "offline"'),
         ("awq", {"version": "gemv"}, 'version is "gemv", expected "gemm"'),
         ("ct", {"ignore": ["re:.*up_proj"]}, "has no group for model.layers.0.mlp.up_proj or ignores it"),
         (

@@ -91,6 +91,7 @@ FAMILIES |= {
     "minicpm": ("minicpm", {}),
     "lfm3": ("lfm3", {}),
     "arcee": ("arcee", {}),
+    "bitnet": ("bitnet", {}),
     "vaultgemma": ("vaultgemma", {}),
     "cwm": ("cwm", {}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +111,19 @@ def test_four_bits_of_bitsandbytes_are_its_own(kind: str, is_nested: bool) -> No
     expected = functional.dequantize_4bit(codes, state)
     parts = {"weight": codes} | {f"weight.{key}": each for key, each in state.as_dict(packed=True).items()}
     stored = opened({"quant_method": "bitsandbytes", "load_in_4bit": True}, parts)
+    assert same_bits(stored.rows("weight"), expected)
+    assert same_bits(stored.rows("weight", slice(9, 50)), expected[9:50])
+
+
+@pytest.mark.parametrize("kind", ["bitlinear", "autobitlinear"])
+def test_ternary_codes_are_those_of_transformers(kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.compile, which the module imports
+        library: Any = importlib.import_module("transformers.integrations.bitnet")
+    codes = torch.randint(-1, 2, (64, 40), generator=torch.Generator().manual_seed(1)).float()
+    written = {"weight": library.pack_weights(codes.clone()), "weight_scale": torch.tensor([2.375]).bfloat16()}
+    stored = opened({"quant_method": "bitnet", "linear_class": kind}, written)
+    expected = codes * (1 / torch.tensor(2.375) if kind == "bitlinear" else 2.375)
     assert same_bits(stored.rows("weight"), expected)
     assert same_bits(stored.rows("weight", slice(9, 50)), expected[9:50])
 

@@ -105,7 +105,7 @@ def test_quantised_weights_load_and_answer(stranger: Path) -> None:
 def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path, cache = make_stranger("bitnet", tmp_path / "model"), tmp_path / "cache"
+    path, cache = make_stranger("persimmon", tmp_path / "model"), tmp_path / "cache"
     write_byte_tokenizer(path)
     found: list[proof.Verdict] = []
     find = proof._find
@@ -118,22 +118,22 @@ def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
     assert len(found) == 1
     (kept,) = cache.glob("proofs-*/*.json")
     kept.write_text('{"error": 0.5, "refused": "it differs"}')
-    with pytest.raises(UnsupportedModel, match="BitNetForCausalLM .* refused: it differs"):
+    with pytest.raises(UnsupportedModel, match="PersimmonForCausalLM .* refused: it differs"):
         load(path, **options)
 
 
 def test_a_class_that_computes_something_else_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_stranger("bitnet", tmp_path)
+    path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
     monkeypatch.setattr(proof, "TOLERANCE", 1e-12)
-    with pytest.raises(UnsupportedModel, match=r"BitNetForCausalLM .*is refused: it is .* from eager attention"):
+    with pytest.raises(UnsupportedModel, match=r"PersimmonForCausalLM .*is refused: it is .* from eager attention"):
         load(path)
 
 
 def test_a_small_copy_that_is_not_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_stranger("bitnet", tmp_path)
+    path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
     monkeypatch.setattr(proof, "_MOST_PARAMETERS", 100)
     with pytest.raises(UnsupportedModel, match=r"its small copy has [\d,]+ parameters, at most 100 are run"):
@@ -141,7 +141,7 @@ def test_a_small_copy_that_is_not_small_is_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -> None:
-    path = make_stranger("bitnet", tmp_path)
+    path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
     edit_config(path, num_hidden_layers=1_000_000)
     with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000, expected an integer of at most 1024"):
@@ -150,18 +150,20 @@ def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -
 
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_ranks_are_refused_by_name(option: str, tmp_path: Path) -> None:
-    path = make_stranger("bitnet", tmp_path)
+    path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
-    with pytest.raises(ConfigError, match=f"{option} is 2, expected 1: BitNetForCausalLM runs by transformers' code"):
+    with pytest.raises(
+        ConfigError, match=f"{option} is 2, expected 1: PersimmonForCausalLM runs by transformers' code"
+    ):
         load(path, **{option: 2})
 
 
 def test_layers_with_states_are_refused_by_name(tmp_path: Path) -> None:
-    path = make_stranger("bitnet", tmp_path)
+    path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
     edit_config(path, layer_types=["linear_attention"] * 3)
     with pytest.raises(
-        UnsupportedModel, match="no family for BitNetForCausalLM, and its layer_types has linear_attention, expected"
+        UnsupportedModel, match="no family for PersimmonForCausalLM, and its layer_types has linear_attention, expected"
     ):
         load(path)
 
@@ -175,7 +177,7 @@ def test_layers_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    path = make_stranger("bitnet", tmp_path)
+    path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
     (path / "own.py").write_text("raise AssertionError('code of a checkpoint was run')")
     edit_config(path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"})
