@@ -110,7 +110,8 @@ class Speculation:
             self.costs.note(num_tokens, seconds)
 
     def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
-        if self._length is not None:
+        # sequences that came after the guesses may make more rows than there are measurements
+        if self._length is not None and num_rows <= MOST_TOKENS:
             self._length.note_saved(num_drawn / num_rows * float(self.costs.seconds()[num_rows]) - seconds)
 
     def _rest(self) -> None:

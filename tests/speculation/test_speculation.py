@@ -139,3 +139,5 @@ def test_beside_many_sequences_a_step_is_begun_without_any_work() -> None:
     proposer.costs.seconds = None  # type: ignore[assignment, method-assign]
     assert not proposer.begin_step(MOST_TOKENS + 1)
     proposer.note_step(MOST_TOKENS + 1, 0.1, 0)
+    with_model = speculation("draft_model")
+    with_model.note_drawn(MOST_TOKENS + 9, 2 * MOST_TOKENS, 0.1)  # sequences were admitted behind the guesses
