@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from typing import Final
 
 from octavo.core.live import (
     HELD,
@@ -24,6 +25,8 @@ from octavo.scheduler.scheduler import Scheduler
 
 _PLACES = (SequenceStatus.RUNNING, SequenceStatus.FETCHING, SequenceStatus.SWAPPED, SequenceStatus.WAITING)
 _KIND_BITS = (1 << OWNER_SHIFT) - 1
+_MOST_NUMBERS: Final = (1 << 32 - OWNER_SHIFT) - 1
+"""Cells have 32 bits, and an engine may see more requests than fit above those of the kind."""
 
 
 def live_state(scheduler: Scheduler, last_step: SchedulerOutput | None, now: float, within_s: float) -> LiveState:
@@ -52,7 +55,7 @@ def live_state(scheduler: Scheduler, last_step: SchedulerOutput | None, now: flo
 
 
 def _number(group: SequenceGroup) -> int:
-    return group.arrival + 1
+    return group.arrival % _MOST_NUMBERS + 1
 
 
 def _request(group: SequenceGroup, manager: BlockManager) -> LiveRequest:

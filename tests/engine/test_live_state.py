@@ -48,6 +48,15 @@ def test_every_block_of_a_request_names_it() -> None:
     assert state.requests[running].events[0][1] == "queued"
 
 
+def test_an_engine_that_has_seen_more_requests_than_a_cell_can_name_reports_its_blocks() -> None:
+    core = core_with(6)
+    core.scheduler.groups["r0"].arrival = (1 << 33) + 5
+    core.step()
+    state = report(core)
+    [number] = state.requests
+    assert kinds(state).count((USED, number)) == 2
+
+
 def test_blocks_of_an_ended_request_are_cached_and_its_timeline_is_there() -> None:
     core = core_with(6)
     while core.has_unfinished():
