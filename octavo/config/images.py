@@ -9,6 +9,7 @@ from typing import Any, Final, TypeGuard
 from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.released_intern import INTERN, intern_settings
+from octavo.config.released_kimi import kimi_settings
 from octavo.config.section import Section
 
 READ_IMAGES: Final = frozenset(
@@ -19,7 +20,7 @@ READ_IMAGES: Final = frozenset(
         *("Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL"),
         *("PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
         *("Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
-        *("HyperCLOVAXVisionV2", "Janus", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
+        *("HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
@@ -90,6 +91,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
     for file in (checkpoint.path / each for each in _FILES):
         values = read_json_object(file) if file.is_file() else {}
+        if (released := Section(values, str(file)).section("media_proc_cfg")) is not None:
+            values = dict(kimi_settings(released))
         found = values.get("image_processor", values)
         if isinstance(found, dict) and isinstance(name := found.get("image_processor_type"), str):
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
@@ -184,7 +187,7 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
         is_count = name.endswith(("_patches", "_tiles", "_nums"))
-        most = _MOST_TILES if is_count else most
+        most = _MOST_TILES if is_count and not settings["image_processor_type"].startswith("Kimi") else most
         if isinstance(value, str | bool | Mapping) or (is_count and type(value) not in (int, type(None))):
             raise section.error(name, "an integer" if is_count else "a number")
         if _is_number(value) and not (0 < value <= most or (value > most and name in no_aims)):

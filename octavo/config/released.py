@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from octavo.config.released_intern import INTERN, intern_layout
+from octavo.config.released_kimi import RELEASED, kimi_layout
 from octavo.config.section import Section
 
 _QWEN2: Final[Mapping[str, Any]] = {
@@ -90,6 +91,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return {**config, "architectures": [found[0]], "model_type": found[1]}
     if isinstance(names, list) and names and names[0] in INTERN and "llm_config" in config:
         return intern_layout(config, where)
+    if names == [RELEASED]:
+        return kimi_layout(config, where)
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config
     section = Section(config, where)

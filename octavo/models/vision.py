@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.released_intern import INTERN
+from octavo.config.released_kimi import KIMI
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
@@ -102,6 +103,9 @@ class ImageReader(DecoderStack):
                 stack(clip, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
             if self.ARCHITECTURE in INTERN:
                 stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
+            if self.ARCHITECTURE == KIMI:
+                num_heads = c.library.vision_config.num_attention_heads
+                stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "wqkv", num_heads)
             self._held.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             # which a change of type makes real

@@ -41,6 +41,8 @@ def check_features(config: Section, library: Any) -> None:
             raise part.error(name, "[1, 1], [2, 2] or [4, 4]")
     if (config.optional_positive("merger_times") or 1) > _MOST_MERGERS:
         raise config.error("merger_times", f"at most {_MOST_MERGERS}")
+    if library.model_type == "kimi_k25":
+        _check_kimi(config, own, library)
     if library.model_type == "ovis2":
         own.expect("tokenize_function", "softmax", "st_argmax", default="softmax")
     if library.model_type in ("aya_vision", "cohere2_vision"):
@@ -49,6 +51,19 @@ def check_features(config: Section, library: Any) -> None:
         num_patches = side // patch
         if num_patches % config.positive("downsample_factor", library.downsample_factor):
             raise config.error("downsample_factor", f"a divisor of {num_patches} patches")
+
+
+def _check_kimi(config: Section, own: Section, library: Any) -> None:
+    """Raise CheckpointError for a table of positions that is no square, and for patches that are joined otherwise."""
+    vision = library.vision_config
+    if vision.pos_emb_width != vision.pos_emb_height:
+        raise own.error("pos_emb_width", f"pos_emb_height, which is {vision.pos_emb_height}")
+    if list(vision.merge_kernel_size) != [2, 2]:
+        raise own.error("merge_kernel_size", "[2, 2]")
+    if library.projection_hidden_size != vision.hidden_size:
+        raise config.error("projection_hidden_size", f"hidden_size of vision_config, which is {vision.hidden_size}")
+    if vision.hidden_size // vision.num_attention_heads % 4:
+        raise own.error("num_attention_heads", "heads of a multiple of 4, half of which turns by rows")
 
 
 def check_levels(config: Section, library: Any, num_layers: int) -> None:

@@ -72,6 +72,23 @@ _INTERN: Final = tuple(
 )
 
 
+_KIMI: Final = tuple(
+    (re.compile(old), own)
+    for old, own in (
+        (r"^mm_projector\.proj\.0\.", "mm_projector.in_proj."),
+        (r"^mm_projector\.proj\.2\.", "mm_projector.out_proj."),
+        (r"^vision_tower\.patch_embed\.pos_emb\.weight$", "vision_tower.patch_embed.pos_emb.position_embeddings"),
+        (r"^vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"vision_tower.layers.\1.attn.wqkv."),
+        (r"^vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"vision_tower.layers.\1.attn.proj."),
+        (r"^vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc1\.", r"vision_tower.layers.\1.mlp.fc2."),
+        (r"^vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc0\.", r"vision_tower.layers.\1.mlp.fc1."),
+        (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"vision_tower.layers.\1.norm2."),
+        (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"vision_tower.layers.\1.norm1."),
+        (r"^vision_tower\.encoder\.", "vision_tower."),
+    )
+)
+
+
 _LFM3: Final = tuple(
     (re.compile(rf"^((?:model\.)?vision_tower\..*){old}"), rf"\1{own}")
     for old, own in (
@@ -85,7 +102,7 @@ _LFM3: Final = tuple(
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
-    tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "lfm3vl": _LFM3}
+    tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from numpy.typing import NDArray
 
 from octavo.config.released_intern import INTERN
+from octavo.config.released_kimi import KIMI
 from octavo.config.section import Section
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -305,6 +306,11 @@ def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (1 + sum(counts))
 
 
+def _kimi(context: Context, token: int, arrays: Arrays) -> list[int]:
+    sides = _vision(context).values.get("merge_kernel_size") or (2, 2)
+    return [token] * (int(arrays["image_grid_thw"][0].prod()) // math.prod(sides))
+
+
 def _num_cross_vectors(context: Context, arrays: Arrays) -> int:
     vision = _vision(context)
     side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
@@ -341,6 +347,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(INTERN, Family(_internvl, word="<image>", token_word="<IMG_CONTEXT>")),
     "InternVLForConditionalGeneration": Family(_internvl),
     "JanusForConditionalGeneration": Family(_janus),
+    KIMI: Family(_kimi, ("pixel_values", "image_grid_thw")),
     "Lfm2VlForConditionalGeneration": Family(_lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
     "Lfm3VlForConditionalGeneration": _QWEN_IN_LINE,
     "LightOnOcrForConditionalGeneration": Family(_lighton, _SIZED),

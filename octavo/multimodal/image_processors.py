@@ -282,6 +282,39 @@ class DeepseekOcrImages:
         return square
 
 
+class KimiImages:
+    """Scales an image down to as many patches as the settings allow, and fills it up with black to whole tokens."""
+
+    KNOWN: Final = frozenset[str]()
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        self._pixels = _Pixels.read(settings, 3, [0.5], [0.5])
+        size = settings.section("size") or Section({}, settings.where)
+        self._longest, self._most = size.positive("max_height", 512), settings.positive("max_patches", 16384)
+        vision = config.section("vision_config") or Section({}, config.where)
+        self._patch: int = settings.expect("patch_size", vision.positive("patch_size", 14), default=14)
+        self._merged: int = settings.expect("merge_size", 2, default=2)
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [patches of all images, 3, patch, patch], image_grid_thw [images, (1, rows, columns)]."""
+        size, token = self._patch, self._patch * self._merged
+        patches, grids = [], []
+        for image in images:
+            scaled = image.resize(self._scaled_size(*image.size), self._pixels.resample)
+            width, height = (-(-side // token) * token for side in scaled.size)
+            pixels = self._pixels.array(scaled.crop((0, 0, width, height)))
+            cut = pixels.reshape(3, height // size, size, width // size, size).transpose(1, 3, 0, 2, 4)
+            patches.append(cut.reshape(-1, 3, size, size))
+            grids.append((1, height // size, width // size))
+        return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.array(grids, np.int64)}
+
+    def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        longest = self._longest * self._patch
+        num_patches = max(1, width // self._patch) * max(1, height // self._patch)
+        scale = min(1.0, math.sqrt(self._most / num_patches), longest / width, longest / height)
+        return min(longest, max(1, int(width * scale))), min(longest, max(1, int(height * scale)))
+
+
 def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> tuple[int, int]:
     """Return the columns and rows of tiles with the closest ratio of sides, and of several the most tiles of which the
     image fills half."""
@@ -296,9 +329,12 @@ def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> t
     return best
 
 
-OWN_PROCESSORS: Final[Mapping[str, type[Cohere2Images | DeepseekOcrImages | Lfm2VlImages | Llama4Images]]] = {
+OWN_PROCESSORS: Final[
+    Mapping[str, type[Cohere2Images | DeepseekOcrImages | KimiImages | Lfm2VlImages | Llama4Images]]
+] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
     "DeepseekOcrImageProcessor": DeepseekOcrImages,
+    "Kimi_K25ImageProcessor": KimiImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
 }

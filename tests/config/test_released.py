@@ -117,3 +117,32 @@ def test_sections_of_dbrx_stand_beside_the_other_keys(tmp_path: Path) -> None:
     found = {name: values[name] for name in ("hidden_size", "intermediate_size", "num_key_value_heads", "moe_top_k")}
     assert found == {"hidden_size": 6144, "intermediate_size": 10752, "num_key_value_heads": 8, "moe_top_k": 4}
     assert values["rope_theta"] == 500_000.0
+
+
+def test_kimi_in_the_layout_of_its_release_is_the_same_model(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("kimi_k25", tmp_path)
+    values = json.loads((path / "config.json").read_text())
+    vision, text = values["vision_config"], {**values["text_config"], "model_type": "kimi_k2"}
+    tower = {f"vt_{name}": value for name, value in vision.items() if name.endswith(("_size", "_heads", "_layers"))}
+    tower |= {f"init_{name}": value for name, value in vision.items() if name.startswith("pos_emb")}
+    own = {"architectures": ["KimiK25ForConditionalGeneration"], "media_placeholder_token_id": 4, "text_config": text}
+    own |= {"vision_config": {**tower, "patch_size": 14, "merge_type": "sd2_tpool"}}
+    (path / "config.json").write_text(json.dumps({**own, "model_type": "kimi_k25", "tie_word_embeddings": False}))
+    images = {"in_patch_limit": 24, "patch_limit_on_one_side": 8, "patch_size": 14, "merge_kernel_size": 2}
+    (path / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": images}))
+    checkpoint = Checkpoint.open(path)
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    assert (settings["size"], settings["max_patches"]) == ({"max_height": 8, "max_width": 8}, 24)
+    opened = LoadedModel.open(checkpoint, Mesh.single(), torch.float32)
+    opened.check_tensors()
+    made = opened.model.config.library.vision_config.to_dict()
+    assert {name: made[name] for name in vision if "size" in name or "emb" in name} == {
+        name: value for name, value in vision.items() if "size" in name or "emb" in name
+    }
+    for name, value, error in (("merge_type", "sd2", UnsupportedModel), ("init_pos_emb_width", 9, CheckpointError)):
+        with pytest.raises(error, match=name.removeprefix("init_")):
+            LoadedModel.open(Checkpoint.open(path, {"vision_config": {name: value}}), Mesh.single(), torch.float32)
+    (path / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": {"fixed_output_tokens": 64}}))
+    with pytest.raises(UnsupportedModel, match="fixed_output_tokens is 64"):
+        image_settings(checkpoint)

@@ -323,6 +323,19 @@ def _llama4() -> tuple[Any, Any]:
     return config, Settings("Llama4ImageProcessorFast", size=SIDE, max_patches=4)
 
 
+def _kimi_k25() -> tuple[Any, Any]:
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    experts = {**EXPERTS, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+    text = tf.DeepseekV3Config(**{**NO_HEAD_DIM, "num_key_value_heads": 4}, **latent, **experts)
+    tower = {name: SIZELESS_TOWER[name] for name in SIZELESS_TOWER if name != "num_hidden_layers"}
+    tower |= {"num_hidden_layers": 2, "pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 2}
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
+    config = tf.Kimi_K25Config(
+        text_config=text.to_dict(), vision_config=tower, projection_hidden_size=32, tie_word_embeddings=False, **ids
+    )
+    return config, Settings("Kimi_K25ImageProcessor", size={"max_height": 8, "max_width": 8}, max_patches=24)
+
+
 def _mllama() -> tuple[Any, Any]:
     text = {**NO_HEAD_DIM, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "max_position_embeddings": 512}
     tower = {name: SIZELESS_TOWER[name] for name in ("hidden_size", "intermediate_size", "patch_size")}
@@ -363,6 +376,7 @@ FAMILIES = {
     "video_llama_3": (_video_llama_3, "VideoLlama3ForConditionalGeneration"),
     "granite4_vision": (_granite4_vision, "Granite4VisionForConditionalGeneration"),
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
+    "kimi_k25": (_kimi_k25, "Kimi_K25ForConditionalGeneration"),
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),

@@ -16,6 +16,7 @@ from octavo.multimodal.image_processors import (
     OWN_PROCESSORS,
     Cohere2Images,
     DeepseekOcrImages,
+    KimiImages,
     Lfm2VlImages,
     Llama4Images,
 )
@@ -119,6 +120,27 @@ def test_pixels_of_llama_4_are_normalised_in_bfloat16() -> None:
     pixels = torch.from_numpy(np.asarray(given).copy()).permute(2, 0, 1).to(torch.bfloat16) * (1 / 255)
     expected = (pixels - torch.tensor(0.5, dtype=torch.bfloat16)) / torch.tensor(0.3, dtype=torch.bfloat16)
     assert np.array_equal(found, expected.float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("size", "scaled_to", "grid"),
+    [((200, 100), (140, 70), (6, 10)), ((60, 30), (60, 30), (4, 6)), ((9, 300), (4, 140), (10, 2))],
+)
+def test_images_of_kimi_are_scaled_down_to_their_limits_and_filled_up(
+    size: tuple[int, int], scaled_to: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    given = image(0, *size)
+    settings = section(size={"max_height": 10, "max_width": 10}, max_patches=50)
+    made = KimiImages(settings, section())([given], return_tensors="np")
+    (_, rows, columns), pixels = made["image_grid_thw"][0], made["pixel_values"]
+    assert (rows, columns) == grid
+    assert pixels.shape == (rows * columns, 3, 14, 14)
+    whole = pixels.reshape(rows, columns, 3, 14, 14).transpose(2, 0, 3, 1, 4).reshape(3, rows * 14, columns * 14)
+    width, height = scaled_to
+    own = np.asarray(given.resize(scaled_to, 3), np.float32).transpose(2, 0, 1) / 127.5 - 1
+    assert np.abs(whole[:, :height, :width] - own).max() < 1e-6
+    assert (whole[:, height:] == -1).all()
+    assert (whole[:, :, width:] == -1).all()
 
 
 def test_an_image_far_longer_than_wide_keeps_a_row_of_pixels() -> None:

@@ -113,20 +113,21 @@ def swap(recording: Recording, stored: StoredExperts) -> tuple[Step, dict[str, L
 class EncoderLinear(ColumnLinear):
     """A linear layer of an encoder, whose weight is only quantised where the checkpoint has it so."""
 
-    stacked: tuple[str, tuple[EncoderLinear, ...]] | None = None
-    """The tensor beside it that holds the rows of several layers, and these layers for the first of them, () for the
-    others; None where each has a tensor of its own."""
+    stacked: tuple[str, tuple[EncoderLinear, ...], int] | None = None
+    """The tensor beside it that holds the rows of several layers, these layers for the first of them, () for the
+    others, and the heads of queries and keys whose rows turn in neighbouring pairs there; None where each has a tensor
+    of its own."""
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         if self.stacked is None:
             yield from super().tensor_slots(path)
             return
-        name, layers = self.stacked
+        name, layers, num_heads = self.stacked
         beside = f"{path.rpartition('.')[0]}.{name}"
         for slots in zip(*(ColumnLinear.tensor_slots(each, beside) for each in layers), strict=True):
             rows = sum(slot.shape[0] for slot in slots)
             shape = (rows, *slots[0].shape[1:])
-            yield replace(slots[0], shape=shape, parts=WHOLE, fill=partial(_fill_each, slots))
+            yield replace(slots[0], shape=shape, parts=WHOLE, fill=partial(_fill_each, slots, num_heads))
 
     def use(self, methods: Methods, path: str) -> None:
         super().use(lambda name: UNQUANTIZED if isinstance(found := methods(name), FromPlain) else found, path)
@@ -136,18 +137,25 @@ class EncoderLinear(ColumnLinear):
             super(EncoderLinear, each).finish()
 
 
-def _fill_each(slots: Sequence[TensorSlot], stored: Tensor) -> None:
-    for slot, rows in zip(slots, torch.split(stored, [slot.shape[0] for slot in slots]), strict=True):
+def _fill_each(slots: Sequence[TensorSlot], num_heads: int, stored: Tensor) -> None:
+    parts = torch.split(stored, [slot.shape[0] for slot in slots])
+    for place, (slot, rows) in enumerate(zip(slots, parts, strict=True)):
+        if num_heads and place < 2:
+            # of queries and keys the halves of heads turn together here
+            rows = rows.view(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
         slot.fill(rows)
 
 
-def stack(encoder: nn.Module, names: Sequence[str], stored: str) -> None:
-    """Let layers of an encoder with these names beside each other be read from one tensor that holds all of them."""
+def stack(encoder: nn.Module, names: Sequence[str], stored: str, num_heads: int = 0) -> None:
+    """Let layers of an encoder with these names beside each other be read from one tensor that holds all of them.
+
+    num_heads: of queries and keys, the first two, where their rows turn in neighbouring pairs there.
+    """
     for module in encoder.modules():
         parts = [getattr(module, name, None) for name in names]
         layers = tuple([part.octavo for part in parts if isinstance(part, EncoderRows)])
         for place, layer in enumerate(layers):
-            layer.stacked = stored, () if place else layers
+            layer.stacked = stored, () if place else layers, num_heads
 
 
 class EncoderRows(RowsOf):

@@ -1,0 +1,61 @@
+"""Configs of Kimi K2.5 and its successors in the layout of its releases, whose code stands beside their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from octavo.config.section import Section
+
+KIMI: Final = "Kimi_K25ForConditionalGeneration"
+"""transformers' name of the architecture."""
+RELEASED: Final = "KimiK25ForConditionalGeneration"
+_OF_VISION: Final = {
+    "init_pos_emb_height": "pos_emb_height",
+    "init_pos_emb_time": "pos_emb_time",
+    "init_pos_emb_width": "pos_emb_width",
+    "merge_kernel_size": "merge_kernel_size",
+    "patch_size": "patch_size",
+    "vt_hidden_size": "hidden_size",
+    "vt_intermediate_size": "intermediate_size",
+    "vt_num_attention_heads": "num_attention_heads",
+    "vt_num_hidden_layers": "num_hidden_layers",
+}
+_OF_IMAGES: Final = {
+    "image_mean": "image_mean",
+    "image_std": "image_std",
+    "in_patch_limit": "max_patches",
+    "merge_kernel_size": "merge_size",
+    "patch_size": "patch_size",
+}
+
+
+def kimi_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return a config as transformers' class has it. Raises UnsupportedModel for values that no release has."""
+    section = Section(config, where)
+    vision = section.section("vision_config") or Section({}, where)
+    for name, value in (("merge_type", "sd2_tpool"), ("mm_projector_type", "patchmerger")):
+        vision.expect(name, value, default=value)
+    vision.expect("pos_emb_type", "divided_fixed", default="divided_fixed")
+    own = {name: vision.values[old] for old, name in _OF_VISION.items() if vision.values.get(old) is not None}
+    return {
+        **{name: value for name, value in config.items() if name != "auto_map"},
+        "architectures": [KIMI],
+        "image_token_id": section.positive("media_placeholder_token_id", 163605),
+        "model_type": "kimi_k25",
+        "projection_hidden_size": vision.positive("mm_hidden_size", vision.positive("vt_hidden_size", 1152)),
+        "projection_layer_norm_eps": vision.positive_float("projector_ln_eps", 1e-5),
+        "vision_config": {**own, "model_type": "kimi_k25_vision"},
+    }
+
+
+def kimi_settings(settings: Section) -> Mapping[str, Any]:
+    """Return the settings of the image processor by transformers' names. Raises CheckpointError or UnsupportedModel."""
+    settings.expect("fixed_output_tokens", None, default=None)
+    side = settings.positive("patch_limit_on_one_side", 512)
+    own = {name: settings.values[old] for old, name in _OF_IMAGES.items() if settings.values.get(old) is not None}
+    return {
+        "image_processor_type": "Kimi_K25ImageProcessor",
+        "size": {"max_height": side, "max_width": side},
+        **own,
+    }
