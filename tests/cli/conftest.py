@@ -1,17 +1,41 @@
-"""An engine that answers by rote, and a tiny model on disk."""
+"""Commands, an engine that answers by rote, and a tiny model on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import pytest
 
+from octavo.cli.main import main
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.llm_engine import LLMEngine
 from tests.fakes.byte_tokenizer import byte_tokenizer, write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.core import VOCAB_SIZE, ScriptedCore, engine_config
+
+
+class Written(NamedTuple):
+    """What a command wrote to standard output and error."""
+
+    out: str
+    err: str
+
+
+class Command(Protocol):
+    def __call__(self, *words: str, code: int = 0) -> Written: ...
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `octavo` with these words in this process, and checks its exit code."""
+
+    def run(*words: str, code: int = 0) -> Written:
+        assert main(words) == code
+        return Written(*capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from octavo.core.messages import StepTimes
 from octavo.core.step import BlockOps, ScheduledSequence, SchedulerOutput
 from octavo.core.step_times import PartTime
 from octavo.platform import Platform
+from tests.cli.conftest import Command
 
 
-def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["bench", *arguments]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+def bench(command: Command, *arguments: str) -> dict[str, Any]:
+    (line,) = command("bench", *arguments).out.splitlines()
     result: dict[str, Any] = json.loads(line)
     assert result["version"]
     assert result["cpu"]
@@ -27,9 +27,9 @@ def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
     return result
 
 
-def test_throughput_counts_the_tokens_of_its_requests(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_throughput_counts_the_tokens_of_its_requests(tiny_model: str, command: Command) -> None:
     result = bench(
-        capsys,
+        command,
         *("throughput", "--model", tiny_model, "--num-prompts", "3", "--input-len", "5", "--output-len", "4"),
         *("--repetitions", "3", "--max-num-seqs", "4"),
     )
@@ -40,21 +40,18 @@ def test_throughput_counts_the_tokens_of_its_requests(tiny_model: str, capsys: p
     assert result["arguments"] == {"model": tiny_model, "max_num_seqs": 4, "threads": 1, "swap_space": 0.0625}
 
 
-def test_latency_tells_the_first_token_from_the_others(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latency_tells_the_first_token_from_the_others(tiny_model: str, command: Command) -> None:
     result = bench(
-        capsys,
+        command,
         *("latency", "--model", tiny_model, "--input-len", "4", "--output-len", "5", "--repetitions", "1"),
         *("--max-num-seqs", "4"),
     )
     assert result["first_token_s"] + 4 * result["per_token_s"] == pytest.approx(result["elapsed_s"], rel=1e-3)
 
 
-def test_a_breakdown_tells_parts_kernels_and_host_of_each_batch_size(
-    tiny_model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_breakdown_tells_parts_kernels_and_host_of_each_batch_size(tiny_model: str, command: Command) -> None:
     arguments = ("--input-len", "4", "--output-len", "12", "--repetitions", "1", "--max-num-seqs", "4")
-    assert main(["bench", "latency", "--model", tiny_model, "--breakdown", "--batch-size", "1,3", *arguments]) == 0
-    captured = capsys.readouterr()
+    captured = command("bench", "latency", "--model", tiny_model, "--breakdown", "--batch-size", "1,3", *arguments)
     for line, size in zip(captured.out.splitlines(), (1, 3), strict=True):
         result = json.loads(line)
         assert result["batch_size"] == size
@@ -82,8 +79,8 @@ def test_what_cannot_be_measured_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_startup_measures_a_process_of_its_own(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = bench(capsys, "startup", "--model", tiny_model, "--repetitions", "1", "--max-num-seqs", "4")
+def test_startup_measures_a_process_of_its_own(tiny_model: str, command: Command) -> None:
+    result = bench(command, "startup", "--model", tiny_model, "--repetitions", "1", "--max-num-seqs", "4")
     assert result["process_s"] > result["import_s"] + result["load_s"] + result["first_token_s"] > 0
     assert result["cpu_s"] > 0.1
     assert 50 < result["peak_rss_mib"] < 5000

@@ -12,6 +12,7 @@ from octavo.cli.bench_figures import Answer, figures
 from octavo.cli.bench_serve import ServeOptions, make_load
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.errors import ConfigError
+from tests.cli.conftest import Command
 from tests.fakes.openai_server import FakeOpenAI, chat, completion, serve_openai
 
 
@@ -65,9 +66,8 @@ def test_chat_gets_messages_and_a_failure_is_counted(capsys: pytest.CaptureFixtu
         (["--base-url", "http://no.such.host.invalid"], "http://no.such.host.invalid cannot be reached: "),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serve", *words]) == EXIT_ERROR
-    assert message in capsys.readouterr().err
+def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, command: Command) -> None:
+    assert message in command("bench", "serve", *words, code=EXIT_ERROR).err
 
 
 def test_a_name_with_several_addresses_that_nothing_listens_at_has_one_reason(

@@ -17,20 +17,18 @@ from octavo.core.cache_limits import CacheLimits
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.simulate.cost_model import Fitted, MeasuredStep, StepWork
 from octavo.simulate.presets import load_cost_model
+from tests.cli.conftest import Command
 
 GRID = ("--batch-sizes", "1,3", "--input-lens", "4,20")
 SMALL = ("--repetitions", "2", "--max-num-seqs", "4")
 
 
-def test_a_cost_model_is_fitted_checked_and_written(
-    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cost_model_is_fitted_checked_and_written(tiny_model: str, tmp_path: Path, command: Command) -> None:
     file = tmp_path / "costs.json"
     config = tmp_path / "engine.yaml"
     speculative = '{"method": "ngram", "prompt_lookup_min": 3}'
     files = ("--output", str(file), "--engine-config", str(config), "--speculative-config", speculative)
-    assert main(["bench", "calibrate", "--model", tiny_model, *GRID, *SMALL, *files]) == 0
-    line = json.loads(capsys.readouterr().out)
+    line = json.loads(command("bench", "calibrate", "--model", tiny_model, *GRID, *SMALL, *files).out)
     model = load_cost_model(str(file))
     assert isinstance(model, Fitted)
     assert line["num_steps"] > 4 * 24
@@ -50,8 +48,7 @@ def test_a_cost_model_is_fitted_checked_and_written(
     assert {"burst", "poisson at half load", "bursts at half load", "long prompts"} <= set(kinds)
     assert [check["load"] for check in line["checks"]] == kinds
     # and octavo simulate takes it
-    assert main(["simulate", "--cost-model", str(file), "--num-requests", "5", "--max-model-len", "64"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("simulate", "--cost-model", str(file), "--num-requests", "5", "--max-model-len", "64").out
     assert "fitted to measured steps" in shown
     assert "the most similar load that was measured and not fitted to" in shown
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,81 +22,13 @@ from octavo.engine.llm_engine import LLMEngine
 from tests.fakes.core import ScriptedCore
 from tests.fakes.openai_server import FakeOpenAI, chat, serve_openai
 
-MakeEngine = Callable[[ScriptedCore], LLMEngine]
-
-
-def talk(engine: LLMEngine, system: str | None) -> None:
-    converse(EngineModel(engine), {"max_tokens": 50}, system)
-
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
-def prompts(core: ScriptedCore) -> list[str]:
-    return [bytes(request.prompt_token_ids).decode() for request in core.requests.values()]
-
-
 def answer(request: EngineCoreRequest, index: int) -> list[int]:
     return [*b"ok", *request.end_token_ids[:1]]
-
-
-def test_each_turn_sees_those_before_it(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    core = ScriptedCore(reply=answer)
-    type_lines(monkeypatch, "one", "", "two", "/exit", "never")
-    talk(make_engine(core), "be brief")
-    assert prompts(core) == ["s:be brief;u:one;", "s:be brief;u:one;a:ok;u:two;"]
-    assert capsys.readouterr().out == "ok\nok\n"
-
-
-def test_clear_starts_again_and_keeps_the_system_message(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core = ScriptedCore(reply=answer)
-    type_lines(monkeypatch, "one", "/clear", "two")
-    talk(make_engine(core), "be brief")
-    assert prompts(core)[1] == "s:be brief;u:two;"
-
-
-def test_a_refused_turn_is_told_and_forgotten(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    core = ScriptedCore(reply=answer)
-    type_lines(monkeypatch, "x" * 500, "/nonsense", "two")
-    talk(make_engine(core), None)
-    assert prompts(core) == ["u:two;"]
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[0].startswith("octavo: the prompt has 50")
-    assert errors[1].startswith("octavo: /nonsense is not a command")
-
-
-def test_ctrl_c_stops_the_answer_and_not_the_conversation(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class PressesCtrlC(ScriptedCore):
-        def step(self):  # type: ignore[no-untyped-def]
-            if self.num_steps == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().step()
-
-    core = PressesCtrlC(reply=lambda request, index: [*b"abcdefgh"])
-    type_lines(monkeypatch, "one", "two")
-    talk(make_engine(core), None)
-    assert capsys.readouterr().out == "ab [stopped]\nabcdefgh\n"
-    assert prompts(core)[1] == "u:one;a:ab;u:two;"
-    assert len(core.aborted) == 1
-
-
-def test_a_line_that_is_no_text_is_a_refused_turn(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    core = ScriptedCore(reply=answer)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff\ntwo\n"), encoding="utf-8"))
-    talk(make_engine(core), None)
-    assert prompts(core) == ["u:one;", "u:one;a:ok;u:two;"]
-    assert "octavo: messages is no valid Unicode text" in capsys.readouterr().err
 
 
 class Keyboard(io.StringIO):
@@ -123,30 +56,100 @@ def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_at_the_prompt_keeps_the_conversation(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    core = ScriptedCore(reply=answer)
-    Keyboard(monkeypatch, "one", None, "two", None, "three")
-    talk(make_engine(core), None)
-    assert prompts(core)[-1] == "u:one;a:ok;u:two;a:ok;u:three;"
-    assert capsys.readouterr().err.count("The conversation goes on") == 2
+@dataclass
+class Conversation:
+    """Lines are typed to a model, which answers "ok" unless another core is given."""
+
+    make_engine: Callable[[ScriptedCore], LLMEngine]
+    patch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+    core: ScriptedCore = field(default_factory=lambda: ScriptedCore(reply=answer))
+
+    def type(self, *lines: str, system: str | None = None) -> list[str]:
+        """Return all prompts that the core got so far."""
+        type_lines(self.patch, *lines)
+        return self.talk(system)
+
+    def press(self, *lines: str | None) -> list[str]:
+        """The same at a terminal; Ctrl-C is pressed where a line is None."""
+        Keyboard(self.patch, *lines)
+        return self.talk()
+
+    def talk(self, system: str | None = None) -> list[str]:
+        converse(EngineModel(self.make_engine(self.core)), {"max_tokens": 50}, system)
+        return self.prompts
+
+    @property
+    def prompts(self) -> list[str]:
+        return [bytes(request.prompt_token_ids).decode() for request in self.core.requests.values()]
+
+    @property
+    def out(self) -> str:
+        return self.capsys.readouterr().out
+
+    @property
+    def err(self) -> str:
+        return self.capsys.readouterr().err
 
 
-def test_ctrl_c_twice_at_the_prompt_ends_the_conversation(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core = ScriptedCore(reply=answer)
-    Keyboard(monkeypatch, "one", None, None, "two")
+@pytest.fixture
+def said(
+    make_engine: Callable[[ScriptedCore], LLMEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Conversation:
+    return Conversation(make_engine, monkeypatch, capsys)
+
+
+def test_each_turn_sees_those_before_it(said: Conversation) -> None:
+    prompts = said.type("one", "", "two", "/exit", "never", system="be brief")
+    assert prompts == ["s:be brief;u:one;", "s:be brief;u:one;a:ok;u:two;"]
+    assert said.out == "ok\nok\n"
+
+
+def test_clear_starts_again_and_keeps_the_system_message(said: Conversation) -> None:
+    assert said.type("one", "/clear", "two", system="be brief")[1] == "s:be brief;u:two;"
+
+
+def test_a_refused_turn_is_told_and_forgotten(said: Conversation) -> None:
+    assert said.type("x" * 500, "/nonsense", "two") == ["u:two;"]
+    too_long, unknown = said.err.splitlines()
+    assert too_long.startswith("octavo: the prompt has 50")
+    assert unknown.startswith("octavo: /nonsense is not a command")
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(said: Conversation) -> None:
+    class PressesCtrlC(ScriptedCore):
+        def step(self):  # type: ignore[no-untyped-def]
+            if self.num_steps == 1:
+                press_ctrl_c()
+            return super().step()
+
+    said.core = PressesCtrlC(reply=lambda request, index: [*b"abcdefgh"])
+    assert said.type("one", "two")[1] == "u:one;a:ab;u:two;"
+    assert said.out == "ab [stopped]\nabcdefgh\n"
+    assert len(said.core.aborted) == 1
+
+
+def test_a_line_that_is_no_text_is_a_refused_turn(said: Conversation) -> None:
+    said.patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff\ntwo\n"), encoding="utf-8"))
+    assert said.talk() == ["u:one;", "u:one;a:ok;u:two;"]
+    assert "octavo: messages is no valid Unicode text" in said.err
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation(said: Conversation) -> None:
+    assert said.press("one", None, "two", None, "three")[-1] == "u:one;a:ok;u:two;a:ok;u:three;"
+    assert said.err.count("The conversation goes on") == 2
+
+
+def test_ctrl_c_twice_at_the_prompt_ends_the_conversation(said: Conversation) -> None:
     with pytest.raises(KeyboardInterrupt):
-        talk(make_engine(core), None)
-    assert prompts(core) == ["u:one;"]
+        said.press("one", None, None, "two")
+    assert said.prompts == ["u:one;"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_just_after_an_answer_is_harmless(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = ScriptedCore(reply=answer)
-    Keyboard(monkeypatch, "one", "two")
+def test_ctrl_c_just_after_an_answer_is_harmless(said: Conversation) -> None:
     answered = EngineModel.respond
 
     def answer_and_press(*arguments: Any) -> str:
@@ -154,75 +157,54 @@ def test_ctrl_c_just_after_an_answer_is_harmless(make_engine: MakeEngine, monkey
         press_ctrl_c()
         return text
 
-    monkeypatch.setattr(EngineModel, "respond", answer_and_press)
-    talk(make_engine(core), None)
-    assert prompts(core)[-1] == "u:one;a:ok;u:two;"
+    said.patch.setattr(EngineModel, "respond", answer_and_press)
+    assert said.press("one", "two")[-1] == "u:one;a:ok;u:two;"
 
 
-def test_ctrl_c_again_and_again_ends_an_answer_that_does_not_stop(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_again_and_again_ends_an_answer_that_does_not_stop(said: Conversation) -> None:
     class Stuck(ScriptedCore):
         def step(self):  # type: ignore[no-untyped-def]
             for _ in range(3):
                 press_ctrl_c()
             raise AssertionError("the third one is not put off")
 
-    Keyboard(monkeypatch, "one")
+    said.core = Stuck(reply=answer)
     with pytest.raises(KeyboardInterrupt):
-        talk(make_engine(Stuck(reply=answer)), None)
+        said.press("one")
 
 
-def test_a_text_of_several_lines_is_one_turn(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = ScriptedCore(reply=answer)
-    type_lines(monkeypatch, '"""one', "", 'two"""', "three\\")
-    talk(make_engine(core), None)
-    assert prompts(core) == ["u:one\n\ntwo;", "u:one\n\ntwo;a:ok;u:three\\;"]
-    Keyboard(monkeypatch, "one\\", "two")
-    talk(make_engine(core), None)
-    assert prompts(core)[-1] == "u:one\ntwo;"
+def test_a_text_of_several_lines_is_one_turn(said: Conversation) -> None:
+    lines = ('"""one', "", 'two"""', "three\\")
+    assert said.type(*lines) == ["u:one\n\ntwo;", "u:one\n\ntwo;a:ok;u:three\\;"]
+    assert said.press("one\\", "two")[-1] == "u:one\ntwo;"
 
 
-def test_commands_change_the_conversation(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    core = ScriptedCore(reply=answer)
+def test_commands_change_the_conversation(said: Conversation, tmp_path: Path) -> None:
     file = tmp_path / "saved.json"
     lines = ["/system be kind", "one", "/regenerate", f"/save {file}", "/clear", '/system ""', f"/load {file}", "two"]
-    type_lines(monkeypatch, *lines)
-    talk(make_engine(core), None)
     first = "s:be kind;u:one;"
-    assert prompts(core) == [first, first, f"{first}a:ok;u:two;"]
+    assert said.type(*lines) == [first, first, f"{first}a:ok;u:two;"]
     file.write_text('{"messages": [{"role": 1}]}')
-    type_lines(monkeypatch, f"/load {file}", "/load", f"/save {tmp_path}", "/regenerate")
-    talk(make_engine(core), None)
-    errors = capsys.readouterr().err.splitlines()
-    assert "is no conversation of /save: Expected `str`" in errors[-4]
+    said.type(f"/load {file}", "/load", f"/save {tmp_path}", "/regenerate")
+    *_, wrong, unnamed, unwritable, unanswered = said.err.splitlines()
+    assert "is no conversation of /save: Expected `str`" in wrong
+    assert unnamed == "octavo: there is no file name; write one behind the command"
+    assert unwritable == f"octavo: {tmp_path} cannot be written: Is a directory"
+    assert unanswered == "octavo: there is no message to answer again"
     file.write_bytes(b'{"system": "\xff"}')
-    type_lines(monkeypatch, f"/load {file}")
-    talk(make_engine(core), None)
-    assert "is no conversation of /save: " in capsys.readouterr().err
-    assert errors[-3:] == [
-        "octavo: there is no file name; write one behind the command",
-        f"octavo: {tmp_path} cannot be written: Is a directory",
-        "octavo: there is no message to answer again",
-    ]
+    said.type(f"/load {file}")
+    assert "is no conversation of /save: " in said.err
 
 
-def test_sampling_parameters_are_set_by_their_own_validation(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    core = ScriptedCore(reply=answer)
-    type_lines(
-        monkeypatch,
+def test_sampling_parameters_are_set_by_their_own_validation(said: Conversation) -> None:
+    said.type(
         *("/set temperature 0.5", "/set parameter top-p 0.9", "/set stop END", "one", "/set top_p", "/set"),
         *("/set temperature 200", "/set temprature 1", "/set n 2", "two"),
     )
-    talk(make_engine(core), None)
-    one, two = (request.params for request in core.requests.values())
+    one, two = (request.params for request in said.core.requests.values())
     assert (one.temperature, one.top_p, one.stop, one.max_tokens) == (0.5, 0.9, ("END",), 50)
     assert (two.temperature, two.top_p) == (0.5, 1.0)
-    errors = capsys.readouterr().err
+    errors = said.err
     assert 'max_tokens 50\ntemperature 0.5\nstop "END"\n' in errors
     assert "temperature is 200, must be at most 100" in errors
     assert "temprature is not a sampling parameter; did you mean temperature?" in errors
@@ -282,18 +264,14 @@ def test_images_are_shown_with_the_next_message(
     assert "there is no file name" in errors
 
 
-def test_a_file_that_is_no_image_file_ends_before_a_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_image_loads_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate((20 << 20) + 1)
     assert main(["chat", "--image", str(tmp_path / "large")]) == 1
     assert "has more than 20,971,520 bytes" in capsys.readouterr().err
 
 
-def test_a_dropped_connection_keeps_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_connections_keep_the_talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def reply(body: dict[str, Any]) -> list[Any]:
         return [*chat("he"), None] if len(fake.requests) == 2 or len(fake.requests) > 4 else chat("hello")
 
@@ -336,9 +314,7 @@ def test_events_of_another_shape_are_a_refused_turn(
     assert "sends an event that is no" in capsys.readouterr().err
 
 
-def test_lines_are_kept_for_the_next_conversation_and_only_for_their_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_kept_and_only_for_their_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import readline
 
     readline.clear_history()

@@ -8,18 +8,17 @@ import shutil
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from octavo.cli.explain import _without_weights, prepared
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
+from tests.cli.conftest import Command
 from tests.fakes.checkpoints import edit_config
 
 
-def test_facts_machine_memory_and_operators_are_shown(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--max-num-seqs", "4", "--num-gpu-blocks-override", "33"]) == 0
-    shown = capsys.readouterr().out
+def test_facts_machine_memory_and_operators_are_shown(tiny_model: str, command: Command) -> None:
+    shown = command("explain", tiny_model, "--max-num-seqs", "4", "--num-gpu-blocks-override", "33").out
     for heading in ("model\n", "\nmachine\n", "\nmemory plan (cpu)\n", "\noperators\n"):
         assert heading in shown
     assert "LlamaForCausalLM" in shown
@@ -28,38 +27,44 @@ def test_facts_machine_memory_and_operators_are_shown(tiny_model: str, capsys: p
     assert "256 tokens" in shown
 
 
-def test_replicas_have_a_plan_of_their_share(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--data-parallel-size", "2", "--kv-cache-memory", "8MiB"]) == 0
-    shared = capsys.readouterr().out
+def test_replicas_have_a_plan_of_their_share(tiny_model: str, command: Command) -> None:
+    shared = command("explain", tiny_model, "--data-parallel-size", "2", "--kv-cache-memory", "8MiB").out
     assert "\neach of 2 replicas has the following\n\nmemory plan" in shared
-    assert main(["explain", tiny_model, "--kv-cache-memory", "4MiB"]) == 0
-    alone = capsys.readouterr().out
+    alone = command("explain", tiny_model, "--kv-cache-memory", "4MiB").out
     blocks = r"([\d,]+) blocks of 16 tokens"
     assert re.findall(blocks, shared) == re.findall(blocks, alone)
 
 
-def test_what_the_rounding_of_activations_costs_is_shown(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_rounding_of_activations_costs_is_shown(tiny_model: str, command: Command) -> None:
     for bits, error in (("8", "0.8 %"), ("16", "0.003 %")):
-        assert main(["explain", tiny_model, "--quantization", "int8", "--activation-bits", bits]) == 0
-        assert f"rounded to {bits} bits a token, {error} of a product" in capsys.readouterr().out
-    assert main(["explain", tiny_model, "--quantization", "int8", "--activation-bits", "4"]) == EXIT_ERROR
-    assert "activation_bits=4 is refused: bits are 8 or 16" in capsys.readouterr().err
+        assert (
+            f"rounded to {bits} bits a token, {error} of a product"
+            in command("explain", tiny_model, "--quantization", "int8", "--activation-bits", bits).out
+        )
+    assert (
+        "activation_bits=4 is refused: bits are 8 or 16"
+        in command("explain", tiny_model, "--quantization", "int8", "--activation-bits", "4", code=EXIT_ERROR).err
+    )
 
 
-def test_an_overridden_operator_says_so(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--op-overrides", "rms_norm=reference"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("rms_norm")]
+def test_an_overridden_operator_says_so(tiny_model: str, command: Command) -> None:
+    (line,) = [
+        line
+        for line in command("explain", tiny_model, "--op-overrides", "rms_norm=reference").out.splitlines()
+        if line.strip().startswith("rms_norm")
+    ]
     assert "override" in line
 
 
-def test_an_unknown_operator_is_an_error(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--op-overrides", "rmsnorm=reference"]) == EXIT_ERROR
-    assert "did you mean rms_norm?" in capsys.readouterr().err
+def test_an_unknown_operator_is_an_error(tiny_model: str, command: Command) -> None:
+    assert (
+        "did you mean rms_norm?"
+        in command("explain", tiny_model, "--op-overrides", "rmsnorm=reference", code=EXIT_ERROR).err
+    )
 
 
-def test_too_long_a_context_is_an_error(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--max-model-len", "257"]) == EXIT_ERROR
-    assert "must be at most 256" in capsys.readouterr().err
+def test_too_long_a_context_is_an_error(tiny_model: str, command: Command) -> None:
+    assert "must be at most 256" in command("explain", tiny_model, "--max-model-len", "257", code=EXIT_ERROR).err
 
 
 def test_weights_of_a_hub_model_are_left_there(tiny_model: str) -> None:
@@ -68,19 +73,15 @@ def test_weights_of_a_hub_model_are_left_there(tiny_model: str) -> None:
     assert _without_weights(EngineArgs()).load_format == "auto"
 
 
-def test_a_checkpoint_without_weights_can_be_explained(
-    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_without_weights_can_be_explained(tiny_model: str, tmp_path: Path, command: Command) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(tiny_model) / name, tmp_path)
-    assert main(["explain", str(tmp_path), "--dtype", "bfloat16"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("explain", str(tmp_path), "--dtype", "bfloat16").out
     assert re.search(r"number format +bfloat16\n", shown)
     assert "not counted" in shown
     assert main(["explain", str(tmp_path)]) == 0
     edit_config(tmp_path, architectures=["UnheardOfForCausalLM"])
-    assert main(["explain", str(tmp_path)]) == EXIT_ERROR
-    assert "there is no model family UnheardOf yet" in capsys.readouterr().err
+    assert "there is no model family UnheardOf yet" in command("explain", str(tmp_path), code=EXIT_ERROR).err
 
 
 def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_model: str) -> None:
@@ -97,12 +98,15 @@ def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_
     assert ("device", "cpu") in {operator[:2] for operator in operators}
 
 
-def test_ranks_that_share_layers_are_explained_by_a_flag(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--tensor-parallel-size", "2"]) == 0
-    assert re.findall(r"rank (\d) of 2", capsys.readouterr().out) == ["0", "1"]
+def test_ranks_that_share_layers_are_explained_by_a_flag(tiny_model: str, command: Command) -> None:
+    assert re.findall(r"rank (\d) of 2", command("explain", tiny_model, "--tensor-parallel-size", "2").out) == [
+        "0",
+        "1",
+    ]
 
 
-def test_what_is_kept_on_disk_is_explained(tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", tiny_model, "--kv-disk", str(tmp_path / "kv")]) == 0
-    assert re.search(r"kept KV\n  kv_disk  not measured yet", capsys.readouterr().out)
+def test_what_is_kept_on_disk_is_explained(tiny_model: str, tmp_path: Path, command: Command) -> None:
+    assert re.search(
+        r"kept KV\n  kv_disk  not measured yet", command("explain", tiny_model, "--kv-disk", str(tmp_path / "kv")).out
+    )
     assert not (tmp_path / "kv").exists()

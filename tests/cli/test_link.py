@@ -15,9 +15,7 @@ from octavo.core.authentication import read_secret
 from octavo.errors import ConfigError
 
 
-def test_processes_of_one_user_and_machine_share_a_private_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_of_one_user_share_a_private_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, second = (with_secret(EngineArgs(), ["127.0.0.1", "::1", "localhost"]) for _ in range(2))
     assert first == second

@@ -15,6 +15,7 @@ import pytest
 from octavo import __version__
 from octavo.__main__ import main as console_script
 from octavo.cli.main import _COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
+from tests.cli.conftest import Command
 
 
 def run_octavo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -78,9 +79,8 @@ def test_what_needs_no_core_starts_none(words: list[str], monkeypatch: pytest.Mo
     assert main(words) == 0
 
 
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
+def test_help_lists_the_commands(command: Command) -> None:
+    shown = command("--help").out
     assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == [
         "run",
         "chat",
@@ -100,34 +100,26 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_help_of_a_command_may_be_asked_for_in_front(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "pull"]) == 0
-    shown = capsys.readouterr().out
-    assert main(["pull", "--help"]) == 0
-    assert shown == capsys.readouterr().out
+def test_help_of_a_command_may_be_asked_for_in_front(command: Command) -> None:
+    shown = command("help", "pull").out
+    assert shown == command("pull", "--help").out
     assert shown.startswith("Usage: octavo pull MODEL [OPTIONS]\n\nDownload")
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"], ["top"], ["explain"], ["serve"]])
-def test_help_fits_a_narrow_terminal(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_fits_a_narrow_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setenv("COLUMNS", "50")
-    assert main([*arguments, "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command(*arguments, "--help").out.splitlines()
     assert [line for line in lines if len(line) > 50 and " " in line.strip()] == []
     assert sum(len(line) for line in lines) > 15 * len(lines), "the column of names leaves no room for their meaning"
 
 
-def test_ctrl_c_while_the_command_line_is_read_prints_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_words_are_read_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("octavo.cli.main.build_app", interrupt)
-    assert main(["explain"]) == EXIT_INTERRUPTED
-    assert capsys.readouterr().err == "\n"
+    assert command("explain", code=EXIT_INTERRUPTED).err == "\n"
 
 
 def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(
@@ -142,9 +134,8 @@ def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(
     assert capsys.readouterr().err == "\n"
 
 
-def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--help"]) == 0
-    shown = capsys.readouterr().out
+def test_options_are_grouped_and_tell_their_defaults(command: Command) -> None:
+    shown = command("serve", "--help").out
     headings = re.findall(r"^(\w[\w ,]*):$", shown, re.MULTILINE)
     engine = [
         "Model",
@@ -177,25 +168,20 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
         ),
     ],
 )
-def test_help_begins_with_what_is_particular_to_the_command(
-    arguments: list[str], first: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--help"]) == 0
-    assert capsys.readouterr().out.split("\n\n")[2].startswith(first)
+def test_help_begins_with_what_is_particular_to_the_command(arguments: list[str], first: str, command: Command) -> None:
+    assert command(*arguments, "--help").out.split("\n\n")[2].startswith(first)
 
 
-def test_usage_names_what_a_command_takes_without_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_names_what_a_command_takes_without_a_flag(command: Command) -> None:
     usages = {}
     for name, *_ in _COMMANDS:
-        assert main([name, "--help"]) == 0
-        usages[name] = capsys.readouterr().out.splitlines()[0]
+        usages[name] = command(name, "--help").out.splitlines()[0]
     assert usages["serve"] == "Usage: octavo serve [MODEL] [OPTIONS]"
     assert not [usage for usage in usages.values() if "[ARGS]" in usage]
 
 
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == __version__
+def test_version_is_the_packages(command: Command) -> None:
+    assert command("--version").out.strip() == __version__
 
 
 @pytest.mark.usefixtures("_without_cores")
@@ -247,11 +233,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == EXIT_USAGE
-    captured = capsys.readouterr()
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], message: str, command: Command) -> None:
+    captured = command(*arguments, code=EXIT_USAGE)
     assert captured.out == ""
     assert captured.err.startswith("octavo: ")
     assert captured.err.count("\n") == 1
@@ -275,22 +258,16 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
         (["run-batch", "-i", __file__, "-o", "/"], "output_file is '/', which cannot be written"),
     ],
 )
-def test_an_error_is_one_line_and_a_non_zero_exit(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == EXIT_ERROR
-    captured = capsys.readouterr()
+def test_an_error_is_one_line_and_a_non_zero_exit(arguments: list[str], message: str, command: Command) -> None:
+    captured = command(*arguments, code=EXIT_ERROR)
     assert captured.err.startswith("octavo: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
 
 
-def test_a_wrong_variable_is_an_error_of_every_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_variable_is_an_error_of_every_command(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setenv("OCTAVO_MAX_SEQS", "3")
-    assert main(["run", "x"]) == EXIT_ERROR
-    assert "did you mean OCTAVO_MAX_NUM_SEQS?" in capsys.readouterr().err
+    assert "did you mean OCTAVO_MAX_NUM_SEQS?" in command("run", "x", code=EXIT_ERROR).err
 
 
 def test_python_dash_m_octavo_is_octavo() -> None:

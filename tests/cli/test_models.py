@@ -12,6 +12,7 @@ from octavo.cli.main import EXIT_ERROR, main
 from octavo.cli.models import families
 from octavo.config.images import READ_IMAGES
 from octavo.models.registry import known_architectures
+from tests.cli.conftest import Command
 from tests.fakes.hub import FakeHub, serve_hub
 
 TEXT = {"config.json": b"{}", "tokenizer.json": b"{}"}
@@ -35,16 +36,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def test_a_model_is_pulled_by_its_short_name_listed_and_removed(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: Command
 ) -> None:
-    assert main(["pull", "qwen3:0.6b"]) == 0
-    path = Path(capsys.readouterr().out.strip())
+    path = Path(command("pull", "qwen3:0.6b").out.strip())
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
     assert main(["pull", "Qwen/Qwen3-0.6B"]) == 0
     assert hub.downloads.count("model.safetensors") == 1
     capsys.readouterr()
-    assert main(["list"]) == 0
-    line = capsys.readouterr().out.splitlines()[1]
+    line = command("list").out.splitlines()[1]
     assert line.split()[:4] == ["Qwen/Qwen3-0.6B", "qwen3:0.6b", "1.00", "MiB"]
     assert "without weights" not in line
     monkeypatch.setenv("OCTAVO_MODEL", "qwen3:0.6b")
@@ -53,40 +52,36 @@ def test_a_model_is_pulled_by_its_short_name_listed_and_removed(
     assert main(["rm", "Qwen3:0.6B"]) == 0
     assert not path.exists()
     assert "Qwen/Qwen3-0.6B: removed" in capsys.readouterr().err
-    assert main(["rm", "qwen3:0.6b"]) == EXIT_ERROR
-    assert "is not in the hub's cache" in capsys.readouterr().err
+    assert "is not in the hub's cache" in command("rm", "qwen3:0.6b", code=EXIT_ERROR).err
 
 
-def test_a_download_that_was_cut_goes_on_where_it_was(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cut_download_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     hub.cut = "model.safetensors"
-    assert main(["pull", "qwen3:0.6b"]) == 0
-    assert (Path(capsys.readouterr().out.strip()) / "model.safetensors").read_bytes() == WEIGHTS
+    assert (Path(command("pull", "qwen3:0.6b").out.strip()) / "model.safetensors").read_bytes() == WEIGHTS
     assert hub.downloads.count("model.safetensors") == 2
 
 
-def test_users_add_short_names(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_add_short_names(hub: FakeHub, tmp_path: Path, command: Command) -> None:
     table = tmp_path / "config/octavo/models.txt"
     table.parent.mkdir(parents=True)
     table.write_text("mine:7b me/mine  # at home\n")
     assert main(["pull", "mine:7b"]) == 0
     assert "model.safetensors" in hub.downloads
     table.write_text("mine me/mine\n")
-    assert main(["pull", "mine:7b"]) == EXIT_ERROR
-    assert "models.txt, line 1: 'mine me/mine', expected" in capsys.readouterr().err
+    assert "models.txt, line 1: 'mine me/mine', expected" in command("pull", "mine:7b", code=EXIT_ERROR).err
 
 
-def test_an_unknown_short_name_says_which_sizes_there_are(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pull", "llama3.2:7b"]) == EXIT_ERROR
-    assert "llama3.2:7b: no short name of a model; there are llama3.2:1b, llama3.2:3b;" in capsys.readouterr().err
+def test_an_unknown_short_name_says_which_sizes_there_are(hub: FakeHub, command: Command) -> None:
+    assert (
+        "llama3.2:7b: no short name of a model; there are llama3.2:1b, llama3.2:3b;"
+        in command("pull", "llama3.2:7b", code=EXIT_ERROR).err
+    )
     assert hub.downloads == []
 
 
-def test_without_a_cache_the_list_has_the_shipped_model(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+def test_without_a_cache_the_list_has_the_shipped_model(hub: FakeHub, command: Command) -> None:
+    assert command("list").out.splitlines()[1:] == [
         "octavo-tiny                          ships with octavo",
     ]
     assert main(["rm", "octavo-tiny"]) == EXIT_ERROR

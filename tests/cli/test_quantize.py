@@ -8,24 +8,21 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM
-from octavo.cli.main import main
+from tests.cli.conftest import Command
 
 
-def test_the_perplexity_is_printed_before_and_after(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perplexity_before_and_after(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.cli.quantize._FOREIGN", 1.0)
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a bear.\n\nThe bear went to the lake, and the lake was cold.\n")
     out = tmp_path / "out"
-    command = ["quantize", "octavo-tiny", str(out), "--format", "int4", "--group-size", "32", "--text", str(text)]
-    assert main([*command, "--num-gpu-blocks-override", "64"]) == 0
-    said = capsys.readouterr().out
+    words = ["quantize", "octavo-tiny", str(out), "--format", "int4", "--group-size", "32", "--text", str(text)]
+    said = command(*words, "--num-gpu-blocks-override", "64").out
     found = re.search(r"perplexity per token: ([\d.]+) before, ([\d.]+) after", said)
     assert found is not None
     assert "the model does not know this text" in said
     assert 0.8 < float(found[2]) / float(found[1]) < 1.2
     with LLM(model=str(out), num_gpu_blocks_override=64) as llm:
         assert llm.generate(["Once upon a time"])[0].outputs[0].text
-    assert main(["quantize", "octavo-tiny", str(out), "--format", "int3"]) == 1
-    assert "format is 'int3', expected one of int4, int8" in capsys.readouterr().err
+    refused = command("quantize", "octavo-tiny", str(out), "--format", "int3", code=1).err
+    assert "format is 'int3', expected one of int4, int8" in refused

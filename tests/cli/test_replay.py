@@ -10,13 +10,13 @@ from octavo.cli.main import main
 from octavo.core import frames
 from octavo.engine.recorder import Planned
 from octavo.simulate.replay import read_recording
+from tests.cli.conftest import Command
 from tests.simulate.test_replay import record_busy_run
 
 
-def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_is_replayed(tmp_path: Path, command: Command) -> None:
     steps = record_busy_run(tmp_path / "run", depth=2)
-    assert main(["replay", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().out
+    shown = command("replay", str(tmp_path / "run")).out
     assert f"25 requests, {len(steps):,} steps" in shown
     assert "every step is the recorded one" in shown
 
@@ -36,9 +36,7 @@ def test_a_file_that_is_no_recording_is_refused(capsys: pytest.CaptureFixture[st
     assert "the recording 'nowhere' cannot be read" in capsys.readouterr().err
 
 
-def test_the_recording_of_a_real_engine_is_replayed(
-    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recording_of_a_real_engine_is_replayed(tiny_model: str, tmp_path: Path, command: Command) -> None:
     from octavo import LLM, SamplingParams
 
     file = str(tmp_path / "run")
@@ -49,7 +47,6 @@ def test_the_recording_of_a_real_engine_is_replayed(
     stats = llm.engine.stats
     assert stats.num_preemptions > 0
     llm.engine.shutdown()
-    assert main(["replay", file]) == 0
-    shown = capsys.readouterr().out
+    shown = command("replay", file).out
     assert f"6 requests, {stats.num_steps} steps, {stats.num_generated_tokens} tokens" in shown
     assert "every step is the recorded one" in shown

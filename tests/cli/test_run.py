@@ -15,6 +15,7 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import CheckpointError, ContextTooLong
+from tests.cli.conftest import Command
 from tests.fakes.core import ScriptedCore
 
 MakeEngine = Callable[[ScriptedCore], LLMEngine]
@@ -55,45 +56,41 @@ def test_several_texts_are_written_apart(make_engine: MakeEngine, capsys: pytest
     assert capsys.readouterr().out == "[1] pxx\n[2] pyy\n"
 
 
-def test_only_the_texts_that_a_search_finds_are_written(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_texts_that_a_search_finds_are_written(tiny_model: str, command: Command) -> None:
     line = ["run", "abc", "--model", tiny_model, "--max-tokens", "2", "--max-num-seqs", "4", "--use-beam-search"]
-    assert main([*line, "--n", "3", "--allowed-token-ids", "97"]) == 0
-    assert capsys.readouterr().out == "[1] abcaa\n"
+    assert command(*line, "--n", "3", "--allowed-token-ids", "97").out == "[1] abcaa\n"
 
 
-def test_a_model_on_disk_continues_a_text(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_on_disk_continues_a_text(tiny_model: str, command: Command) -> None:
     line = ["run", "abc", "--model", tiny_model, "--max-tokens", "4", "--temperature", "0", "--max-num-seqs", "4"]
-    assert main(line) == 0
-    first = capsys.readouterr()
+    first = command(*line)
     assert first.out.startswith("abc")
     assert first.out.endswith("\n")
     assert "demonstration" not in first.err
-    assert main(line) == 0
-    assert capsys.readouterr().out == first.out
+    assert command(*line).out == first.out
 
 
-def test_the_first_of_two_words_is_the_model(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", tiny_model, "abc", "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
-    assert capsys.readouterr().out.startswith("abc")
+def test_the_first_of_two_words_is_the_model(tiny_model: str, command: Command) -> None:
+    assert command("run", tiny_model, "abc", "--max-tokens", "1", "--max-num-seqs", "4").out.startswith("abc")
 
 
-def test_a_single_word_that_names_a_model_is_no_prompt(
-    tiny_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_word_that_names_a_model_is_none(tiny_model: str, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
-    assert main(["run", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
-    assert capsys.readouterr().out.startswith("abc")
+    assert command("run", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4").out.startswith("abc")
 
 
-def test_beside_a_named_model_every_word_is_the_prompt(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "and/or", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
-    assert capsys.readouterr().out.startswith("and/or")
+def test_beside_a_named_model_every_word_is_the_prompt(tiny_model: str, command: Command) -> None:
+    assert command("run", "and/or", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4").out.startswith(
+        "and/or"
+    )
 
 
-def test_a_file_before_the_prompt_is_taken_as_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_before_the_prompt_is_taken_as_the_model(tmp_path: Path, command: Command) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert main(["run", str(tmp_path / "m.gguf"), "Once upon a time"]) == EXIT_ERROR
-    assert "m.gguf: truncated or damaged (the version ends at byte 8" in capsys.readouterr().err
+    assert (
+        "m.gguf: truncated or damaged (the version ends at byte 8"
+        in command("run", str(tmp_path / "m.gguf"), "Once upon a time", code=EXIT_ERROR).err
+    )
 
 
 def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
@@ -108,49 +105,40 @@ def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
     assert said in capsys.readouterr().err
 
 
-def test_min_tokens_is_not_refused_for_a_limit_that_nobody_set(
-    tiny_model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_min_tokens_is_not_refused_for_a_limit_that_nobody_set(tiny_model: str, command: Command) -> None:
     line = ["run", "abc", "--model", tiny_model, "--max-num-seqs", "4", "--allowed-token-ids", "97"]
     assert main([*line, "--min-tokens", "30"]) == 0
-    assert main([*line, "--min-tokens", "3000"]) == EXIT_ERROR
-    assert "min_tokens is 3000, but behind a prompt of 3 tokens the context has room for" in capsys.readouterr().err
+    assert (
+        "min_tokens is 3000, but behind a prompt of 3 tokens the context has room for"
+        in command(*line, "--min-tokens", "3000", code=EXIT_ERROR).err
+    )
 
 
-def test_prompt_may_come_from_standard_input(
-    tiny_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_come_from_standard_input(tiny_model: str, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
-    assert main(["run", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
-    assert capsys.readouterr().out.startswith("from a pipe")
+    assert command("run", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4").out.startswith(
+        "from a pipe"
+    )
 
 
 @pytest.mark.parametrize(("words", "given"), [(["run"], b""), (["run"], b"\n"), (["run", ""], b"unread")])
 def test_an_empty_prompt_is_refused_before_the_weights_are_read(
-    words: list[str], given: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], given: bytes, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
     monkeypatch.setattr(LLMEngine, "build", None)
-    assert main(words) == EXIT_ERROR
-    assert "the prompt is empty; give one" in capsys.readouterr().err
+    assert "the prompt is empty; give one" in command(*words, code=EXIT_ERROR).err
 
 
-def test_without_a_prompt_on_a_terminal_it_says_what_to_write(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_prompt_a_terminal_says_what_to_write(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdin", terminal)
-    assert main(["run"]) == EXIT_ERROR
-    assert "there is no prompt" in capsys.readouterr().err
+    assert "there is no prompt" in command("run", code=EXIT_ERROR).err
 
 
-def test_input_that_is_no_utf_8_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_input_that_is_no_utf_8_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc\xff"), encoding="utf-8"))
-    assert main(["run"]) == EXIT_ERROR
-    assert "standard input is no utf-8 text: the byte 0xff at position 3" in capsys.readouterr().err
+    assert "standard input is no utf-8 text: the byte 0xff at position 3" in command("run", code=EXIT_ERROR).err
     # the command line, and standard input where the locale is C
-    assert main(["run", "abc\udcff"]) == EXIT_ERROR
-    assert "lone surrogate (U+DCFF)" in capsys.readouterr().err
+    assert "lone surrogate (U+DCFF)" in command("run", "abc\udcff", code=EXIT_ERROR).err

@@ -13,6 +13,7 @@ from octavo.cli.main import main
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.trace_file import read_trace
 from octavo.simulate.traces import Trace, TraceRequest
+from tests.cli.conftest import Command
 from tests.fakes.engine import make_core, make_request, run
 from tests.simulate.parts import make_costs, make_settings
 from tests.simulate.test_recorded import record
@@ -22,11 +23,10 @@ SMALL = ("--num-requests", "30", "--input-len", "40")
 FEW = (*SMALL, "--request-rate", "20", "--output-len", "10")
 
 
-def test_a_report_goes_to_the_terminal_and_to_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_goes_to_the_terminal_and_to_json(tmp_path: Path, command: Command) -> None:
     report, trace = tmp_path / "report.json", tmp_path / "trace.jsonl"
     files = ("--output", str(report), "--save-trace", str(trace))
-    assert main(["simulate", *FEW, "--replicas", "2", "--router", "least-loaded", *files]) == 0
-    shown = capsys.readouterr().out
+    shown = command("simulate", *FEW, "--replicas", "2", "--router", "least-loaded", *files).out
     assert "h100/llama-3.1-8b: 16.1 GB of weights" in shown
     assert "30 generated requests, 20 a second, of 40 tokens and 10 of output on average" in shown
     assert "30 requests on 2 replicas" in shown
@@ -68,18 +68,17 @@ def test_pools_turns_and_beams_are_options_too() -> None:
     assert main(["simulate", *FEW, "--n", "2", "--best-of", "3", "--replicas", "2", "--disaggregated", "1"]) == 0
 
 
-def test_a_model_and_a_device_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", *FEW, "--model", "octavo-tiny", "--device", "l4", "--tensor-parallel-size", "2"]) == 0
-    assert "octavo-tiny on 2 × NVIDIA L4, 24 GB: 0.0104 GB of weights" in capsys.readouterr().out
+def test_a_model_and_a_device_are_enough(command: Command) -> None:
+    assert (
+        "octavo-tiny on 2 × NVIDIA L4, 24 GB: 0.0104 GB of weights"
+        in command("simulate", *FEW, "--model", "octavo-tiny", "--device", "l4", "--tensor-parallel-size", "2").out
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_requests_that_cannot_be_served_are_counted_with_the_reason(
-    policy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_requests_that_cannot_be_served_are_counted_with_the_reason(policy: str, command: Command) -> None:
     senders = ("--num-tenants", "2", "--num-priorities", "3", "--first-token-deadline-s", "0.001")
-    assert main(["simulate", *FEW, *senders, "--scheduling-policy", policy, "--prefill-tokens-per-s", "100"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("simulate", *FEW, *senders, "--scheduling-policy", policy, "--prefill-tokens-per-s", "100").out
     assert "30 refused" in shown
     assert "the first was refused because first_token_deadline_s is 0.001" in shown
 
@@ -121,21 +120,22 @@ def test_what_cannot_be_simulated_is_refused_with_a_reason(
     assert message in capsys.readouterr().err
 
 
-def test_a_recording_is_simulated_under_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_is_simulated_under_other_settings(tmp_path: Path, command: Command) -> None:
     record_busy_run(tmp_path / "run", depth=1)
     report = tmp_path / "report.json"
     options = ("--recording", str(tmp_path / "run"), "--output", str(report))
-    assert main(["simulate", *options]) == 0
-    shown = capsys.readouterr().out
+    shown = command("simulate", *options).out
     assert "As recorded, and" in shown
     assert "24 KV blocks of 4 tokens each" in shown
     assert json.loads(report.read_text())["runs"][0]["num_preemptions"] > 0
-    assert main(["simulate", *options, "--num-gpu-blocks-override", "400", "--scheduling-policy", "priority"]) == 0
-    assert "400 KV blocks of 4 tokens each" in capsys.readouterr().out
+    assert (
+        "400 KV blocks of 4 tokens each"
+        in command("simulate", *options, "--num-gpu-blocks-override", "400", "--scheduling-policy", "priority").out
+    )
     assert json.loads(report.read_text())["runs"][0]["num_preemptions"] == 0
 
 
-def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_poor_fits_and_limits_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Command) -> None:
     costs = make_costs(step_s=0.1, prefill_token_s=0.01)
     settings = make_settings(max_num_batched_tokens=32, max_num_seqs=1)
     limited = dataclasses.replace(settings.scheduler, max_queued_requests=1)
@@ -144,8 +144,7 @@ def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.
     requests = [TraceRequest(arrival_s=9.0 * i, num_prompt_tokens=5 + i, output_len=4) for i in range(9)]
     record(tmp_path / "run", settings, Trace(requests), costs)
     recording = ("--recording", str(tmp_path / "run"))
-    assert main(["simulate", *recording]) == 0
-    shown = capsys.readouterr().out
+    shown = command("simulate", *recording).out
     assert "warning" not in shown
     assert "limits of the queue" not in shown
     slow = tmp_path / "slow.json"
@@ -154,15 +153,19 @@ def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.
     assert (
         "limits of the queue, the recorded ones unless given here: max_queued_requests 1\n" in capsys.readouterr().out
     )
-    assert main(["simulate", *recording, "--cost-model", str(slow), "--max-queued-requests", "50"]) == 0
-    assert "limits of the queue" not in capsys.readouterr().out
+    assert (
+        "limits of the queue"
+        not in command("simulate", *recording, "--cost-model", str(slow), "--max-queued-requests", "50").out
+    )
     slow.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, fit_error=0.21)))
-    assert main(["simulate", *recording, "--cost-model", str(slow)]) == 0
-    assert "warning: half of the measured steps are off by more than 21%" in capsys.readouterr().out
+    assert (
+        "warning: half of the measured steps are off by more than 21%"
+        in command("simulate", *recording, "--cost-model", str(slow)).out
+    )
 
 
 def test_what_given_settings_leave_without_effect_is_not_taken_from_a_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Command
 ) -> None:
     core = make_core(
         record_to=tmp_path / "run", policy="priority", priority_ageing=5.0, max_bypasses=2, preemption_mode="swap"
@@ -171,7 +174,6 @@ def test_what_given_settings_leave_without_effect_is_not_taken_from_a_recording(
     core.shutdown()
     recording = ("simulate", "--recording", str(tmp_path / "run"))
     others = ("--scheduling-policy", "fcfs", "--swap-space", "0", "--no-enable-chunked-prefill")
-    assert main([*recording, *others, "--max-num-batched-tokens", "200"]) == 0
-    assert "As recorded" in capsys.readouterr().out
+    assert "As recorded" in command(*recording, *others, "--max-num-batched-tokens", "200").out
     assert main([*recording, "--scheduling-policy", "fcfs", "--priority-ageing", "5"]) != 0
     assert "priority_ageing is 5.0, but has no effect" in capsys.readouterr().err

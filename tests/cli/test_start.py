@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from octavo.cli.main import EXIT_INTERRUPTED, main
+from octavo.cli.main import EXIT_INTERRUPTED
 from octavo.cli.start import ends_at_interrupt
+from tests.cli.conftest import Command
 
 
 def test_interrupt_while_loading_cannot_be_lost() -> None:
@@ -39,12 +40,9 @@ def test_interrupt_after_loading_is_an_exception_again() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_interrupt_of_a_command_is_exit_code_130_and_a_new_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_is_exit_code_130_and_a_new_line(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     def explain() -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("octavo.cli.explain.explain", explain)
-    assert main(["explain"]) == EXIT_INTERRUPTED
-    assert capsys.readouterr().err == "\n"
+    assert command("explain", code=EXIT_INTERRUPTED).err == "\n"

@@ -58,9 +58,7 @@ def test_rates_are_those_of_the_interval_and_never_negative() -> None:
     ("pages", "message"),
     [({}, "responds with 404: Not Found"), ({"/metrics": "other 1\n"}, "has no metrics of octavo or vLLM")],
 )
-def test_a_server_without_metrics_is_named(
-    pages: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_without_metrics_is_named(pages: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_openai(FakeOpenAI(pages=pages)) as fake:
         assert main(["top", "--url", f"127.0.0.1:{fake.port}", "--once"]) == EXIT_ERROR
     assert message in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from octavo.cli.main import main
 from octavo.platform import Platform
 from octavo.simulate.traces import TraceRequest
+from tests.cli.conftest import Command
 from tests.simulate.parts import make_costs
 
 SMALL = ("--max-num-seqs", "4", "--max-model-len", "256", "--repetitions", "1")
@@ -23,12 +24,9 @@ def costs(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_every_load_is_measured_and_predicted(
-    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_load_is_measured_and_predicted(tiny_model: str, tmp_path: Path, command: Command) -> None:
     options = ("--model", tiny_model, "--cost-model", costs(tmp_path), "--num-requests", "6", *SMALL)
-    assert main(["bench", "validate", *options]) == 0
-    shown = capsys.readouterr()
+    shown = command("bench", "validate", *options)
     loads = json.loads(shown.out)["loads"]
     assert list(loads) == [
         "burst",
@@ -44,14 +42,15 @@ def test_every_load_is_measured_and_predicted(
     assert "throughput is predicted within" in shown.err
 
 
-def test_a_trace_is_a_load(tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_is_a_load(tiny_model: str, tmp_path: Path, command: Command) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_bytes(msgspec.json.encode(TraceRequest(num_prompt_tokens=9, output_len=5, n=2, output_lens=[5, 3])))
     options = ("--model", tiny_model, "--cost-model", costs(tmp_path), "--trace", str(file), *SMALL)
-    assert main(["bench", "validate", *options]) == 0
-    assert list(json.loads(capsys.readouterr().out)["loads"]) == ["trace"]
-    assert main(["bench", "validate", *options, "--processor-clock", "--threads", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["processor_clock"] is True
+    assert list(json.loads(command("bench", "validate", *options).out)["loads"]) == ["trace"]
+    assert (
+        json.loads(command("bench", "validate", *options, "--processor-clock", "--threads", "1").out)["processor_clock"]
+        is True
+    )
 
 
 @pytest.mark.parametrize(
