@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,10 @@ class Stream:
     """What the next step encodes."""
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = None) -> DecoderStack:
-    """The checkpoint on the reference backend; `mesh` is that of one rank unless given."""
-    return load_model(
-        Checkpoint.open(path),
-        dtype=dtype,
-        mesh=mesh or Mesh.single(),
-        backend=ReferenceBackend(),
-        ops=bind(),
-    )
+def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderStack:
+    """The checkpoint on the references, which keep weights as they are; `options` are others of `load_model`."""
+    usual = {"mesh": Mesh.single(), "backend": ReferenceBackend(), "ops": bind()}
+    return load_model(Checkpoint.open(path), dtype=dtype, **usual | options)
 
 
 class PagedRun:
@@ -113,3 +108,22 @@ class PagedRun:
             for stream in streams:
                 stream.token_ids.append(int(stream.logits[-1].argmax()))
             self.step([(stream, 1) for stream in streams])
+
+
+def logits_of(
+    model: Any, token_ids: Iterable[int] = (5, 6, 7), num_decoded: int = 0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Logits [tokens, vocabulary] of a prompt that is computed at once, and of tokens that are decoded behind it."""
+    run, stream = PagedRun(model, dtype=dtype), Stream([*token_ids])
+    run.step([(stream, len(stream.token_ids))])
+    run.decode([stream], num_decoded)
+    return torch.stack(stream.logits)
+
+
+def generated(model: Any, dtype: torch.dtype = torch.float32) -> tuple[list[list[int]], Tensor]:
+    """Tokens and logits of two prompts, one computed in two chunks, and of ten decode steps."""
+    run, streams = PagedRun(model, dtype=dtype), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
+    run.step([(streams[0], 3), (streams[1], 9)])
+    run.step([(streams[1], 12)])
+    run.decode(streams, 10)
+    return [stream.token_ids for stream in streams], torch.stack([row for each in streams for row in each.logits])

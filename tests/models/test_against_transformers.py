@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.config.checkpoint import Checkpoint
-from octavo.devices.reference.attention import ReferenceBackend
-from octavo.ops.registry import bind
 from tests.fakes.checkpoints import (
     edit_config,
     load_oracle,
@@ -21,7 +18,6 @@ from tests.fakes.checkpoints import (
     to_pytorch_archive,
 )
 from tests.fakes.families import ALTERNATING, WINDOWS_IN_TWO
-from tests.models.loading import load_model
 from tests.models.paged_run import BLOCK_SIZE, PagedRun, Stream, load
 
 LLAMA3 = {
@@ -390,10 +386,7 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
 
 def test_short_factors_of_longrope_agree_where_no_sequence_is_longer(tmp_path: Path) -> None:
     path = make_checkpoint("phi3", tmp_path, rope_parameters=LONG, original_max_position_embeddings=30)
-    model = load_model(
-        Checkpoint.open(path), backend=ReferenceBackend(), ops=bind(), dtype=torch.float32, max_model_len=30
-    )
-    run, streams = PagedRun(model), make_streams()
+    run, streams = PagedRun(load(path, max_model_len=30)), make_streams()
     run.step([(stream, len(stream.token_ids)) for stream in streams])
     oracle = load_oracle(path)
     for stream in streams:

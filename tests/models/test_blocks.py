@@ -12,7 +12,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.models.blocks import GatedDecoder, GatedMLP
 from octavo.models.llama import LlamaForCausalLM
 from tests.fakes.checkpoints import make_checkpoint
-from tests.models.paged_run import PagedRun, Stream, load
+from tests.models.paged_run import load, logits_of
 
 
 class Doubled(nn.Module):
@@ -47,9 +47,5 @@ def test_an_injected_mlp_computes(tmp_path: Path) -> None:
     down = plain.layers["1"].mlp.down_proj  # type: ignore[union-attr]
     down.prepared.state()["weight"].mul_(2)
     doubled.layers["1"].mlp = Doubled(doubled.layers["1"].mlp)  # type: ignore[arg-type]
-    logits = []
-    for model in (plain, doubled):
-        run, stream = PagedRun(model), Stream([5, 6, 7])
-        run.step([(stream, 3)])
-        logits.append(torch.stack(stream.logits))
+    logits = [logits_of(model) for model in (plain, doubled)]
     assert torch.equal(*logits)

@@ -24,7 +24,7 @@ from tests.conformance.runtimes import LEVELS, ops
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.layers.bound import apart, random
 from tests.models.loading import load_model
-from tests.models.paged_run import BLOCK_SIZE, PagedRun, Stream, load
+from tests.models.paged_run import BLOCK_SIZE, PagedRun, Stream, generated, load
 
 WINDOW_IN_ONE = ["full_attention", "sliding_attention", "full_attention"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,15 +81,6 @@ class Stages:
 
 def load_stages(path: Path, *cuts: int) -> list[DecoderStack]:
     return [load(path, mesh=Stage(first=first, last=last)) for first, last in pairwise(cuts)]
-
-
-def generated(model: Any, dtype: torch.dtype = torch.float32) -> tuple[list[list[int]], Tensor]:
-    """Tokens and logits of two prompts, one computed in two chunks, and of ten decode steps."""
-    run, streams = PagedRun(model, dtype=dtype), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
-    run.step([(streams[0], 3), (streams[1], 9)])
-    run.step([(streams[1], 12)])
-    run.decode(streams, 10)
-    return [stream.token_ids for stream in streams], torch.stack([row for each in streams for row in each.logits])
 
 
 @each_family
@@ -160,9 +151,7 @@ def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOv
 
 
 @each_family
-def test_the_embeddings_of_the_tokens_may_come_from_outside(
-    family: str, overrides: dict[str, Any], tmp_path: Path
-) -> None:
+def test_embeddings_may_come_from_outside(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     (model,) = load_stages(make_checkpoint(family, tmp_path, num_hidden_layers=3, **overrides), 0, 3)
     assert model.embed_tokens is not None
     tokens, places = [5, 9, 77, 31, 8], torch.tensor([3, 1])

@@ -103,9 +103,7 @@ LLAMA_BOTH = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama
         ("Mistral", {"sliding_window": None}, "lasttoken"),
     ],
 )
-def test_decoders_that_are_made_to_see_both_sides(
-    tmp_path: Path, family: str, changes: dict[str, Any], mode: str
-) -> None:
+def test_decoders_that_see_both_sides(tmp_path: Path, family: str, changes: dict[str, Any], mode: str) -> None:
     model = save(tmp_path, f"{family}Model", num_key_value_heads=2, head_dim=16, is_causal=False, sliding_window=None)
     edit_config(tmp_path, **changes)
     with LLM(str(tmp_path)) as llm:

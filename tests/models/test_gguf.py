@@ -239,7 +239,7 @@ LINEAR = {"linear_value_head_dim": 64, "linear_num_value_heads": 8, "linear_num_
         ("IQ3_S", "qwen3_5", "qwen35", LINEAR),
     ],
 )
-def test_codes_compute_what_their_values_do(
+def test_codes_act_as_their_values(
     kind: str, family: str, architecture: str, sizes: dict[str, Any], tmp_path: Path
 ) -> None:
     path = make_checkpoint(family, tmp_path / "m", hidden_size=256, intermediate_size=256, **sizes)
@@ -312,7 +312,7 @@ def load(path: Path) -> None:
         ("glm", "chatglm", "attention.head_count", 3),
     ],
 )
-def test_sizes_that_contradict_the_tensors_are_refused(
+def test_sizes_against_tensors_are_refused(
     family: str, architecture: str, key: str, value: Any, tmp_path: Path
 ) -> None:
     path = make_checkpoint(family, tmp_path / "m")

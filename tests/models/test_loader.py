@@ -12,18 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, EngineDeadError, UnsupportedModel
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import DTYPES
 from octavo.models.stored_names import tensor_slots
-from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_pytorch_archive
 from tests.fakes.shapes import group
-from tests.models.loading import load_model, open_model
-from tests.models.paged_run import PagedRun, Stream
+from tests.models.loading import open_model
+from tests.models.paged_run import load, logits_of
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -35,26 +33,8 @@ def llama(tmp_path: Path) -> Path:
     return make_checkpoint("llama", tmp_path)
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> DecoderStack:
-    """The checkpoint on the references, which keep weights as they are."""
-    return load_model(
-        Checkpoint.open(path),
-        dtype=dtype,
-        mesh=Mesh.single(),
-        backend=ReferenceBackend(),
-        ops=bind(),
-    )
-
-
 def load_dummy(path: Path, seed: int = 0) -> DecoderStack:
-    return load_model(
-        Checkpoint.open(path),
-        dtype=torch.bfloat16,
-        mesh=Mesh.single(),
-        backend=ReferenceBackend(),
-        ops=bind(),
-        dummy_seed=seed,
-    )
+    return load(path, torch.bfloat16, dummy_seed=seed)
 
 
 def test_parts_of_one_weight_lie_in_the_order_they_are_read(llama: Path) -> None:
@@ -99,18 +79,13 @@ def test_every_parameter_is_counted_by_the_headers(family: str, tmp_path: Path) 
     assert sum(each.numel() for each in load(path).state().values()) == Checkpoint.open(path).num_parameters()
 
 
-def test_a_tied_head_may_be_stored_once_more(tmp_path: Path) -> None:
+def test_a_tied_head_may_be_stored_once_more_unless_it_differs(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
     table = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
     edit_tensors(path, **{"lm_head.weight": table.clone()})
     state = load(path).state()
     assert torch.equal(state["embed_tokens.weight"], table)
     assert not any(name.startswith("lm_head") for name in state)
-
-
-def test_a_tied_head_that_differs_is_named(tmp_path: Path) -> None:
-    path = make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
-    table = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
     edit_tensors(path, **{"lm_head.weight": table + 1})
     with pytest.raises(CheckpointError, match=rf"{path}: lm_head\.weight differs .* tie_word_embeddings"):
         load(path)
@@ -144,9 +119,7 @@ class TestWhatDoesNotFit:
         edit_tensors(llama, remove=(UP,))
         assert "layers.1.mlp.up_proj.weight is missing, which LlamaForCausalLM needs" in self.complaint(llama, archive)
 
-    def test_tensors_under_other_names_are_named_beside_those_that_are_missing(
-        self, llama: Path, archive: bool
-    ) -> None:
+    def test_tensors_under_other_names_are_named_beside_missing_ones(self, llama: Path, archive: bool) -> None:
         rename_tensors(llama, "model.layers.1.mlp.up_proj", "model.layers.1.mlp.fc_in")
         told = self.complaint(llama, archive)
         assert "layers.1.mlp.up_proj.weight is missing, which LlamaForCausalLM needs" in told
@@ -337,6 +310,9 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(llama: Path) -> None:
     weights = [name for name in first if first[name].dim() == 2]
     assert not any(torch.equal(first[name], other[name]) for name in weights)
     assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+    logits = logits_of(load_dummy(llama), num_decoded=5)
+    assert logits.isfinite().all()
+    assert logits.std() > 0.01
 
 
 @pytest.mark.parametrize("dummy_seed", [None, 0])
@@ -346,33 +322,10 @@ def test_loading_ends_when_another_rank_has_failed(llama: Path, dummy_seed: int 
             raise EngineDeadError("rank 1 was killed")
 
     with pytest.raises(EngineDeadError, match="rank 1 was killed"):
-        load_model(
-            Checkpoint.open(llama),
-            dtype=torch.float32,
-            mesh=Mesh(tensor_group=Poisoned()),
-            backend=ReferenceBackend(),
-            ops=bind(),
-            dummy_seed=dummy_seed,
-        )
-
-
-def test_a_dummy_model_computes_finite_numbers(llama: Path) -> None:
-    run, stream = PagedRun(load_dummy(llama)), Stream([5, 6, 7])
-    run.step([(stream, 3)])
-    run.decode([stream], 5)
-    logits = torch.stack(stream.logits)
-    assert logits.isfinite().all()
-    assert logits.std() > 0.01
+        load(llama, mesh=Mesh(tensor_group=Poisoned()), dummy_seed=dummy_seed)
 
 
 def test_loading_with_progress_is_quiet_without_a_terminal(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
-    load_model(
-        Checkpoint.open(llama),
-        dtype=torch.float32,
-        mesh=Mesh.single(),
-        backend=ReferenceBackend(),
-        ops=bind(),
-        progress=True,
-    )
+    load(llama, progress=True)
     assert capfd.readouterr() == ("", "")

@@ -38,7 +38,7 @@ from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.fakes.padded_format import padded_ops
 from tests.models.loading import load_model
-from tests.models.paged_run import PagedRun, Stream
+from tests.models.paged_run import logits_of
 
 MADE = {"checkpoint": "/models/one", "dtype": "float32"}
 STATE = {
@@ -88,13 +88,6 @@ def load(path: Path, directory: Path, ops: Ops, packed: PackedFolder | None = No
     return model
 
 
-def logits(model: DecoderStack) -> Tensor:
-    run, stream = PagedRun(model), Stream([5, 6, 7])
-    run.step([(stream, 3)])
-    run.decode([stream], 3)
-    return torch.stack(stream.logits)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_the_second_start_packs_nothing_and_answers_the_same(family: str, tied: bool, tmp_path: Path) -> None:
@@ -104,7 +97,7 @@ def test_the_second_start_packs_nothing_and_answers_the_same(family: str, tied: 
     assert first_ops.prepare_linear.made > 0
     assert second_ops.prepare_linear.made == 0
     assert same(second.state(), first.state())
-    assert torch.equal(logits(second), logits(first))
+    assert torch.equal(logits_of(second, num_decoded=3), logits_of(first, num_decoded=3))
     assert sorted(file.suffix for file in (tmp_path / "cache").iterdir()) == [".json", ".packed"]
 
 
@@ -141,7 +134,7 @@ def test_every_format_of_this_machine_is_restored_to_the_same_bits(
         "packed weights mapped",
     ]
     assert same(second.state(), first.state())
-    assert torch.equal(logits(second), logits(first))
+    assert torch.equal(logits_of(second, num_decoded=3), logits_of(first, num_decoded=3))
 
 
 @pytest.mark.parametrize("change", ["weights", "config", "dtype", "layout"])
@@ -254,9 +247,7 @@ def test_a_file_that_changed_a_moment_ago_proves_nothing(tmp_path: Path, monkeyp
     assert len(read) == 3
 
 
-def test_a_checkpoint_that_changes_while_it_is_read_is_not_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_that_changes_when_read_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = cache_of(tmp_path / "cache")
     (tmp_path / "cache.safetensors").write_bytes(b"others!")
     write(cache)

@@ -13,7 +13,6 @@ import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.cpu.runtime import CpuRuntime
-from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.decoder import DecoderStack
@@ -21,8 +20,9 @@ from octavo.ops.registry import Ops, bind
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
-from tests.models.loading import load_model, open_model
-from tests.models.paged_run import PagedRun, Stream
+from tests.models import paged_run
+from tests.models.loading import open_model
+from tests.models.paged_run import logits_of
 
 PLATFORM = Platform.detect()
 REFERENCE = bind()
@@ -34,28 +34,15 @@ def bound() -> Ops:
 
 
 def load(path: Path, quantization: str | None, ops: Ops, **options: Any) -> DecoderStack:
-    return load_model(
-        Checkpoint.open(path),
-        dtype=torch.float32,
-        backend=ReferenceBackend(),
-        ops=ops,
-        method=method_named(quantization),
-        **{"mesh": Mesh.single(), **options},
-    )
-
-
-def logits(model: DecoderStack) -> torch.Tensor:
-    run, stream = PagedRun(model), Stream([5, 6, 7, 8, 9])
-    run.step([(stream, 5)])
-    return torch.stack(stream.logits)
+    return paged_run.load(path, ops=ops, method=method_named(quantization), **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt2"])
 @pytest.mark.parametrize(("quantization", "error"), [("int8", 0.1), ("int4", 0.6)])
 def test_every_family_answers_nearly_as_before(family: str, quantization: str, error: float, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path)
-    plain = logits(load(path, None, REFERENCE))
-    reference, kernels = (logits(load(path, quantization, ops)) for ops in (REFERENCE, bound()))
+    plain = logits_of(load(path, None, REFERENCE))
+    reference, kernels = (logits_of(load(path, quantization, ops)) for ops in (REFERENCE, bound()))
     torch.testing.assert_close(kernels, reference, rtol=1e-3, atol=1e-3 * float(plain.std()))
     assert 0 < (reference - plain).norm() / (plain - plain.mean()).norm() < error
 
@@ -72,9 +59,7 @@ def test_a_model_takes_what_was_planned(quantization: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("kernels", [False, True], ids=["reference", "bound"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_not_finite_is_refused_by_name(
-    kernels: bool, quantization: str, value: float, tmp_path: Path
-) -> None:
+def test_an_infinite_weight_is_refused_by_name(kernels: bool, quantization: str, value: float, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     path = make_checkpoint("llama", tmp_path)

@@ -56,9 +56,7 @@ def test_without_an_architecture_the_type_of_model_leads_there(absent: dict[str,
         ("qwen3_vl_moe", "Qwen3MoeForCausalLM"),
     ],
 )
-def test_a_type_of_model_of_another_name_leads_to_its_family(
-    model_type: str, architecture: str, tmp_path: Path
-) -> None:
+def test_a_type_of_another_name_leads_to_its_family(model_type: str, architecture: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert resolve_model(Checkpoint.open(tmp_path)) is resolve_model(named(tmp_path, architecture))
 
@@ -94,9 +92,7 @@ def test_only_architectures_are_listed_as_such() -> None:
     ("architecture", "family"),
     [("XGLMForCausalLM", "XGLM"), ("Qwen9VLForConditionalGeneration", "Qwen9VL"), ("lama", "lama")],
 )
-def test_a_family_that_is_not_there_is_named_with_what_lists_those_that_are(
-    architecture: str, family: str, tmp_path: Path
-) -> None:
+def test_a_family_that_is_absent_is_named_with_what_lists_all(architecture: str, family: str, tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModel, match=rf"no model family {family} yet \(.*{architecture}\); octavo models lists"
     ):

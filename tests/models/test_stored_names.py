@@ -16,13 +16,11 @@ from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_layout_with_images
 from tests.fakes.vision import make_vision_checkpoint
-from tests.models.paged_run import PagedRun, Stream, load
+from tests.models.paged_run import load, logits_of
 
 
 def logits(path: Path) -> torch.Tensor:
-    run, stream = PagedRun(load(path)), Stream([5, 9, 77, 30])
-    run.step([(stream, 4)])
-    return torch.stack(stream.logits)
+    return logits_of(load(path), [5, 9, 77, 30])
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model.text_model."])
@@ -252,9 +250,7 @@ def test_orion_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
-def test_layers_that_predict_further_tokens_are_skipped_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_of_further_tokens_are_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_checkpoint("llama", tmp_path)
     expected = logits(path)
     edit_tensors(path, **{"model.layers.2.eh_proj.weight": torch.ones(3), "mtp.fc.weight": torch.ones(3)})

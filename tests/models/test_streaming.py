@@ -6,38 +6,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.models.decoder import DecoderStack
-from octavo.ops.registry import Ops, bind
+from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint, to_pytorch_archive
 from tests.fakes.padded_format import padded_ops
-from tests.models.loading import load_model, open_model
-from tests.models.paged_run import PagedRun, Stream
+from tests.models.loading import open_model
+from tests.models.paged_run import load, logits_of
 
 FAMILIES = ("llama", "qwen3", "mistral", "opt", "gpt2")
 PLAIN = bind()
-
-
-def load(path: Path, ops: Ops, **options: Any) -> DecoderStack:
-    return load_model(
-        Checkpoint.open(path), dtype=torch.float32, mesh=Mesh.single(), backend=ReferenceBackend(), ops=ops, **options
-    )
-
-
-def logits(model: DecoderStack) -> torch.Tensor:
-    run, stream = PagedRun(model), Stream([5, 6, 7])
-    run.step([(stream, 3)])
-    run.decode([stream], 3)
-    return torch.stack(stream.logits)
 
 
 @pytest.mark.parametrize("dummy_seed", [None, 0], ids=["checkpoint", "dummy"])
@@ -46,8 +30,8 @@ def test_a_packed_model_answers_as_the_plain_one_and_takes_what_was_planned(
     family: str, dummy_seed: int | None, tmp_path: Path
 ) -> None:
     path = make_checkpoint(family, tmp_path)
-    plain, packed = (load(path, ops, dummy_seed=dummy_seed) for ops in (PLAIN, padded_ops()))
-    assert torch.equal(logits(packed), logits(plain))
+    plain, packed = (load(path, ops=ops, dummy_seed=dummy_seed) for ops in (PLAIN, padded_ops()))
+    assert torch.equal(logits_of(packed, num_decoded=3), logits_of(plain, num_decoded=3))
     skeleton = open_model(Checkpoint.open(path), Mesh.single())
     for ops, model in ((PLAIN, plain), (padded_ops(), packed)):
         assert skeleton.planned_bytes(ops) == sum(tensor.nbytes for tensor in model.state().values())
@@ -61,18 +45,18 @@ def test_layers_whose_tensors_lie_in_different_files_wait_for_them(archive: bool
     assert len(list(pieces.glob("*.safetensors"))) > 5
     if archive:
         to_pytorch_archive(whole)
-    expected, found = load(whole, padded_ops()).state(), load(pieces, padded_ops()).state()
+    expected, found = load(whole, ops=padded_ops()).state(), load(pieces, ops=padded_ops()).state()
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_nothing_of_the_file_is_kept(tmp_path: Path) -> None:
     path = make_checkpoint("opt", tmp_path)
-    model = load(path, PLAIN)
-    before = logits(model)
+    model = load(path, ops=PLAIN)
+    before = logits_of(model, num_decoded=3)
     with (path / "model.safetensors").open("r+b") as file:
         file.write(bytes((path / "model.safetensors").stat().st_size))
-    assert torch.equal(logits(model), before)
+    assert torch.equal(logits_of(model, num_decoded=3), before)
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -94,10 +78,10 @@ def test_a_repeated_table_is_compared_whether_it_comes_first_or_last(is_last: bo
         (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
     store(table.clone())
-    assert "lm_head.packed" not in load(path, padded_ops()).state()
+    assert "lm_head.packed" not in load(path, ops=padded_ops()).state()
     store(table + 1)
     with pytest.raises(CheckpointError, match=rf"{path}: lm_head\.weight differs .* tie_word_embeddings"):
-        load(path, padded_ops())
+        load(path, ops=padded_ops())
 
 
 def test_a_tensor_that_is_stored_twice_is_named(tmp_path: Path) -> None:
@@ -106,7 +90,7 @@ def test_a_tensor_that_is_stored_twice_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"holds (model\.)?norm\.weight, which came before as (model\.)?norm\.weight"
     ):
-        load(path, PLAIN)
+        load(path, ops=PLAIN)
 
 
 MEASURE = """
@@ -120,10 +104,10 @@ def memory(key):
 
 small, large = map(Path, sys.argv[1:3])
 options = {"dummy_seed": None if sys.argv[3] == "None" else int(sys.argv[3])}
-load(small, padded_ops(), **options)
+load(small, ops=padded_ops(), **options)
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-model = load(large, padded_ops(), **options)
+model = load(large, ops=padded_ops(), **options)
 weights = sum(tensor.nbytes for tensor in model.state().values())
 print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
 """

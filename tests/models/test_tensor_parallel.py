@@ -26,7 +26,7 @@ from tests.distributed.threads import ThreadCollectives, run_on, run_ranks, thre
 from tests.fakes import families as fakes
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.families import ALTERNATING
-from tests.models.paged_run import PagedRun, Stream
+from tests.models.paged_run import generated, logits_of
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
@@ -190,15 +190,6 @@ class Rank:
         return self._mesh.gather(self._model.compute_logits(hidden))[:, : self._shape.vocab_size]
 
 
-def generated(model: Rank, dtype: torch.dtype = torch.float32) -> tuple[list[list[int]], Tensor]:
-    """Tokens and logits of two prompts, one computed in two chunks, and of five decode steps."""
-    run, streams = PagedRun(model, dtype=dtype), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
-    run.step([(streams[0], 3), (streams[1], 9)])
-    run.step([(streams[1], 12)])
-    run.decode(streams, 5)
-    return [stream.token_ids for stream in streams], torch.stack([row for each in streams for row in each.logits])
-
-
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 @each_family(WAYS, FAMILIES | MIXTURES)
 def test_ranks_compute_the_bits_of_one_rank(
@@ -255,9 +246,7 @@ def test_whole_experts_are_named_by_rank_and_refused_where_there_are_none(tmp_pa
 
 
 @each_family(["gather", "sum"])
-def test_a_rank_reads_its_share_of_every_tensor_alone(
-    family: str, overrides: dict[str, Any], way: Any, tmp_path: Path
-) -> None:
+def test_a_rank_reads_only_its_shares(family: str, overrides: dict[str, Any], way: Any, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_checkpoint(family, tmp_path, **overrides))
     read = dict.fromkeys((1, 4), 0)
     for size in read:
@@ -287,9 +276,7 @@ def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path)
 
     def work(mesh: Mesh) -> Tensor:
-        run, stream = PagedRun(Rank(path, mesh, bind()), dtype=torch.float32), Stream(list(range(3, 24)))
-        run.step([(stream, 21)])
-        return torch.stack(stream.logits)
+        return logits_of(Rank(path, mesh, bind()), range(3, 24), dtype=torch.float32)
 
     summed = run_on([replace(mesh, reduce="sum") for mesh in thread_meshes(2)], work)
     torch.testing.assert_close(summed[0], work(Mesh.single()))
@@ -307,9 +294,7 @@ def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_model_that_ranks_cannot_share_is_refused(
-    size: int, overrides: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unshareable_models_are_refused(size: int, overrides: dict[str, Any], message: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_checkpoint("llama", tmp_path, **overrides))
     with pytest.raises(ConfigError, match=message):
         LoadedModel.open(checkpoint, Mesh.of_rank(0, tensor=size))
@@ -338,9 +323,7 @@ def test_every_collective_is_needed(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path, num_hidden_layers=1)
 
     def work(mesh: Mesh) -> Tensor:
-        run, stream = PagedRun(Rank(path, mesh, bind()), dtype=torch.float32), Stream(list(range(3, 24)))
-        run.step([(stream, 21)])
-        return torch.stack(stream.logits)
+        return logits_of(Rank(path, mesh, bind()), range(3, 24), dtype=torch.float32)
 
     def dropped(number: int) -> Tensor:
         meshes = thread_meshes(2)

@@ -71,7 +71,7 @@ def test_layers_that_there_are_not_are_refused_by_name(changes: dict[str, Any], 
         ("cohere2_vision", {"downsample_factor": 3}, "downsample_factor is 3, expected a divisor of 4 patches"),
     ],
 )
-def test_features_that_no_encoder_makes_are_refused_by_name(
+def test_impossible_features_are_refused_by_name(
     family: str, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     make_vision_checkpoint(family, tmp_path)

@@ -31,9 +31,7 @@ class Function(nn.Module):
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(
-    function: Callable[[Tensor], Tensor], dtype: torch.dtype
-) -> None:
+def test_a_row_has_the_same_bits_beside_others(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     module = Function(function)
     make_exact(module)
     x = torch.randn(5, 211, 17, generator=torch.Generator().manual_seed(1)).to(dtype)

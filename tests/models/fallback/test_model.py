@@ -122,9 +122,7 @@ def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
         load(path, **options)
 
 
-def test_a_class_that_computes_something_else_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_computes_otherwise_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_stranger("persimmon", tmp_path)
     write_byte_tokenizer(path)
     monkeypatch.setattr(proof, "TOLERANCE", 1e-12)
