@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.sequence import Sequence
-from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_cache.block_manager import BlockManager, PrefixHit
+from octavo.kv_cache.block_pool import BlockPool, Content
 from octavo.kv_cache.group_cache import GroupCache
 
 _OPTIONS = ("watermark", "enable_prefix_caching", "eviction", "max_cached_bytes")
@@ -28,3 +30,17 @@ def table(manager: BlockManager, sequence: Sequence) -> list[int]:
     """Return the block ids of a sequence."""
     (blocks,) = manager.block_ids(sequence)
     return blocks
+
+
+def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequence:
+    sequence = Sequence(seq_id, 0, list(range(num_tokens)), num_tokens)
+    manager.allocate(sequence, num_tokens, PrefixHit())
+    return sequence
+
+
+def cached(pool: BlockPool, digest: bytes, token_ids: Iterable[int] = ()) -> int:
+    """A block with this content, which nobody uses any more."""
+    block = pool.allocate()
+    pool.publish(block, Content(digest, b"parent", tuple(token_ids)))
+    pool.release(block)
+    return block

@@ -12,10 +12,8 @@ from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import UNCHANGED, PrefixHit
-from octavo.kv_cache.block_hash import extend_chain, root_digest
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_cache.block_pool import Content
-from tests.fakes.block_manager import make_manager, only, table
+from tests.fakes.block_manager import allocate, make_manager, only, table
 from tests.fakes.engine import make_request
 from tests.fakes.listener import Mirror
 
@@ -24,16 +22,22 @@ def make_group(num_tokens: int, n: int = 1, first_seq_id: int = 1) -> SequenceGr
     return SequenceGroup(make_request("r", range(num_tokens), n=n), 0, first_seq_id)
 
 
-def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequence:
-    sequence = Sequence(seq_id, 0, list(range(num_tokens)), num_tokens)
-    manager.allocate(sequence, num_tokens, PrefixHit())
+def computed(manager: BlockManager, num_tokens: int, num_computed: int | None = None) -> Sequence:
+    """A sequence of which so many tokens, or all, are computed, and the prefix index told of them."""
+    sequence = allocate(manager, num_tokens, seq_id=7)
+    sequence.num_computed_tokens = num_tokens if num_computed is None else num_computed
+    manager.publish(sequence, PLAIN)
     return sequence
 
 
-class TestAdmission:
-    def test_ok_when_the_blocks_are_there(self) -> None:
-        assert make_manager(2).shortage(make_group(8), PrefixHit(), waive_watermark=False) is None
+def forked(manager: BlockManager, num_tokens: int) -> tuple[Sequence, Sequence]:
+    parent = allocate(manager, num_tokens)
+    child = parent.fork(2, 1)
+    manager.fork(parent, child)
+    return parent, child
 
+
+class TestAdmission:
     def test_what_does_not_fit_alone_was_refused_when_it_arrived(self) -> None:
         with pytest.raises(AssertionError, match="does not fit alone"):
             make_manager(2).shortage(make_group(9), PrefixHit(), waive_watermark=True)
@@ -65,9 +69,7 @@ class TestAdmission:
 
     def test_a_hit_that_is_in_use_costs_nothing_and_a_cached_one_costs_a_free_block(self) -> None:
         manager = make_manager(4)
-        owner = allocate(manager, 8, seq_id=7)
-        owner.num_computed_tokens = 8
-        manager.publish(owner, PLAIN)
+        owner = computed(manager, 8)
         group = make_group(16)
         hit = manager.find_prefix(group, group.live[0], 16)
         assert len(hit.blocks[0]) == 2
@@ -81,9 +83,7 @@ class TestAdmission:
 class TestPrefix:
     def test_the_last_token_is_always_computed(self) -> None:
         manager = make_manager()
-        owner = allocate(manager, 8, seq_id=7)
-        owner.num_computed_tokens = 8
-        manager.publish(owner, PLAIN)
+        computed(manager, 8)
         group = make_group(8)
         assert len(manager.find_prefix(group, group.live[0], 8).blocks[0]) == 1
 
@@ -95,17 +95,13 @@ class TestPrefix:
 
     def test_only_computed_blocks_are_published(self) -> None:
         manager = make_manager()
-        owner = allocate(manager, 8, seq_id=7)
-        owner.num_computed_tokens = 7
-        manager.publish(owner, PLAIN)
+        computed(manager, 8, 7)
         group = make_group(12)
         assert len(manager.find_prefix(group, group.live[0], 12).blocks[0]) == 1
 
     def test_nothing_is_read_or_published_when_caching_is_off(self) -> None:
         manager = make_manager(enable_prefix_caching=False)
-        owner = allocate(manager, 8, seq_id=7)
-        owner.num_computed_tokens = 8
-        manager.publish(owner, PLAIN)
+        owner = computed(manager, 8)
         group = make_group(12)
         hit = manager.find_prefix(group, group.live[0], 12)
         assert (hit.num_tokens, hit.because) == (0, "prefix caching is off")
@@ -153,9 +149,7 @@ class TestGrowth:
 
     def test_the_first_writer_copies_a_shared_block_and_the_last_keeps_it(self) -> None:
         manager = make_manager()
-        parent = allocate(manager, 6)
-        child = parent.fork(2, 1)
-        manager.fork(parent, child)
+        parent, child = forked(manager, 6)
         shared = list(table(manager, parent))
         growth = manager.append_slots(child, 6, 7)
         assert growth is not None
@@ -179,9 +173,7 @@ class TestGrowth:
 
     def test_a_fork_at_a_block_border_needs_no_copy(self) -> None:
         manager = make_manager()
-        parent = allocate(manager, 8)
-        child = parent.fork(2, 1)
-        manager.fork(parent, child)
+        _, child = forked(manager, 8)
         growth = manager.append_slots(child, 8, 9)
         assert growth is not None
         assert growth.copies == []
@@ -505,18 +497,6 @@ class TestPins:
         manager.check([])
         assert only(manager).pool.num_used_blocks == 2
 
-    def test_pins_that_begin_alike_share_and_each_ends_by_itself(self) -> None:
-        manager = self.cached(list(range(16)), num_blocks=10)
-        manager.pins.pin(list(range(16)), PLAIN, until=10.0)
-        manager.pins.pin(list(range(8)), PLAIN, until=20.0)
-        assert only(manager).pool.num_used_blocks == 4
-        manager.pins.expire(10.0)
-        assert only(manager).pool.num_used_blocks == 2
-        manager.check([])
-        assert manager.pins.unpin(list(range(8)), PLAIN)
-        assert not manager.pins.unpin(list(range(8)), PLAIN)
-        assert only(manager).pool.num_used_blocks == 0
-
     def test_the_same_prefix_again_has_its_new_time(self) -> None:
         manager = self.cached(list(range(8)))
         manager.pins.pin(list(range(8)), PLAIN, until=10.0)
@@ -548,13 +528,3 @@ class TestPins:
         assert manager.reset_prefix_cache()
         assert not manager.pins.unpin([1, 2, 3, 4], PLAIN)
         assert only(manager).pool.num_free_blocks == 8
-
-    def test_check_sees_a_pinned_block_that_is_not_held(self) -> None:
-        manager = make_manager()
-        manager.pins.pin([1, 2, 3, 4], PLAIN, until=1.0)
-        sequence = allocate(manager, 4)
-        sequence.token_ids = [1, 2, 3, 4]
-        digest = extend_chain([], [1, 2, 3, 4], 4, PLAIN)[0]
-        only(manager).pool.publish(table(manager, sequence)[0], Content(digest, root_digest(PLAIN), (1, 2, 3, 4)))
-        with pytest.raises(AssertionError, match="something is pinned and cached but not held"):
-            manager.check([sequence])

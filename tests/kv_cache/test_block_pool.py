@@ -12,6 +12,15 @@ def named(digest: bytes, parent: bytes = b"root", token_ids: tuple[int, ...] = (
     return Content(digest, parent, token_ids)
 
 
+def cached(pool: BlockPool, *digests: bytes) -> list[int]:
+    """Blocks with these contents, which nobody uses any more, in this order."""
+    blocks = [pool.allocate() for _ in digests]
+    for block, digest in zip(blocks, digests, strict=True):
+        pool.publish(block, named(digest))
+        pool.release(block)
+    return blocks
+
+
 def test_the_null_block_is_never_given_out() -> None:
     pool = BlockPool(3)
     assert sorted(pool.allocate() for _ in range(3)) == [1, 2, 3]
@@ -32,9 +41,7 @@ def test_a_block_is_free_when_its_last_user_has_gone() -> None:
 
 def test_a_published_block_is_found_after_its_release_and_taken_again() -> None:
     pool = BlockPool(2)
-    block = pool.allocate()
-    pool.publish(block, named(b"x"))
-    pool.release(block)
+    [block] = cached(pool, b"x")
     assert pool.find(b"x") == block
     assert pool.is_cached(block)
     pool.acquire(block)
@@ -74,13 +81,11 @@ def test_touched_empty_blocks_go_before_fresh_ones_whatever_emptied_them() -> No
 def test_beyond_a_bound_cached_blocks_go_before_fresh_ones() -> None:
     limit = CachedBytes(2 * 10)
     limit.add(pool := BlockPool(8, cached_bytes=limit), 10)
-    blocks = [pool.allocate() for _ in range(5)]
-    for block, digest in zip(blocks[:3], (b"a", b"b", b"c"), strict=True):
-        pool.publish(block, named(digest))
-        pool.release(block)
-    pool.release(blocks[3])
-    assert [pool.allocate() for _ in range(3)] == [blocks[3], blocks[0], 6]  # touched, the third cached one, fresh
-    assert [pool.allocate() for _ in range(4)] == [7, 8, blocks[1], blocks[2]]
+    touched, _ = pool.allocate(), pool.allocate()
+    a, b, c = cached(pool, b"a", b"b", b"c")
+    pool.release(touched)
+    assert [pool.allocate() for _ in range(3)] == [touched, a, 6]  # touched, the third cached one, fresh
+    assert [pool.allocate() for _ in range(4)] == [7, 8, b, c]
     assert pool.num_free_blocks == 0
 
 
@@ -90,18 +95,12 @@ def test_the_bound_is_one_for_all_groups_and_takes_what_weighs_most_by_bytes_and
     limit.add(small, 10)
     limit.add(large, 60)
 
-    def cache(pool: BlockPool, digest: bytes) -> int:
-        block = pool.allocate()
-        pool.publish(block, named(digest))
-        pool.release(block)
-        return block
-
-    cache(large, b"A")
-    oldest, *_ = [cache(small, digest) for digest in (b"a", b"b", b"c", b"d", b"e")]
+    cached(large, b"A")
+    oldest, *_ = cached(small, b"a", b"b", b"c", b"d", b"e")
     taken = small.allocate()  # 110 bytes are cached: A weighs 60 · 6, a weighs 10 · 5
     assert large.find(b"A") is None
     assert small.find(b"a") == oldest != taken
-    cache(large, b"B")
+    cached(large, b"B")
     assert small.allocate() == oldest  # B weighs 60 · 1, a weighs 10 · 6: of equals the own one goes
     assert large.find(b"B") is not None
 
@@ -159,23 +158,15 @@ def test_the_block_that_begins_most_alike_is_found_among_those_after_a_prefix() 
     pool.check({1: 1, 2: 1, 3: 1})
 
 
-def test_an_evicted_content_is_told_from_one_that_never_was() -> None:
+def test_an_evicted_content_is_told_from_one_that_never_was_or_that_came_back() -> None:
     pool = BlockPool(1)
-    block = pool.allocate()
-    pool.publish(block, named(b"x"))
-    pool.release(block)
+    cached(pool, b"x")
     assert not pool.was_evicted(b"x")
-    pool.allocate()
+    block = pool.allocate()
     assert pool.was_evicted(b"x")
     assert not pool.was_evicted(b"y")
-
-
-def test_a_content_that_came_back_counts_as_evicted_no_more() -> None:
-    pool = BlockPool(1)
-    for _ in range(2):
-        block = pool.allocate()
-        pool.publish(block, named(b"x"))
-        pool.release(block)
+    pool.release(block)
+    cached(pool, b"x")
     assert not pool.was_evicted(b"x")
 
 
@@ -213,9 +204,7 @@ def test_by_cost_what_is_no_longer_asked_for_goes_at_last() -> None:
         pool.note_hit(old)
     pool.release(old)
     for number in range(8):
-        block = pool.allocate()
-        pool.publish(block, named(b"%d" % number))
-        pool.release(block)
+        cached(pool, b"%d" % number)
         pool.check({})
         if pool.find(b"old") is None:
             break

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.cache_key import PLAIN
-from octavo.core.sequence import Sequence
-from octavo.kv_cache.allocation import PrefixHit
-from octavo.kv_cache.block_manager import BlockManager
-from tests.fakes.block_manager import make_manager
-
-
-def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequence:
-    sequence = Sequence(seq_id, 0, list(range(num_tokens)), num_tokens)
-    manager.allocate(sequence, num_tokens, PrefixHit())
-    return sequence
+from tests.fakes.block_manager import allocate, make_manager
 
 
 def test_blocks_of_a_fetch_stay_used_until_it_has_ended() -> None:

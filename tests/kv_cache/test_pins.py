@@ -5,22 +5,15 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.cache_limits import GroupLimits
-from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.pins import Pins
+from tests.fakes.block_manager import cached
 
 
 def group(num_blocks: int, index: int = 0) -> GroupCache:
     limits = GroupLimits(num_blocks=num_blocks)
     return GroupCache(index, limits, 4, watermark=0, eviction="lru")
-
-
-def published(pool: BlockPool, digest: bytes) -> int:
-    """A cached block with this content."""
-    block = pool.allocate()
-    pool.publish(block, Content(digest, b"parent", ()))
-    pool.release(block)
-    return block
 
 
 def checked(pool: BlockPool, pins: Pins) -> None:
@@ -31,11 +24,11 @@ def checked(pool: BlockPool, pins: Pins) -> None:
 def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
     cache = group(6)
     pool = cache.pool
-    first = published(pool, b"1")
+    first = cached(pool, b"1")
     pins = Pins([cache])
     assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
     assert (pins.blocks_of(0), pins.num_held([b"1", b"12"])) == ([first], 1)
-    second = published(pool, b"12")
+    second = cached(pool, b"12")
     with pytest.raises(AssertionError, match="not held"):
         pins.check()
     pins.hold(b"12")
@@ -60,7 +53,7 @@ def test_there_is_room_for_so_many_different_blocks() -> None:
 def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
     cache = group(6)
     pool = cache.pool
-    published(pool, b"1")
+    cached(pool, b"1")
     pins = Pins([cache])
     pins.pin_digests([b"1"], until=5.0)
     pins.pin_digests([b"1", b"12"], until=6.0)
@@ -75,7 +68,7 @@ def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
 def test_the_tail_is_let_go_before_its_head() -> None:
     cache = group(4)
     pool = cache.pool
-    head, tail = published(pool, b"1"), published(pool, b"12")
+    head, tail = cached(pool, b"1"), cached(pool, b"12")
     pins = Pins([cache])
     pins.pin_digests([b"1", b"12"], until=5.0)
     assert pins.clear() == 2
@@ -92,12 +85,12 @@ def test_nothing_is_a_prefix_that_cannot_be_pinned() -> None:
 def test_a_prefix_is_held_where_every_group_has_it() -> None:
     caches = [group(6), group(4, 1)]
     pools = [cache.pool for cache in caches]
-    published(pools[0], b"1")
-    published(pools[0], b"12")
+    cached(pools[0], b"1")
+    cached(pools[0], b"12")
     pins = Pins(caches)
     assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
     assert (pins.num_blocks, pins.num_held([b"1", b"12"])) == (2, 0)
-    published(pools[1], b"1")
+    cached(pools[1], b"1")
     pins.hold(b"1")
     assert (pins.num_blocks, pins.num_held([b"1", b"12"])) == (3, 1)
     pins.check()

@@ -26,6 +26,7 @@ from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.engine_core import EngineCore
 from tests.fakes.engine import Collected
 from tests.fakes.engine import make_request as make_fake_request
+from tests.fakes.linked_engines import step_until
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -94,14 +95,6 @@ def cores(*configs: EngineConfig) -> Iterator[list[Woken]]:
     finally:
         for each in made:
             each.core.shutdown()
-
-
-def step_until(is_done: Any, *engines: Woken) -> None:
-    deadline = time.monotonic() + 200
-    while not is_done():
-        assert time.monotonic() < deadline, "it does not come to that"
-        for engine in engines:
-            engine.step()
 
 
 def first_part(request: EngineCoreRequest) -> EngineCoreRequest:

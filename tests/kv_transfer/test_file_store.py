@@ -92,9 +92,7 @@ def test_whatever_decides_the_bytes_separates_folders(tmp_path: Path, change: st
         (lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:], "header"),
     ],
 )
-def test_a_damaged_file_is_absent_and_removed(
-    tmp_path: Path, spoil, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_files_are_removed(tmp_path: Path, spoil, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     store = FileStore(tmp_path, KEY, 1 << 20)
     write(store, 1)
     path = only_file(store)

@@ -88,9 +88,7 @@ def test_the_decode_engine_computes_one_token_of_a_prompt(window: Any, num_token
 
 @pytest.mark.parametrize("window", [(None, STATE), (6, STATE)])
 @pytest.mark.parametrize(("num_tokens", "depth", "num_fetched"), [(41, 1, 40), (48, 2, 44), (50, 3, 48), (4, 1, 0)])
-def test_a_prompt_with_states_goes_on_behind_its_last_snapshot(
-    window: Any, num_tokens: int, depth: int, num_fetched: int
-) -> None:
+def test_prompts_with_states_go_on_behind_snapshots(window: Any, num_tokens: int, depth: int, num_fetched: int) -> None:
     pair = Pair(window=window, depth=depth)
     request = make_request("a", range(num_tokens), max_tokens=6)
     pair.prefill.add(first_part(request))
@@ -159,9 +157,7 @@ def test_prompts_of_another_sender_are_not_given_away(pair: Pair) -> None:
     assert pair.prefill.ranks.num_sent == 0
 
 
-def test_a_prefill_engine_that_is_not_there_is_not_tried_again_at_once(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_absent_prefill_engine_is_not_tried_again_at_once(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "octavo"):
         for name in "abc":
             request = make_request(name, [ord(name), *range(30)])

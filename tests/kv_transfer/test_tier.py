@@ -10,13 +10,14 @@ import pytest
 
 from octavo.core.cache_limits import LIVE_STATES, CacheLimits, GroupLimits
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_transfer import tier
 from octavo.kv_transfer.connector import Fetch
 from octavo.kv_transfer.fetch_rates import Measured
 from octavo.kv_transfer.file_store import FileStore
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveBlocks
 from octavo.kv_transfer.tier import Tier
+from tests.fakes.block_manager import cached
 from tests.fakes.engine import make_request
 from tests.kv_transfer.test_file_store import KEY
 
@@ -42,10 +43,7 @@ class Desk:
 
     def publish(self, digest: bytes, num_tokens: int = SIZE) -> int:
         """Return a cached block with this content."""
-        block = self.pool.allocate()
-        self.pool.publish(block, Content(digest, b"parent", tuple(range(num_tokens))))
-        self.pool.release(block)
-        return block
+        return cached(self.pool, digest, range(num_tokens))
 
     def save(self) -> RankCommands:
         commands = self.tier.commands(has_rows=True)
