@@ -35,9 +35,7 @@ def test_own_names_and_addresses_pass(server: Served, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil@127.0.0.1", "127.0.0.1/evil", "127.0.0.1?", "127.0.0.1#", "a:b", "@", "["])
-def test_a_host_that_is_none_is_refused_whatever_names_the_server_has(
-    server: Served, start_server: Start, host: str
-) -> None:
+def test_what_is_no_host_is_refused_whatever_names_there_are(server: Served, start_server: Start, host: str) -> None:
     for url in (server.url, start_server(allow_hosts=("*",)).url):
         answer = ask(url, "/v1/models", headers={"Host": host})
         assert (answer.status, answer.error["code"]) == (400, "invalid_http")

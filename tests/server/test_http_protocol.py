@@ -389,21 +389,16 @@ def test_client_that_closes_a_stream_that_stands_still_ends_its_request(server: 
     eventually(lambda: server.llm.aborted)
 
 
-def test_client_that_leaves_with_a_second_request_waiting_ends_the_first(server: Served) -> None:
-    server.llm.hold_after = 1
-    with opened(server.url) as connection:
-        connection.sendall(completion() + completion())
-        eventually(lambda: server.llm.requests)
-    eventually(lambda: len(server.llm.aborted) == 1)
-
-
-@pytest.mark.parametrize("num_bytes", [100, 100_000])
-def test_client_that_leaves_within_a_second_request_ends_the_first(server: Served, num_bytes: int) -> None:
+@pytest.mark.parametrize(
+    "second",
+    [completion(), *(POST + b"Content-Length: %d\r\n\r\n" % size + b" " * (size - 1) for size in (100, 10**5))],
+)
+def test_client_that_leaves_with_or_within_a_second_request_ends_the_first(server: Served, second: bytes) -> None:
     server.llm.hold_after = 1
     with opened(server.url) as connection:
         connection.sendall(completion())
         eventually(lambda: server.llm.requests)
-        connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % num_bytes + b" " * (num_bytes - 1))
+        connection.sendall(second)
         time.sleep(0.2)
     eventually(lambda: len(server.llm.aborted) == 1, timeout_s=20)
 

@@ -25,8 +25,7 @@ def test_every_token_of_a_character_has_its_bytes_where_they_are_known() -> None
 
 def test_drawn_token_is_among_the_top_ones_of_a_completion() -> None:
     logprobs = completion_logprobs(["x"], [7], [POSITION], 1, [4])
-    assert logprobs.top_logprobs == [{"a": -1.0, "x": -3.0}]
-    assert logprobs.text_offset == [4]
+    assert (logprobs.top_logprobs, logprobs.text_offset) == ([{"a": -1.0, "x": -3.0}], [4])
 
 
 def test_of_two_tokens_with_one_text_the_likelier_stands() -> None:

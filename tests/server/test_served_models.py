@@ -131,9 +131,7 @@ class TestFolder:
         models, _ = await served(tmp_path)
         assert await models.adapter("link") is not None
 
-    async def test_requests_for_one_name_read_its_files_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_requests_of_one_name_read_files_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         adapter_folder(tmp_path / "a")
         models, llm = await served(tmp_path)
         resolve, count = llm.resolved, 0
@@ -198,9 +196,7 @@ class TestLoading:
         assert after.key != before.key
         assert await models.adapter("new") == after
 
-    async def test_of_two_loads_of_one_name_one_is_refused_and_unloading_meanwhile_finds_nothing(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_of_two_loads_of_one_name_one_is_refused_and_unloading_finds_none(self, tmp_path: Path) -> None:
         adapter_folder(tmp_path / "a")
         models, llm = await served(tmp_path)
         llm.holds_adapters = True

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import openai
 import pytest
 
 from octavo.async_llm import AsyncLLM
@@ -50,14 +49,11 @@ def url_address(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def test_port_in_use_is_told_before_anything_is_loaded() -> None:
+def test_port_is_held_and_one_in_use_is_told_before_anything_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: another program uses this port"):
             serve(EngineArgs(model="/no/such/model"), ServerArgs(port=port))
-
-
-def test_port_is_held_from_before_the_model_is_loaded() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match="another program uses this port"):
@@ -256,18 +252,6 @@ def test_clients_that_do_not_read_or_do_not_ask_cannot_keep_the_server(start_ser
         eventually(stands_still)
         assert server.stop() == 0
     assert len(server.llm.aborted) == 1
-
-
-def test_client_sees_the_death_of_the_engine_as_an_error(start_server: Start) -> None:
-    server = start_server()
-    server.llm.hold_after = 1
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        stream = client.completions.create(model="letters", prompt="a", stream=True)
-        next(stream)
-        server.on_loop(server.llm.die, "out of memory")
-        with pytest.raises(openai.APIError, match="out of memory"):
-            list(stream)
-    assert server.join() == 1
 
 
 def test_line_tells_queues_cache_and_rates() -> None:

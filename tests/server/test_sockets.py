@@ -47,9 +47,7 @@ def test_half_closed_client_is_there_until_it_refuses_a_byte(ends: tuple[socket.
 
 
 @pytest.mark.anyio
-async def test_a_loop_that_had_no_time_accepts_every_connection_before_the_listener_closes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_late_loop_accepts_every_connection_before_the_listener_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "_HANDSHAKE_S", 0)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

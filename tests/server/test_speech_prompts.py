@@ -116,7 +116,7 @@ def test_a_sound_of_which_nothing_is_heard_is_refused_by_the_name_of_the_file(
     assert (refused["param"], refused["message"]) == ("file", "file lasts 0.010 s, expected at least 0.03 s")
 
 
-def test_a_long_sound_is_written_down_in_pieces(
+def test_long_sounds_are_written_down_in_pieces(
     asking: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking.llm, "input", inputs(tmp_path, max_model_len=64))  # two seconds, and what is said there

@@ -148,9 +148,7 @@ async def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(t
     assert order.index("short") < order.index("long 2")
 
 
-def test_a_host_that_does_not_respond_keeps_nobody_else_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_is_silent_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(
         '{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 4}'
     )

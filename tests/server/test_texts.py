@@ -201,9 +201,7 @@ async def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("padding", [0, INLINE_BYTES])
-async def test_templates_see_documents_and_effort_and_the_values_that_a_request_gives_them(
-    tmp_path: Path, padding: int
-) -> None:
+async def test_templates_see_documents_effort_and_the_values_of_a_request(tmp_path: Path, padding: int) -> None:
     prepared = texts(tmp_path, "{{ documents[0].text }}, {{ reasoning_effort }}")
     begun = [USER, {"role": "assistant", "content": "begun"}]
     body = {"messages": begun, "documents": [{"text": "a", "rest": "x" * padding}], "reasoning_effort": "low"}
@@ -222,9 +220,7 @@ async def test_templates_see_documents_and_effort_and_the_values_that_a_request_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("padding", [0, INLINE_BYTES])
-async def test_each_api_gives_templates_the_engines_values_unless_the_request_has_others(
-    tmp_path: Path, padding: int
-) -> None:
+async def test_each_api_gives_templates_the_engines_values_or_the_requests(tmp_path: Path, padding: int) -> None:
     template = "{{ enable_thinking }}{{ reasoning_effort }}"
     values = {"enable_thinking": False, "reasoning_effort": "low"}
     prepared = texts(tmp_path, template, default_chat_template_kwargs=values)

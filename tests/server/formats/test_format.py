@@ -285,9 +285,7 @@ def test_the_checkpoints_own_template_wins() -> None:
         {"thinking": 5},
     ],
 )
-def test_a_template_that_cannot_be_used_is_logged_and_ours_is_taken(
-    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_templates_are_logged_and_ours_taken(fields: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     found = format_of('<tool_call> "arguments" </think>', {"fields": fields})
     assert found is not None
     assert found.name == "hermes+think"

@@ -133,9 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
 
 
 @pytest.mark.parametrize(("changes", "param", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_wrong_requests_are_refused_by_name(
-    changes: dict[str, Any], param: str | None, message: str, hearing: Served
-) -> None:
+def test_wrong_requests_are_named(changes: dict[str, Any], param: str | None, message: str, hearing: Served) -> None:
     create = client_of(hearing.url).transcriptions.create
     with pytest.raises(openai.APIStatusError) as error:
         create(**{"model": "letters", "file": ("a.wav", wav(0.2))} | changes)

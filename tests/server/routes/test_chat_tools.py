@@ -151,9 +151,7 @@ def test_a_call_that_is_demanded_leaves_no_text_for_another_form(client: openai.
     assert form.form == "grammar"
 
 
-def test_keywords_that_no_grammar_has_are_left_out_of_tools_that_are_not_strict(
-    client: openai.OpenAI, thinking: Served
-) -> None:
+def test_keywords_without_a_grammar_are_left_out_of_tools_not_strict(client: openai.OpenAI, thinking: Served) -> None:
     parameters = {
         "type": "object",
         "properties": {"a": {"const": 1}},
@@ -188,9 +186,7 @@ def test_forms_hold_behind_reasoning_whose_length_may_be_limited(client: openai.
     ]
 
 
-def test_a_streamed_response_with_a_call_that_is_demanded_ends_with_the_whole_one(
-    client: openai.OpenAI, thinking: Served
-) -> None:
+def test_a_streamed_response_with_a_demanded_call_ends_with_the_whole(client: openai.OpenAI, thinking: Served) -> None:
     tool: Any = {"type": "function", "strict": False, **TOOLS[0]["function"]}
     other: Any = {"type": "function", "strict": False, "name": "g", "parameters": {"type": "object"}}
     fields: Any = {"model": "letters", "input": "hi", "tools": [tool, other], "tool_choice": "required"}
@@ -209,15 +205,12 @@ def test_a_streamed_response_with_a_call_that_is_demanded_ends_with_the_whole_on
         for found in (streamed, response)
     ]
     assert [item.type for item in streamed.output] == [item.type for item in response.output] == kinds
-    assert texts[0] == texts[1]
-    assert texts[1][2:] == [("f", '{"x": 1, "y": "“é”"}'), ("g", "{}")]
+    assert (texts[0], texts[1][2:]) == (texts[1], [("f", '{"x": 1, "y": "“é”"}'), ("g", "{}")])
     assert joined == "".join(arguments for _, arguments in texts[1][2:])
     assert all(params.structured_outputs for _, _, params, _ in thinking.llm.requests)
 
 
-def test_a_streamed_message_with_a_call_that_is_demanded_is_the_whole_one(
-    client: openai.OpenAI, thinking: Served
-) -> None:
+def test_a_streamed_message_with_a_demanded_call_is_the_whole_one(client: openai.OpenAI, thinking: Served) -> None:
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
     fields = {"messages": MESSAGES, "max_tokens": len(TEXT), "tools": tools, "tool_choice": {"type": "any"}}
     fields["thinking"] = {"type": "enabled", "budget_tokens": 7}
@@ -239,9 +232,7 @@ def test_a_streamed_message_with_a_call_that_is_demanded_is_the_whole_one(
     assert [form.reasoning_budget for form in found if form] == [7, 7]
 
 
-def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(
-    client: openai.OpenAI, thinking: Served
-) -> None:
+def test_tools_stand_in_the_system_message_of_templates_without_any(client: openai.OpenAI, thinking: Served) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     history = [
         *MESSAGES,

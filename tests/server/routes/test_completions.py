@@ -51,6 +51,7 @@ def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI) -> None:
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 1, "fetched_tokens": 1, "computed_tokens": 1},
     }
+    assert len(client.completions.create(model="letters", prompt="ab").choices[0].text) == 16
 
 
 def test_log_probabilities_without_end_are_streamed_or_refused(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +62,6 @@ def test_log_probabilities_without_end_are_streamed_or_refused(server: Served, m
     assert (refused.status, refused.json["error"]["code"]) == (400, "response_too_large")
     assert "has more than 25 log-probabilities; set stream to true, or ask" in refused.json["error"]["message"]
     assert complete(server, prompt=["ab", "cd", "ef"], **fields, stream=True).status == 200
-
-
-def test_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
-    assert len(client.completions.create(model="letters", prompt="ab").choices[0].text) == 16
 
 
 @pytest.mark.parametrize(
@@ -113,8 +110,7 @@ def test_streams_of_several_prompts_are_told_apart_by_index(client: openai.OpenA
 def test_logprobs_are_parallel_lists(client: openai.OpenAI) -> None:
     answer: Any = client.completions.create(model="letters", prompt="ab", max_tokens=2, logprobs=2)
     logprobs = answer.choices[0].logprobs
-    assert logprobs.tokens == ["B", "l"]
-    assert logprobs.text_offset == [0, 1]
+    assert (logprobs.tokens, logprobs.text_offset) == (["B", "l"], [0, 1])
     assert logprobs.token_logprobs == pytest.approx([-1.386, -1.386], abs=1e-3)
     assert [list(top) for top in logprobs.top_logprobs or []] == [["C", "B"], ["m", "l"]]
 
@@ -123,8 +119,7 @@ def test_echo_with_logprobs_covers_the_prompt_as_evaluations_expect(server: Serv
     (choice,) = complete(server, prompt=[97, 98], echo=True, logprobs=1, max_tokens=1).json["choices"]
     assert choice["text"] == "abB"
     logprobs = choice["logprobs"]
-    assert logprobs["tokens"] == ["a", "b", "B"]
-    assert logprobs["text_offset"] == [0, 1, 2]
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (["a", "b", "B"], [0, 1, 2])
     assert logprobs["token_logprobs"][0] is None
     assert logprobs["top_logprobs"][0] is None
     assert list(logprobs["top_logprobs"][1]) == ["c", "b"]
@@ -132,13 +127,10 @@ def test_echo_with_logprobs_covers_the_prompt_as_evaluations_expect(server: Serv
     assert (params.logprobs, params.prompt_logprobs) == (1, 1)
 
 
-def test_start_token_takes_no_characters_of_an_echoed_text(server: Served) -> None:
+def test_special_tokens_of_an_echoed_text_are_those_of_its_ids(server: Served) -> None:
     (choice,) = complete(server, prompt="ab", echo=True, logprobs=0, max_tokens=1).json["choices"]
     assert choice["logprobs"]["tokens"] == ["<s>", "a", "b", "B"]
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2]
-
-
-def test_echo_of_ids_has_their_special_tokens(server: Served) -> None:
     (choice,) = complete(server, prompt=[0, 97, 0, 98], echo=True, max_tokens=1).json["choices"]
     assert choice["text"] == "<s>a<s>bB"
 

@@ -96,9 +96,7 @@ def form_of(syntax: str, definition: str) -> dict[str, Any]:
     return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
-def test_a_regular_expression_constrains_the_input_and_rules_are_described(
-    client: openai.OpenAI, calling: Served
-) -> None:
+def test_regular_expressions_constrain_inputs_and_rules_are_described(client: openai.OpenAI, calling: Served) -> None:
     for form in (form_of("regex", "a+"), form_of("lark", 'start: "a"+')):
         ask(client, tools=[{"type": "custom", "custom": {"name": "patch", "format": form}}])
     (_, regex, constrained, _), (_, lark, free, _) = calling.llm.requests

@@ -29,9 +29,7 @@ def test_health_is_200_with_the_state_of_each_core_while_one_works(server: Serve
         (EngineRestartingError("it is being started again"), "engine_restarting"),
     ],
 )
-def test_health_is_503_with_the_reason_while_the_engine_does_not_work(
-    server: Served, fault: Exception, code: str
-) -> None:
+def test_health_is_503_with_the_reason_while_no_engine_works(server: Served, fault: Exception, code: str) -> None:
     server.llm.fault = fault
     answer = ask(server.url, "/health")
     assert (answer.status, answer.error["code"]) == (503, code)
@@ -45,10 +43,6 @@ def test_a_replica_is_drained_and_started_again_or_stopped(server: Served) -> No
     assert ask(server.url, "/drain", {"stop": True}).json == {"moved_requests": 8}
     answer = ask(server.url, "/drain", {"replica": 3})
     assert (answer.status, answer.error["param"]) == (400, "replica")
-
-
-def test_version_is_the_packages(server: Served) -> None:
-    assert ask(server.url, "/version").json == {"version": octavo.__version__}
 
 
 def test_metrics_are_prometheus_text(server: Served) -> None:
@@ -81,6 +75,10 @@ def test_openapi_document_refers_only_to_what_it_defines(server: Served) -> None
     references = {piece.split(b'"')[0].decode() for piece in answer.body.split(b"#/components/schemas/")[1:]}
     assert references <= set(schemas)
     assert set(answer.json["paths"]) == {endpoint.path for endpoint in ENDPOINTS}
+    schema = ask(server.url, "/openapi.json").json["components"]["schemas"]["ChatCompletionRequest"]
+    assert "temperature" in schema["properties"]
+    assert "web_search_options" not in schema["properties"]
+    assert schema["additionalProperties"] is False
 
 
 def test_openapi_document_has_the_parameters_of_urls_with_their_types(server: Served) -> None:
@@ -117,17 +115,11 @@ def test_the_limit_of_tokens_is_described_with_its_default(server: Served) -> No
         assert nothing == {"type": "null"}
 
 
-def test_openapi_document_leaves_out_what_is_refused(server: Served) -> None:
-    schema = ask(server.url, "/openapi.json").json["components"]["schemas"]["ChatCompletionRequest"]
-    assert "temperature" in schema["properties"]
-    assert "web_search_options" not in schema["properties"]
-    assert schema["additionalProperties"] is False
-
-
-def test_load_and_tokenizer_are_shown(server: Served) -> None:
+def test_load_tokenizer_and_version_are_shown(server: Served) -> None:
     assert ask(server.url, "/load").json == {"server_load": 0}
     assert ask(server.url, "/tokenizer_info").json["tokenizer_class"] == "Letters"
     assert ask(server.url, "/ping", method="POST").status == 200
+    assert ask(server.url, "/version").json == {"version": octavo.__version__}
 
 
 WEIGHTS = "/update_weights_from_disk"

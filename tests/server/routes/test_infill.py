@@ -125,9 +125,7 @@ def test_stream_has_pieces_and_a_last_chunk_with_the_counts(filling: Served) -> 
         ({"input_extra": [{"filename": "x"}]}, "input_extra[0].text", "missing_required_parameter"),
     ],
 )
-def test_refusal_names_the_field_that_the_editor_sent(
-    filling: Served, fields: dict[str, Any], param: str, code: str
-) -> None:
+def test_refusal_names_the_field_of_the_editor(filling: Served, fields: dict[str, Any], param: str, code: str) -> None:
     answer = ask(filling.url, "/infill", {**TEXTS, **fields})
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
 

@@ -107,8 +107,7 @@ def test_what_has_not_changed_is_not_sent() -> None:
     changed = watch.changes([grown], {})
     assert changed is not None
     assert changed.cores["0"] is not None
-    assert changed.cores["0"].requests == {"1": {"generated": 2}}
-    assert changed.cores["0"].maps == []
+    assert (changed.cores["0"].requests, changed.cores["0"].maps) == ({"1": {"generated": 2}}, [])
     ended = watch.changes([state()], {})
     assert ended is not None
     assert ended.cores["0"] is not None

@@ -187,8 +187,7 @@ def test_the_turn_ends_where_the_model_ends_it(server: Served) -> None:
 )
 def test_errors_have_the_form_of_this_api(server: Served, fields: Any, words: str) -> None:
     answer = create(server, **fields)
-    assert answer.status == 400
-    assert answer.json["type"] == "error"
+    assert (answer.status, answer.json["type"]) == (400, "error")
     assert answer.json["error"]["type"] == "invalid_request_error"
     assert words in answer.json["error"]["message"]
 

@@ -90,9 +90,7 @@ def test_an_adapter_is_loaded_listed_used_in_every_api_and_unloaded(start_server
     assert ask(server.url, "/v1/models/new").status == 404
 
 
-def test_a_stream_for_an_adapter_that_is_not_there_is_refused_with_its_status(
-    start_server: Start, folder: Path
-) -> None:
+def test_a_stream_for_an_absent_adapter_is_refused_with_its_status(start_server: Start, folder: Path) -> None:
     server = start_server(LoRAConfig(lora_resolver_cache_dir=str(folder)))
     body = {"prompt": "hi", "stream": True, "max_tokens": 2}
     assert ask(server.url, "/v1/completions", {"model": "b", **body}).status == 404

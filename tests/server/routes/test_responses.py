@@ -53,9 +53,7 @@ def test_tokens_of_an_input_are_counted(client: openai.OpenAI, server: Served) -
     assert ask(server.url, "/v1/responses/input_tokens", {"input": "hi", "tool": 1}).error["param"] == "tool"
 
 
-def test_a_stream_has_the_events_in_their_order_and_ends_with_the_whole_response(
-    client: openai.OpenAI, server: Served
-) -> None:
+def test_a_stream_has_events_in_order_and_ends_with_the_whole_response(client: openai.OpenAI, server: Served) -> None:
     server.llm.sentence = "The end."
     with client.responses.stream(model="letters", input="hi") as stream:
         kinds = [event.type for event in stream]

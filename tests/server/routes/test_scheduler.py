@@ -12,8 +12,7 @@ from tests.server.raw import ask
 
 def test_the_last_decisions_are_told_in_the_schedulers_words(server: Served) -> None:
     (decision,) = ask(server.url, "/scheduler/decisions").json["decisions"]
-    assert decision["kind"] == "blocked"
-    assert decision["because"] == "no blocks"
+    assert (decision["kind"], decision["because"]) == ("blocked", "no blocks")
     assert (decision["step"], decision["last_step"]) == (1, 4)
     assert decision["wall_time"] - decision["time"] == pytest.approx(time.time() - time.monotonic(), abs=1)
 
