@@ -50,9 +50,7 @@ def test_auto_takes_the_best_device_and_a_name_the_one_it_says() -> None:
     assert named.kernel_clock is None
 
 
-def test_a_checkout_that_hides_the_compiled_installation_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkout_that_hides_the_installation_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "octavo"
     installed.mkdir()
     (tmp_path / "octavo-1.0.dist-info").mkdir()

@@ -98,9 +98,7 @@ def test_requests_together_get_what_they_get_alone(base: Path, alone: list[Any],
             assert together(llm, base) == alone
 
 
-def test_prefixes_are_found_for_the_same_adapter_alone_and_not_once_its_files_have_changed(
-    base: Path, tmp_path: Path
-) -> None:
+def test_prefixes_are_found_for_the_same_adapter_alone_until_its_files_change(base: Path, tmp_path: Path) -> None:
     def cached(llm: LLM, adapter: LoRARequest | None) -> tuple[int, Any]:
         [output] = llm.generate([PROMPTS[0]], params_of(0), lora_request=adapter)
         assert output.error is None, output.error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import msgspec
 import pytest
 
 from octavo import SamplingParams
-from octavo.async_llm import AsyncLLM
-from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind
 from tests.e2e import test_proxy as proxies
 from tests.e2e.test_adapters import ASKED, NAMES, PROMPTS, alone, base, named, opened, params_of, together
+from tests.e2e.test_proxy import run
+from tests.fakes.whole_engines import started
 
-__all__ = ["alone", "base"]  # fixtures
+__all__ = ["alone", "base", "run"]  # fixtures
 pytestmark = pytest.mark.slow
 
 
@@ -45,7 +44,6 @@ def test_a_beam_search_with_an_adapter_finds_what_it_finds_alone(base: Path) -> 
 async def test_prefill_and_decode_cores_give_what_one_core_gives(base: Path, alone: list[Any]) -> None:
     args = {"block_size": 4, "num_gpu_blocks_override": 400, "threads": 1, "dtype": "float32", "swap_space": 0}
     split = {"prefill": 1, "decode": 1, "split_min_tokens": 4}
-    llm = await AsyncLLM.start(EngineArgs(model=str(base), enable_lora=True, max_loras=2, **args, **split))
 
     async def read(number: int) -> Any:
         prompt, name = ASKED[number]
@@ -54,25 +52,9 @@ async def test_prefill_and_decode_cores_give_what_one_core_gives(base: Path, alo
             assert output.error is None, output.error
         return output.outputs
 
-    try:
+    async with started(model=str(base), enable_lora=True, max_loras=2, **args, **split) as llm:
         assert await asyncio.gather(*(read(number) for number in range(len(ASKED)))) == alone
         assert llm.stats.num_handovers > 0
-    finally:
-        await llm.shutdown()
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[proxies.Run]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    started: list[proxies.Running] = []
-
-    def start(*arguments: str) -> proxies.Running:
-        started.append(proxies.Running(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
 
 
 def test_a_proxy_has_the_adapters_of_its_engines(

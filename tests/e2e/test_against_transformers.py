@@ -81,19 +81,6 @@ def assert_agrees(oracle: Oracle, output: RequestOutput) -> None:
         assert float(logits[position, token]) >= float(logits[position].max()) - TOLERANCE
 
 
-def test_alone_and_in_a_batch(checkpoint: Path, oracle: Oracle, prompts: list[list[int]]) -> None:
-    with load(checkpoint) as llm:
-        for output in llm.generate(prompts, GREEDY):
-            assert_agrees(oracle, output)
-        assert_agrees(oracle, llm.generate(prompts[4], GREEDY)[0])
-
-
-def test_prompts_in_pieces_beside_running_sequences(checkpoint: Path, oracle: Oracle, prompts: list[list[int]]) -> None:
-    with load(checkpoint, max_num_batched_tokens=8, max_num_seqs=4) as llm:
-        for output in llm.generate(prompts, GREEDY):
-            assert_agrees(oracle, output)
-
-
 def test_after_prefix_hits(checkpoint: Path, oracle: Oracle, prompts: list[list[int]]) -> None:
     without_prompt = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=0)
     with load(checkpoint) as llm:
@@ -106,18 +93,25 @@ def test_after_prefix_hits(checkpoint: Path, oracle: Oracle, prompts: list[list[
             assert_agrees(oracle, warm)
 
 
-@pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_through_preemption(
-    checkpoint: Path, oracle: Oracle, prompts: list[list[int]], enable_prefix_caching: bool
+SMALL: dict[str, Any] = {
+    "num_gpu_blocks_override": 40, "max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}, SMALL, {**SMALL, "enable_prefix_caching": False}],
+    ids=["batch", "pieces", "preemption", "preemption without a prefix cache"],
+)
+def test_all_schedules_agree(
+    checkpoint: Path, oracle: Oracle, prompts: list[list[int]], options: dict[str, Any]
 ) -> None:
-    with load(
-        checkpoint, num_gpu_blocks_override=40, max_num_batched_tokens=16, max_num_seqs=8, max_model_len=128,
-        enable_prefix_caching=enable_prefix_caching,
-    ) as llm:  # fmt: skip
+    with load(checkpoint, **options) as llm:
         outputs = llm.generate(prompts, GREEDY)
-        # a window holds so little that nobody gives way here (tests/e2e/test_sliding_window.py has that)
-        assert (llm.engine.stats.num_preemptions > 0) == (llm.engine.ready.cache.window is None)
-        for output in outputs:
+        if "max_model_len" in options:
+            # a window holds so little that nobody gives way here (tests/e2e/test_sliding_window.py has that)
+            assert (llm.engine.stats.num_preemptions > 0) == (llm.engine.ready.cache.window is None)
+        for output in (*outputs, *llm.generate(prompts[4], GREEDY)):
             assert_agrees(oracle, output)
 
 

@@ -176,28 +176,6 @@ def test_stop_strings_end_beams_as_those_of_transformers(
         assert bytes(each.token_ids[-1:]).decode() == each.stop_reason[-1]
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_beams_that_give_way_keep_their_text(checkpoint: Path, mode: str) -> None:
-    def run(num_blocks: int, **others: Any) -> tuple[list[Any], int]:
-        with LLM(
-            model=str(checkpoint), block_size=4, num_gpu_blocks_override=num_blocks, max_model_len=48, threads=1,
-            preemption_mode=mode, swap_space=0.01,
-        ) as llm:  # fmt: skip
-            found = llm.beam_search(prompts() * 3, 4, max_tokens=20, ignore_eos=True, stop=STOPS, **others)
-            answers = [[(each.token_ids, each.text, each.stop_reason) for each in one.outputs] for one in found]
-            return answers, llm.engine.stats.num_preemptions
-
-    for others in ({}, {"min_tokens": 15, "include_stop_str_in_output": True}):
-        roomy, none = run(400, **others)
-        tight, some = run(26, **others)
-        assert tight == roomy
-        assert none == 0 < some
-        stopped = [each for one in roomy for each in one if each[2] is not None]
-        assert stopped
-        assert all(len(token_ids) >= others.get("min_tokens", 0) for token_ids, _, _ in stopped)
-        assert all(text.endswith(reason) is bool(others) for _, text, reason in stopped)
-
-
 def ends(width: int) -> list[int]:
     """End tokens: so many that beams do finish."""
     return random.Random(width).sample(range(1, VOCABULARY), 40)
@@ -272,16 +250,23 @@ def test_as_many_alternatives_are_listed_as_were_asked_for(llm: LLM, oracle: Any
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_beams_that_give_way_find_the_same(checkpoint: Path, mode: str) -> None:
-    def run(num_blocks: int) -> tuple[list[list[tuple[list[int], float]]], int]:
+@pytest.mark.parametrize(
+    "others", [{}, {"stop": STOPS}, {"stop": STOPS, "min_tokens": 15, "include_stop_str_in_output": True}], ids=len
+)
+def test_beams_that_give_way_find_the_same(checkpoint: Path, mode: str, others: dict[str, Any]) -> None:
+    def run(num_blocks: int) -> tuple[list[Any], int]:
         with LLM(
             model=str(checkpoint), block_size=4, num_gpu_blocks_override=num_blocks, max_model_len=48, threads=1,
             preemption_mode=mode, swap_space=0.01,
         ) as llm:  # fmt: skip
-            found = llm.beam_search(prompts() * 3, 4, max_tokens=20, ignore_eos=True)
-            return [answers_of(output, 1.0) for output in found], llm.engine.stats.num_preemptions
+            found = llm.beam_search(prompts() * 3, 4, max_tokens=20, ignore_eos=True, **others)
+            return [each.outputs for each in found], llm.engine.stats.num_preemptions
 
     roomy, none = run(400)
     tight, some = run(26)
     assert tight == roomy
     assert none == 0 < some
+    stopped = [each for one in roomy for each in one if each.stop_reason is not None]
+    assert bool(stopped) == ("stop" in others)
+    assert all(len(each.token_ids) >= others.get("min_tokens", 0) for each in stopped)
+    assert all(each.text.endswith(str(each.stop_reason)) is (len(others) > 1) for each in stopped)

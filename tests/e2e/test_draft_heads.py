@@ -12,7 +12,6 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.speculative_args import Method
-from octavo.engine.engine_core import EngineCore
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_draft_models import stats, take_all
@@ -33,6 +32,7 @@ from tests.fakes.draft_heads import (
     write_speculator,
 )
 from tests.fakes.state_heads import MOST, state_guesses, write_medusa, write_speculator_head
+from tests.fakes.whole_engines import core_of
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -104,7 +104,7 @@ def test_heads_of_models_with_latents_change_no_bit(method: str, paths: dict[str
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        *((method, "model") for method in ("eagle", "eagle3", "normed", "speculator", "parallel")),
+        *((method, "model") for method in ("eagle", "eagle3", "normed", "speculator", "parallel", "dflash")),
         *((method, "latents") for method in ("eagle3", "latent head")),
     ],
 )
@@ -113,7 +113,17 @@ def test_a_head_guesses_what_its_formula_says(method: str, model: str, paths: di
 
     paths = {**paths, "model": paths[model]}
     library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
-    head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method != "eagle")
+
+    def guessed(known: list[int], count: int) -> list[int]:
+        if method == "dflash":
+            return block_guesses(paths[method], library, known, count)
+        head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method != "eagle")
+        found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+        noted = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if method != "eagle" else (-1,)
+        states = torch.cat([found[layer][0] for layer in noted], 1)
+        make = parallel_guesses if method == "parallel" else guesses
+        return make(head, library.model.embed_tokens.weight, states, known, count)
+
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     for prompt in PROMPTS[1:4]:
         with load(paths, method, dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
@@ -121,29 +131,8 @@ def test_a_head_guesses_what_its_formula_says(method: str, model: str, paths: di
             tokens = [*prompt, *llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids]
         assert len(seen) > 3
         for num_known, proposed in seen:
-            known = tokens[:num_known]
             with torch.inference_mode():
-                found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
-                noted = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if method != "eagle" else (-1,)
-                states = torch.cat([found[layer][0] for layer in noted], 1)
-                made = parallel_guesses if method == "parallel" else guesses
-                expected = made(head, library.model.embed_tokens.weight, states, known, len(proposed))
-            assert list(proposed) == expected
-
-
-def test_a_block_is_guessed_as_its_formula_says(paths: dict[str, Path]) -> None:
-    from transformers import AutoModelForCausalLM
-
-    library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    for prompt in PROMPTS[1:4]:
-        with load(paths, "dflash", dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
-            seen = proposals(llm)
-            tokens = [*prompt, *llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids]
-        assert len(seen) > 3
-        for num_known, proposed in seen:
-            with torch.inference_mode():
-                assert list(proposed) == block_guesses(paths["dflash"], library, tokens[:num_known], len(proposed))
+                assert list(proposed) == guessed(tokens[:num_known], len(proposed))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +168,7 @@ def test_a_head_guesses_from_one_state_what_its_formula_says(
 
 def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
     """Return the list that what is guessed will be in, each beside the number of known tokens before it."""
-    core = llm.engine.core
-    assert isinstance(core, EngineCore)
+    core = core_of(llm)
     proposer, seen = core.scheduler._drafts._proposer, []  # type: ignore[union-attr]
     noted = proposer.note_proposed
 

@@ -9,13 +9,13 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes import proposer
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.whole_engines import core_of
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -52,15 +52,13 @@ def load(paths: dict[str, str], draft: str | None, **options: Any) -> LLM:
 
 def take_all(llm: LLM, seed: int | None = None) -> None:
     """Let the engine take guesses whether they pay or not."""
-    core = llm.engine.core
-    assert isinstance(core, EngineCore)
+    core = core_of(llm)
     assert llm.config.speculative is not None
     proposer.take_all(core, llm.config.speculative, seed)
 
 
 def stats(llm: LLM) -> Any:
-    core = llm.engine.core
-    assert isinstance(core, EngineCore)
+    core = core_of(llm)
     return core.scheduler.stats()
 
 
@@ -122,8 +120,7 @@ def test_prefix_hits_and_swaps_bring_the_draft_models_part(paths: dict[str, str]
 
 def test_what_was_drawn_while_no_guesses_were_wanted_is_caught_up_behind_a_prefix_hit(paths: dict[str, str]) -> None:
     with load(paths, "model", max_model_len=192) as llm:
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
+        core = core_of(llm)
         eager = core.scheduler._rows._proposer
         assert isinstance(eager, proposer.EagerSpeculation)
         eager._most = 0
@@ -151,8 +148,7 @@ def test_a_draft_model_is_in_the_memory_plan(paths: dict[str, str]) -> None:
     plans = []
     for draft in (None, "other"):
         with load(paths, draft) as llm:
-            core = llm.engine.core
-            assert isinstance(core, EngineCore)
+            core = core_of(llm)
             plans.append((core.ready.plan, core.ready.cache))
     assert len(plans[1][1].groups) == len(plans[0][1].groups) + 1
     assert "layer 2" in plans[1][0]

@@ -11,7 +11,6 @@ from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
 from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
@@ -19,6 +18,7 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.exact_products import need_exact_products
 from tests.fakes.proposer import LOOKUPS, ToyProposer
+from tests.fakes.whole_engines import core_of
 
 VOCABULARY = 300
 RECURRENT = ("qwen3_next", "kimi_linear", "mamba2", "mamba", "lfm2")
@@ -57,8 +57,7 @@ def test_drafts_change_no_bit(family: str, device: str, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path, vocab_size=VOCABULARY, **sizes)
     write_byte_tokenizer(tmp_path)
     with LLM(str(tmp_path), device=device, dtype="bfloat16", num_gpu_blocks_override=64, max_model_len=128) as llm:
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
+        core = core_of(llm)
         expected = answers(llm)
         tokens = [{each.index: each.token_ids for each in sequences} for sequences in expected]
         plain = core.scheduler
@@ -85,8 +84,7 @@ def test_speculation_changes_no_bit(method: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path), speculative_config=config, **options) as llm:  # type: ignore[arg-type]
         for _ in range(2):  # the second time there are outputs of others
             assert answers(llm) == expected
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
+        core = core_of(llm)
         assert core.stats().num_drafts > 0
 
 
@@ -102,8 +100,7 @@ def test_what_a_grammar_forces_is_guessed_and_changes_no_bit() -> None:
     for config in (None, {"method": "grammar"}, {"method": "ngram"}):
         with LLM("octavo-tiny", speculative_config=config, num_gpu_blocks_override=64) as llm:
             texts.append([each.outputs for each in llm.generate(prompts, params, use_tqdm=False)])
-            core = llm.engine.core
-            assert isinstance(core, EngineCore)
+            core = core_of(llm)
             assert (core.stats().num_accepted_tokens > 0) == (config is not None)
     assert texts[0] == texts[1] == texts[2]
 

@@ -3,38 +3,31 @@ those of an undisturbed run."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine import replica as replica_module
+from tests.fakes import whole_engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NUM_REQUESTS = 16
 
 
-@asynccontextmanager
-async def started(count: int = 1, **args: Any) -> AsyncIterator[AsyncLLM]:
+def started(count: int = 1, **args: Any) -> AbstractAsyncContextManager[AsyncLLM]:
     threads = 1 if count > 1 or os.cpu_count() == 1 else None
-    values = {"num_gpu_blocks_override": 512, "threads": threads, "data_parallel_size": count} | args
-    llm = await AsyncLLM.start(EngineArgs(**values))
-    try:
-        yield llm
-    finally:
-        await llm.shutdown()
+    return whole_engines.started(num_gpu_blocks_override=512, threads=threads, data_parallel_size=count, **args)
 
 
 def params_of(number: int) -> SamplingParams:
@@ -76,14 +69,7 @@ def children(pid: int) -> list[int]:
 
 
 async def all_streams(llm: AsyncLLM, disturb: Callable[[], Any] | None = None) -> list[Any]:
-    progress = [0] * NUM_REQUESTS
-    reading = [asyncio.create_task(read(llm, number, progress)) for number in range(NUM_REQUESTS)]
-    if disturb is not None:
-        async with asyncio.timeout(200):
-            while sum(count >= 4 for count in progress) < NUM_REQUESTS // 2:
-                await asyncio.sleep(0.001)
-        disturb()
-    return list(await asyncio.gather(*reading))
+    return await whole_engines.all_streams(read, llm, NUM_REQUESTS, disturb)
 
 
 async def test_killed_and_frozen_cores_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:

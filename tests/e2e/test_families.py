@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.core.outputs import CompletionOutput
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_sliding_window import core_of, spoil_free_blocks
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.families import FAMILIES
 from tests.fakes.running_sum import RUNNING_SUM, make_running_sum
+from tests.fakes.whole_engines import run_together
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
@@ -78,18 +78,6 @@ def opened(path: Path, **options: Any) -> Iterator[LLM]:
         yield llm
 
 
-def run_together(llm: LLM) -> list[list[CompletionOutput]]:
-    """Run all requests in one batch, which they enter one after the other."""
-    found: dict[int, list[CompletionOutput]] = {}
-    for number, (prompt, params) in enumerate(requests()):
-        llm.engine.add_request(str(number), prompt, params)
-        found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-    while llm.engine.has_unfinished_requests():
-        found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-        core_of(llm).scheduler.check()
-    return [found[number] for number in sorted(found)]
-
-
 def make(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a checkpoint of the family with the sizes of heads that kernels take."""
     sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128}
@@ -100,6 +88,22 @@ def make(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_byte_tokenizer(path)
 
 
+def check_schedules(path: Path, requests: list[tuple[Any, SamplingParams]], num_blocks: int) -> list[Any]:
+    """Compare what requests give together, cut and preempted, with what each gives by itself, and return that."""
+    with opened(path, num_gpu_blocks_override=100, enable_prefix_caching=False) as llm:
+        expected = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests]
+    num_preemptions = 0
+    for way, options in HARSH.items():
+        with opened(path, **{"num_gpu_blocks_override": num_blocks, "swap_space": 0.01} | options) as llm:
+            for _ in range(2):  # the second time prefixes are in the cache
+                assert run_together(llm, requests) == expected, way
+            stats = core_of(llm).stats()
+            num_preemptions += stats.num_preemptions
+            assert stats.num_cached_tokens > 0, way
+    assert num_preemptions > 0
+    return expected
+
+
 @pytest.mark.parametrize(
     "family",
     [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in (*FAMILIES, RUNNING_SUM)],
@@ -107,15 +111,4 @@ def make(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_any_schedule_gives_the_bits_of_a_lonely_run(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make(family, tmp_path, monkeypatch)
-    with opened(path, num_gpu_blocks_override=100, enable_prefix_caching=False) as llm:
-        expected = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
-    num_preemptions = 0
-    for way, options in HARSH.items():
-        with opened(path, **{"num_gpu_blocks_override": SCARCE.get(family, 11), "swap_space": 0.01} | options) as llm:
-            for _ in range(2):  # the second time prefixes are in the cache
-                assert run_together(llm) == expected, way
-            stats = core_of(llm).stats()
-            num_preemptions += stats.num_preemptions
-            assert stats.num_cached_tokens > 0, way
-    assert num_preemptions > 0
+    check_schedules(make(family, tmp_path, monkeypatch), requests(), SCARCE.get(family, 11))

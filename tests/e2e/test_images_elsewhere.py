@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine import replica as replica_module
 from tests.e2e.test_dying_cores import processes
-from tests.e2e.test_images import PROMPTS, bits, generate
+from tests.fakes import whole_engines
 from tests.fakes.vision import image, make_vision_checkpoint
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -29,23 +27,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("method", ["ngram"])
-def test_guesses_change_nothing_of_prompts_with_images(checkpoint: Path, method: str) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2, ignore_eos=True)
-    guess = {"method": method, "num_speculative_tokens": 3}
-    assert bits(generate(checkpoint, PROMPTS, params, speculative_config=guess)) == bits(
-        generate(checkpoint, PROMPTS, params)
-    )
-
-
-@asynccontextmanager
-async def started(path: Path, **args: Any) -> AsyncIterator[AsyncLLM]:
-    values = {"model": str(path), "dtype": "float32", "num_gpu_blocks_override": 96, "threads": 1} | args
-    llm = await AsyncLLM.start(EngineArgs(**values))
-    try:
-        yield llm
-    finally:
-        await llm.shutdown()
+def started(path: Path, **args: Any) -> AbstractAsyncContextManager[AsyncLLM]:
+    return whole_engines.started(model=str(path), dtype="float32", num_gpu_blocks_override=96, threads=1, **args)
 
 
 async def read(llm: AsyncLLM, number: int, progress: list[int]) -> Any:
@@ -64,20 +47,11 @@ async def read(llm: AsyncLLM, number: int, progress: list[int]) -> Any:
 
 
 async def read_all(llm: AsyncLLM, disturb: Callable[[], Any] | None = None) -> list[Any]:
-    progress = [0] * COUNT
-    reading = [asyncio.create_task(read(llm, number, progress)) for number in range(COUNT)]
-    if disturb is not None:
-        async with asyncio.timeout(100):
-            while sum(count >= 4 for count in progress) < COUNT // 2:
-                await asyncio.sleep(0.001)
-        disturb()
-    return list(await asyncio.gather(*reading))
+    return await whole_engines.all_streams(read, llm, COUNT, disturb)
 
 
 @pytest.mark.long
-async def test_streams_of_images_are_the_same_wherever_they_are_computed(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_streams_of_images_are_the_same_elsewhere(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "WATCH_S", 0.2)
     async with started(checkpoint) as llm:
         expected = await read_all(llm)

@@ -4,8 +4,6 @@ is killed in mid-stream."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind
 from tests.e2e.test_dying_cores import processes
 from tests.e2e.test_families import VOCABULARY, make
+from tests.fakes.whole_engines import started
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -52,15 +50,6 @@ def requests(max_tokens: int) -> list[tuple[list[int], SamplingParams]]:
     ]
 
 
-@asynccontextmanager
-async def started(path: Path, **args: Any) -> AsyncIterator[AsyncLLM]:
-    llm = await AsyncLLM.start(EngineArgs(model=str(path), **SIZES | args))
-    try:
-        yield llm
-    finally:
-        await llm.shutdown()
-
-
 async def read(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> Any:
     async for output in llm.generate({"prompt_token_ids": prompt}, params):
         assert output.error is None, output.error
@@ -77,9 +66,7 @@ def alone(path: Path, max_tokens: int) -> list[Any]:
 
 
 @families
-def test_a_later_engine_fetches_what_an_earlier_one_kept(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_engine_fetches_what_was_kept(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(family, tmp_path / "model", monkeypatch)
     expected = alone(path, 12)
     num_fetched = []
@@ -95,7 +82,7 @@ def test_a_later_engine_fetches_what_an_earlier_one_kept(
 async def test_prefill_cores_hand_it_over(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(family, tmp_path / "model", monkeypatch)
     expected = alone(path, 12)
-    async with started(path, prefill=1, decode=1, split_min_tokens=8) as llm:
+    async with started(model=str(path), **SIZES, prefill=1, decode=1, split_min_tokens=8) as llm:
         assert await read_all(llm) == expected
         assert llm.stats.num_handovers == len(expected)
         assert llm.stats.num_fetched_tokens > 100
@@ -103,12 +90,11 @@ async def test_prefill_cores_hand_it_over(family: str, tmp_path: Path, monkeypat
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_core_that_is_killed_changes_nothing(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_killed_core_changes_nothing(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(family, tmp_path / "model", monkeypatch)
     expected = alone(path, 60)
-    async with started(path, preemption_mode="swap", swap_space=0.01, num_gpu_blocks_override=30) as llm:
+    sizes = SIZES | {"preemption_mode": "swap", "swap_space": 0.01, "num_gpu_blocks_override": 30}
+    async with started(model=str(path), **sizes) as llm:
         reading = asyncio.ensure_future(read_all(llm, 60))
         while llm.stats.num_generated_tokens < 60:
             await asyncio.sleep(0.002)

@@ -289,9 +289,7 @@ def emptied(path: Path) -> Path:
         (lambda folder: emptied(made("qwen3", folder, 1)), "are missing, which Qwen3ForCausalLM needs"),
     ],
 )
-def test_weights_that_do_not_fit_change_nothing(
-    other: Callable[[Path], Path], said: str, old: Path, tmp_path: Path
-) -> None:
+def test_unfit_weights_change_nothing(other: Callable[[Path], Path], said: str, old: Path, tmp_path: Path) -> None:
     with opened(old) as llm:
         before = generated(llm)
         with pytest.raises(ConfigError, match=said):

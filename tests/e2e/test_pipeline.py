@@ -9,7 +9,6 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
-from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.scheduler import Scheduler
 from octavo.worker.loading import Stage
 from tests.conformance.runtimes import LEVELS
@@ -18,6 +17,7 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.proposer import ToyProposer
 from tests.fakes.rank_threads import ThreadRanks, llm_of_ranks
+from tests.fakes.whole_engines import core_of
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
@@ -84,7 +84,6 @@ def test_every_stage_records_its_decode_steps(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     with llm_of_ranks(tmp_path, pipeline=3, **COMMON) as llm:
         answers(llm)
-        assert isinstance(llm.engine.core, EngineCore)
         assert isinstance(llm.engine.core.executor, ThreadRanks)
         parts = [rank.plan.cache.block_bytes for rank in llm.engine.core.executor.workers]
         assert llm.engine.ready.cache.block_bytes == sum(parts) == 3 * parts[0]
@@ -112,8 +111,7 @@ def test_drafts_over_stages_change_no_bit(tmp_path: Path) -> None:
         expected = [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
     tokens = [{each.index: each.token_ids for each in sequences} for sequences in expected]
     with llm_of_ranks(tmp_path, pipeline=2, **COMMON) as llm:
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
+        core = core_of(llm)
         plain = core.scheduler
         proposer = ToyProposer(lambda group: tokens[prompts.index(group.request.prompt_token_ids)], 0.7)
         core.scheduler = Scheduler(plain.block_manager, plain.config, sends_tokens=True, proposer=proposer)

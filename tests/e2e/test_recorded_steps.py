@@ -12,11 +12,11 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.attention.metadata import ModelInput
 from octavo.devices.cpu.recorded_model import RecordedModel
-from octavo.engine.engine_core import EngineCore
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.proposer import take_all
+from tests.fakes.whole_engines import core_of
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -64,8 +64,7 @@ def test_steps_that_verify_guesses_are_repeated_from_recordings() -> None:
     """A number of tokens and rows runs in Python once, and is recorded the second time."""
     guess = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
     with LLM("octavo-tiny", num_gpu_blocks_override=64, speculative_config=guess) as llm:
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
+        core = core_of(llm)
         assert llm.config.speculative is not None
         take_all(core, llm.config.speculative)
         model = core.executor._runner.model  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ Blocks that are free, and the null block, are full of NaN from one step to the n
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for, num_blocks_touched
 from octavo.core.outputs import CompletionOutput
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.engine.engine_core import EngineCore
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.exact_products import need_exact_products
+from tests.fakes.families import ALTERNATING
+from tests.fakes.whole_engines import core_of, run_together
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
@@ -61,12 +63,6 @@ def load(path: Path, block_size: int, **options: Any) -> LLM:
     return LLM(**common | options)
 
 
-def core_of(llm: LLM) -> EngineCore:
-    core = llm.engine.core
-    assert isinstance(core, EngineCore)
-    return core
-
-
 def spoil_free_blocks(llm: LLM) -> None:
     """From one step to the next nothing can be read in blocks without users and content."""
     executor: Any = core_of(llm).executor
@@ -86,21 +82,33 @@ def spoil_free_blocks(llm: LLM) -> None:
     executor.submit = submit_and_spoil
 
 
+ALL, OTHERS = ("mistral", {}), ("qwen3", ALTERNATING)
+"""Every layer sees a window, or layers with one alternate with layers that see all, which have blocks of their own."""
 SIZES = [(13, 4), (4, 16), (16, 16), (37, 16), (64, 16)]
 MORE_SIZES = [(4, 4), (7, 8), (40, 8)]
+ALTERNATING_SIZES = [(OTHERS, 7, 4), (OTHERS, 16, 16)]
+alternating = pytest.mark.parametrize("windowed", ALTERNATING_SIZES, indirect=True, ids=["7 4", "16 16"])
 
 
-@pytest.fixture(scope="module", params=[*SIZES, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_SIZES)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((ALL, *each) for each in SIZES),
+        *ALTERNATING_SIZES,
+        *(pytest.param((ALL, *each), marks=pytest.mark.long) for each in MORE_SIZES),
+    ],
+    ids=lambda param: f"{param[0][0]} {param[1]} {param[2]}",
+)
 def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model, its window, a block size, and the answers of an engine that keeps every block, one request at a time."""
-    window, block_size = request.param
+    (family, own), window, block_size = request.param
     if block_size < 16:  # the kernels take multiples of 16: plain torch attends
         need_exact_products(torch.float32)
     path = tmp_path_factory.mktemp("windowed")
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
-    make_checkpoint("mistral", path, sliding_window=window, **sizes)
+    make_checkpoint(family, path, **{**own, "sliding_window": window, **sizes})
     write_byte_tokenizer(path)
-    with load(path, block_size, num_gpu_blocks_override=512, enable_prefix_caching=False) as llm:
+    with load(path, block_size, num_gpu_blocks_override=1024, enable_prefix_caching=False) as llm:
         core_of(llm).scheduler.block_manager.releases_unseen = False
         answers = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
         backend = {each[0]: each[1] for each in core_of(llm).executor.call("op_choices")[0]}["attention"]
@@ -119,29 +127,25 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     ],
     ids=["recompute", "swap, prefixes, 3 in flight", "swap, 2 threads", "prefixes, longer steps", "classic"],
 )
-def test_any_schedule_in_the_least_blocks_gives_the_bits_of_an_engine_that_keeps_all(
-    windowed: Any, options: dict[str, Any]
-) -> None:
+def test_any_schedule_in_the_least_blocks_gives_the_bits_of_all_blocks(windowed: Any, options: dict[str, Any]) -> None:
     path, window, block_size, answers = windowed
     chunk = options.get("max_num_batched_tokens", CHUNK)
+    alternates = "layer_types" in json.loads((path / "config.json").read_text())
     least = max(
         max_blocks_of_group(len(prompt), params.max_tokens or 1, params.width, block_size, window - 1 + chunk)
         for prompt, params in requests()
     )
-    with load(path, block_size, **{"num_gpu_blocks_override": least, **options}) as llm:
+    sizes = {"num_gpu_blocks_override": least, "max_model_len": 256}
+    if alternates:  # few blocks for layers that see all are enough for those with a window
+        sizes = {"num_gpu_blocks_override": 480 // block_size, "max_model_len": 160}
+    with load(path, block_size, **sizes | options) as llm:
         spoil_free_blocks(llm)
-        # twice: the second time prefixes are in the cache
-        for _ in range(2):
-            found: dict[int, list[CompletionOutput]] = {}
-            for number, (prompt, params) in enumerate(requests()):
-                llm.engine.add_request(str(number), prompt, params)
-                for _ in range(number % 2):
-                    found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-            while llm.engine.has_unfinished_requests():
-                found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-            core_of(llm).scheduler.check()
-            for number, expected in enumerate(answers):
-                assert found[number] == expected, number
+        for copies in (1, 2):  # the second time prefixes are in the cache
+            assert run_together(llm, requests() * copies) == answers * copies
+        stats = core_of(llm).stats()
+        if alternates and not options.keys() & {"threads", "num_gpu_blocks_override"}:
+            assert stats.num_preemptions > 0
+        assert (stats.num_cached_tokens > 0) == options.get("enable_prefix_caching", True)
 
 
 def test_a_request_of_ten_windows_runs_in_a_pool_of_a_window_and_a_step(tmp_path: Path) -> None:
@@ -158,3 +162,40 @@ def test_a_request_of_ten_windows_runs_in_a_pool_of_a_window_and_a_step(tmp_path
         spoil_free_blocks(llm)
         assert llm.generate(prompt, params, use_tqdm=False)[0].outputs == expected
         assert llm.engine.ready.max_model_len == 160
+
+
+@alternating
+def test_the_windowed_layers_hold_a_window_and_a_step(windowed: Any) -> None:
+    path, window, block_size, _ = windowed
+    prompt, params = (
+        SHARED[:90] + SHARED[:60],
+        SamplingParams(max_tokens=50, temperature=0, ignore_eos=True, logprobs=1),
+    )
+    with load(path, block_size, num_gpu_blocks_override=1024) as llm:
+        expected = llm.generate(prompt, params, use_tqdm=False)[0].outputs
+    most_live = num_blocks_touched(window - 1 + CHUNK, block_size)
+    all_blocks = num_blocks_for(256, block_size)
+    with load(path, block_size, num_gpu_blocks_override=all_blocks) as llm:
+        assert [group.num_blocks for group in llm.engine.ready.cache.groups] == [most_live, all_blocks]
+        core, most_used = core_of(llm), [0, 0]
+        llm.engine.add_request("a", prompt, params)
+        outputs: list[CompletionOutput] = []
+        while llm.engine.has_unfinished_requests():
+            for each in llm.engine.step():
+                outputs = each.outputs
+            used = [cache.pool.num_used_blocks for cache in core.scheduler.block_manager.groups]
+            most_used = list(map(max, most_used, used))
+        assert outputs == expected
+        assert most_used[0] <= most_live
+        assert most_used[1] == num_blocks_for(len(prompt) + 49, block_size)
+        windowed, full = (group.num_blocks * group.block_bytes for group in llm.engine.ready.cache.groups)
+        assert windowed < full / 3
+
+
+@alternating
+def test_memory_of_all_groups_is_given_back_between_requests(windowed: Any) -> None:
+    path, _, block_size, answers = windowed
+    with load(path, block_size, num_gpu_blocks_override=1024) as llm:
+        for number, (prompt, params) in enumerate(requests()[:3]):
+            assert llm.generate(prompt, params, use_tqdm=False)[0].outputs == answers[number]
+            llm.engine.call("release_memory")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,15 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-import soundfile
 
 from octavo import LLM, SamplingParams
 from tests.fakes.hearing import make_voxtral
 from tests.fakes.tekken import NUM_SPECIAL, SPECIAL
-from tests.fakes.whisper import RATE, tone
 from tests.server.raw import ask
+from tests.server.routes.test_audio import wav
 from tests.server.test_serve_process import ServerProcess
 
 pytestmark = pytest.mark.slow
-
-
-def wav(seconds: float) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, tone(seconds), RATE, format="WAV")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from tests.e2e.test_dying_cores import processes
+from tests.fakes import whole_engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -45,13 +45,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@asynccontextmanager
-async def started(**args: Any) -> AsyncIterator[AsyncLLM]:
-    llm = await AsyncLLM.start(EngineArgs(**({"num_gpu_blocks_override": 512, "threads": 1} | args)))
-    try:
-        yield llm
-    finally:
-        await llm.shutdown()
+def started(**args: Any) -> AbstractAsyncContextManager[AsyncLLM]:
+    return whole_engines.started(num_gpu_blocks_override=512, threads=1, **args)
 
 
 def prompt_of(number: int) -> str:

@@ -21,7 +21,6 @@ import pytest
 
 from octavo import LLM
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import EngineArgs
 from octavo.config.schema import EngineConfig
 from octavo.core.messages import SchedulerStats
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -30,6 +29,7 @@ from octavo.engine import router as router_module
 from octavo.engine import split as split_module
 from octavo.engine.replica import Replica
 from octavo.errors import OctavoError
+from tests.fakes import whole_engines
 from tests.fakes.checked_core import spawn_checked
 from tests.fakes.namespaces import Namespaces, is_permitted, namespaces
 from tests.fakes.relay import Fault, PeerRelay
@@ -174,12 +174,9 @@ async def started(
         places = count()  # the prefill core starts first
         spawn_checked(patch, list if apart is None else lambda words: apart.command(next(places), words))
         values = ENGINE | {"prefill": 1, "decode": 1, "split_min_tokens": 1} | args
-        llm = await AsyncLLM.start(EngineArgs(**values))
-        try:
+        async with whole_engines.started(**values) as llm:
             split = Split(llm, inward, apart.addresses[0] if apart is not None else host)
             yield split
-        finally:
-            await llm.shutdown()
         for relay in split.relays:
             relay.close()
 

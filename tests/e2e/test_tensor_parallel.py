@@ -13,14 +13,11 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.distributed.mesh import Mesh
-from octavo.engine.engine_core import EngineCore
-from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.families import ALTERNATING
-from tests.fakes.proposer import ToyProposer
 from tests.fakes.rank_threads import llm_of_ranks
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
@@ -168,32 +165,6 @@ def test_random_weights_are_those_of_one_rank(
         assert answers(llm) == expected
     (line,) = {line for line in caplog.messages if "record" in line}
     assert line == "ranks that share a layer are on several machines: steps run without recordings, more slowly"
-
-
-def test_drafts_change_no_bit(checkpoints: dict[str, Path]) -> None:
-    prompts, params = zip(*(REQUESTS[place] for place in (0, 2, 3, 4, 9)), strict=True)
-    with engine(checkpoints["llama"], 1) as llm:
-        expected = [each.outputs for each in llm.generate(list(prompts), list(params), use_tqdm=False)]
-    tokens = {
-        len(prompt): {one.index: one.token_ids for one in sequences}
-        for prompt, sequences in zip(prompts, expected, strict=True)
-    }
-    with engine(checkpoints["llama"], 2) as llm:
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
-        plain = core.scheduler
-        proposer = ToyProposer(lambda group: tokens[len(group.request.prompt_token_ids)], 0.7)
-        core.scheduler = Scheduler(plain.block_manager, plain.config, proposer=proposer)
-        assert [each.outputs for each in llm.generate(list(prompts), list(params), use_tqdm=False)] == expected
-        assert proposer.num_proposed > 0
-
-
-def test_processes_give_the_bits_of_one_rank(
-    checkpoints: dict[str, Path], of_one_rank: Callable[..., list[Any]]
-) -> None:
-    expected = of_one_rank("qwen3", **FORMATS["bfloat16"])
-    with engine(checkpoints["qwen3"], 1, tensor_parallel_size=2, **FORMATS["bfloat16"]) as llm:
-        assert answers(llm, 2) == expected
 
 
 def test_partial_sums_give_the_same_bits_each_time(checkpoints: dict[str, Path]) -> None:

@@ -23,7 +23,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.long
-def test_the_recipe_runs_and_the_demanded_call_follows_its_schema(
+def test_the_recipe_runs_and_its_call_follows_the_schema(
     server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [example] = re.findall(r"```python\n(.*?)```", RECIPE.read_text(encoding="utf-8"), re.DOTALL)

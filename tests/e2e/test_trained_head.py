@@ -39,9 +39,7 @@ def generated(params: SamplingParams, **options: Any) -> tuple[list[list[Complet
         pytest.param(0.0, "greedy", 3.5, 2, marks=pytest.mark.long),
     ],
 )
-def test_most_guesses_of_a_trained_head_are_right_and_change_no_bit(
-    temperature: float, draws: str, least: float, ranks: int
-) -> None:
+def test_most_guesses_are_right_and_change_no_bit(temperature: float, draws: str, least: float, ranks: int) -> None:
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=96, logprobs=1)
     expected, _ = generated(params)
     config = {"method": "eagle", "model": str(HEAD), "num_speculative_tokens": 4, "draft_sample_method": draws}

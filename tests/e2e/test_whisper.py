@@ -13,19 +13,14 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.core.media import MediaInput
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.multimodal.log_mel import LogMel
 from octavo.server.transcription import Transcriber
 from tests.conformance.runtimes import LEVELS
-from tests.e2e.test_sliding_window import core_of, spoil_free_blocks
+from tests.e2e.test_families import check_schedules
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.whisper import EN, END, FIRST_STAMP, PROMPT, RATE, START, TRANSCRIBE, make_whisper, tone
-
-HARSH: dict[str, dict[str, Any]] = {
-    "swapped": {"preemption_mode": "swap", "max_num_batched_tokens": 12},
-    "recomputed, 3 in flight": {"preemption_mode": "recompute", "max_steps_in_flight": 3},
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,33 +49,10 @@ def requests() -> list[tuple[dict[str, Any], SamplingParams]]:
     ]
 
 
-def run_together(llm: LLM) -> list[list[CompletionOutput]]:
-    """Run all requests in one batch, which they enter one after the other."""
-    found: dict[int, list[CompletionOutput]] = {}
-    for number, (prompt, params) in enumerate(requests()):
-        llm.engine.add_request(str(number), prompt, params)
-        found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-    while llm.engine.has_unfinished_requests():
-        found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-        core_of(llm).scheduler.check()
-    return [found[number] for number in sorted(found)]
-
-
 @pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 def test_any_schedule_gives_the_bits_of_a_lonely_run(path: Path) -> None:
-    common: dict[str, Any] = {"dtype": "bfloat16", "block_size": 16, "max_num_seqs": 12}
-    with LLM(str(path), enable_prefix_caching=False, **common) as llm:
-        expected = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
+    expected = check_schedules(path, requests(), 12)
     assert expected[0][0].token_ids[:9] != expected[4][0].token_ids[:9]
-    num_preemptions = 0
-    for way, options in HARSH.items():
-        with LLM(str(path), num_gpu_blocks_override=12, swap_space=0.01, **common | options) as llm:
-            spoil_free_blocks(llm)
-            for _ in range(2):  # the second time prefixes and sounds are in the cache
-                assert run_together(llm) == expected, way
-            num_preemptions += core_of(llm).stats().num_preemptions
-            assert core_of(llm).stats().num_cached_tokens > 0, way
-    assert num_preemptions > 0
 
 
 @pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")

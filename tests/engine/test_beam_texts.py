@@ -96,9 +96,7 @@ def unreadable() -> Tokenizer:
 
 
 @pytest.mark.parametrize(("opens", "words"), [(None, "this core has no tokenizer"), (unreadable, "no tokenizer.json")])
-def test_without_a_tokenizer_such_a_search_is_refused_and_others_go_on(
-    opens: Callable[[], Tokenizer] | None, words: str
-) -> None:
+def test_without_a_tokenizer_it_is_refused_and_others_go_on(opens: Callable[[], Tokenizer] | None, words: str) -> None:
     core = make_core(open_tokenizer=opens)
     outputs = run(core, [*searches(1), make_request("other", [1, 2])])
     error = outputs["r0"].error

@@ -81,9 +81,7 @@ async def test_a_core_that_sends_something_else_than_messages_has_died() -> None
 
 
 @pytest.mark.slow
-async def test_real_process_reports_a_bad_checkpoint_without_a_traceback(
-    tmp_path: object, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_real_process_reports_a_bad_checkpoint(tmp_path: object, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         await ProcessClient.start(engine_config(str(tmp_path)))
     assert "Traceback" not in capfd.readouterr().err

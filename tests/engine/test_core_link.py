@@ -193,7 +193,7 @@ class TalkativeCore(LinkableCore):
         super().__init__(ready=core_ready(plan="x" * (32 << 20)))
 
 
-async def test_a_front_that_does_not_read_is_disconnected(
+async def test_fronts_that_never_read_are_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(core_link, "SEND_S", 0.1)
@@ -210,9 +210,7 @@ async def test_a_front_that_does_not_read_is_disconnected(
             await client.shutdown()
 
 
-async def test_an_engine_that_begins_with_something_else_than_messages_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_that_begins_with_other_than_messages_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(frames.pack({"type": "unknown"}))
     monkeypatch.setattr(core_link, "_greet", lambda *_: (ours, FRONT))

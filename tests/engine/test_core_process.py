@@ -216,9 +216,7 @@ async def test_the_front_is_sent_a_failure_before_the_core_is_released() -> None
     assert core.is_shut_down
 
 
-async def test_the_death_of_a_rank_ends_a_core_that_waits_for_it_while_it_is_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_death_of_a_rank_ends_a_core_that_waits_for_it_while_built(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, exit_codes = threading.Event(), SimpleQueue[int]()
     monkeypatch.setattr(core_process, "UNBUILT_S", 0.05)
     monkeypatch.setattr(core_process.os, "_exit", exit_codes.put)

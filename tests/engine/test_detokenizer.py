@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -58,10 +59,6 @@ def test_character_of_several_tokens_comes_when_it_is_complete(bytes_only: Token
     assert [detokenizer.push(byte) for byte in "a€".encode()] == ["a", "", "", "€"]
 
 
-def test_incomplete_character_at_the_end_shows_as_replacement(bytes_only: Tokenizer) -> None:
-    assert all_text(Detokenizer(bytes_only), "a€".encode()[:-1]) == "a\ufffd"
-
-
 def test_first_word_keeps_its_space_behind_a_prompt(pieces: Tokenizer) -> None:
     word = pieces.encode("ab", add_special_tokens=False)
     assert Detokenizer(pieces, pieces.encode("a")).push(word[0]) == " ab"
@@ -89,26 +86,23 @@ def run(tokenizer: Tokenizer, token_ids: Sequence[int], **params: object) -> tup
     return text.text, len(token_ids), text.stop_string
 
 
-def test_stop_string_is_found_across_tokens_and_left_out(bytes_only: Tokenizer) -> None:
-    assert run(bytes_only, b"one END two", stop="END") == ("one ", 7, "END")
-
-
-def test_stop_string_is_kept_when_wanted(bytes_only: Tokenizer) -> None:
-    assert run(bytes_only, b"one END two", stop="END", include_stop_str_in_output=True) == ("one END", 7, "END")
-
-
-def test_match_that_starts_first_wins(bytes_only: Tokenizer) -> None:
-    assert run(bytes_only, b"abcd", stop=("cd", "bcd")) == ("a", 4, "bcd")
-    assert run(bytes_only, b"abcd", stop=("b", "bcd")) == ("a", 2, "b")
-
-
-def test_stop_string_does_not_count_before_the_fewest_tokens(bytes_only: Tokenizer) -> None:
-    assert run(bytes_only, b"xx.yy.zz", stop=".", min_tokens=4) == ("xx.yy", 6, ".")
-    assert run(bytes_only, b"xx.yy.zz", stop=".", min_tokens=3) == ("xx", 3, ".")
-
-
-def test_stop_string_in_what_was_held_back_ends_the_text(bytes_only: Tokenizer) -> None:
-    assert run(bytes_only, b"ab\xe2", stop="\ufffd") == ("ab", 3, "\ufffd")
+@pytest.mark.parametrize(
+    ("tokens", "params", "found"),
+    [
+        (b"one END two", {"stop": "END"}, ("one ", 7, "END")),
+        (b"one END two", {"stop": "END", "include_stop_str_in_output": True}, ("one END", 7, "END")),
+        (b"abcd", {"stop": ("cd", "bcd")}, ("a", 4, "bcd")),
+        (b"abcd", {"stop": ("b", "bcd")}, ("a", 2, "b")),
+        (b"xx.yy.zz", {"stop": ".", "min_tokens": 4}, ("xx.yy", 6, ".")),
+        (b"xx.yy.zz", {"stop": ".", "min_tokens": 3}, ("xx", 3, ".")),
+        (b"ab\xe2", {"stop": "\ufffd"}, ("ab", 3, "\ufffd")),  # in what was held back
+        (b"abc", {"detokenize": False}, ("", 3, None)),
+    ],
+)
+def test_the_stop_string_that_begins_first_ends_a_text(
+    bytes_only: Tokenizer, tokens: bytes, params: dict[str, Any], found: tuple[str, int, str | None]
+) -> None:
+    assert run(bytes_only, tokens, **params) == found
 
 
 def test_token_that_ends_the_sequence_is_not_shown(bytes_only: Tokenizer) -> None:
@@ -118,10 +112,6 @@ def test_token_that_ends_the_sequence_is_not_shown(bytes_only: Tokenizer) -> Non
             text.push(byte)
         text.push(ord("c"), is_end=True)
         assert text.text == expected
-
-
-def test_nothing_is_made_of_tokens_when_text_is_not_wanted(bytes_only: Tokenizer) -> None:
-    assert run(bytes_only, b"abc", detokenize=False) == ("", 3, None)
 
 
 _SMALL_TEXT = st.text(alphabet="ab€", min_size=1, max_size=4)
@@ -169,19 +159,6 @@ def stopped_text(token_ids: bytes, stops: Sequence[str], include: bool, min_toke
     return None, token_ids.decode()
 
 
-def test_only_what_may_become_a_stop_string_is_held_back() -> None:
-    stops = StopStrings(["END", "\n\n"])
-    assert [stops.num_held_chars(text) for text in ("", "x", "xE", "xEN", "xEE", "a\n", "ENDx")] == [
-        0,
-        0,
-        1,
-        2,
-        1,
-        1,
-        0,
-    ]
-
-
 @given(
     token_ids=st.lists(st.integers(0, 262), min_size=1, max_size=30),
     stops=st.lists(
@@ -218,9 +195,7 @@ def test_a_text_says_beforehand_which_token_completes_a_stop_string(
         assert text.text.startswith(before)
 
 
-def test_tokens_of_a_prompt_start_at_the_character_of_their_first_byte(
-    bytes_only: Tokenizer, pieces: Tokenizer
-) -> None:
+def test_prompt_tokens_start_at_the_character_of_their_first_byte(bytes_only: Tokenizer, pieces: Tokenizer) -> None:
     def offsets(tokenizer: Tokenizer, text: str) -> list[tuple[str, int]]:
         token_ids = tokenizer.encode(text)
         starts = text_offsets(tokenizer, token_ids, text)

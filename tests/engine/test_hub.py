@@ -21,10 +21,10 @@ from octavo.engine.hub_client import HubClient
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import Replicas
 from octavo.errors import EngineDeadError, InvalidRequest, RequestFailed
-from tests.engine.test_replicas import eventually, real_core, steps, undisturbed, whole
+from tests.engine.test_replicas import deadly_core, eventually, real_core, steps, undisturbed, whole
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config
-from tests.fakes.fleet import Deadly, Fleet, MakeCore
+from tests.fakes.fleet import Fleet, MakeCore
 
 pytestmark = pytest.mark.anyio
 
@@ -100,13 +100,8 @@ async def test_streams_of_all_servers_end_alike_when_a_core_is_killed(tmp_path: 
 
 
 async def test_a_request_that_kills_cores_ends_and_those_of_other_servers_go_on(tmp_path: Path) -> None:
-    def deadly() -> Any:
-        core = real_core()()
-        core.executor = Deadly(core.executor, poison=45)
-        return core
-
     expected = await undisturbed(tmp_path)
-    async with served(tmp_path, deadly) as made:
+    async with served(tmp_path, deadly_core()) as made:
         first, second = made.servers
         reading = [asyncio.create_task(whole(first, number)) for number in range(32)]
         await steps(first, 3)

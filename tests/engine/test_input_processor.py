@@ -41,29 +41,20 @@ def test_request_goes_through_with_everything_resolved(tmp_path: Path) -> None:
     request = inputs.process("r", "hi", params, RequestOptions(priority=2, cache_salt="s"))
     assert request.prompt_token_ids == [BOS, *b"hi"]
     assert (request.request_id, request.priority, request.cache_salt, request.arrival_time) == ("r", 2, "s", 7.0)
-    assert request.end_token_ids == (3, 4)
-    assert request.bad_words_token_ids == ((*b"no",), (*b" no",))
+    assert (request.end_token_ids, request.bad_words_token_ids) == ((3, 4), ((*b"no",), (*b" no",)))
     assert (request.params.max_tokens, request.params.seed) == (5, request_seed(0, 0))
 
 
-def test_end_of_sequence_is_the_tokenizers_where_the_checkpoint_names_none(tmp_path: Path) -> None:
+def test_the_end_of_sequence_is_what_the_checkpoint_or_else_the_tokenizer_names(tmp_path: Path) -> None:
     assert processor(tmp_path).process("r", "hi", SamplingParams()).end_token_ids == (EOS,)
-
-
-def test_end_of_sequence_ids_without_logits_are_left_out(tmp_path: Path) -> None:
-    inputs = processor(tmp_path, eos_token_ids=(3, -1, 120, 119), ready={"vocab_size": 120})
-    assert inputs.process("r", "hi", SamplingParams(min_tokens=1)).end_token_ids == (3, 119)
-    assert processor(tmp_path, ready={"vocab_size": 120}).process("r", "hi", SamplingParams()).end_token_ids == ()
-
-
-def test_bad_words_that_the_model_cannot_write_are_left_out(tmp_path: Path) -> None:
-    inputs = processor(tmp_path, ready={"vocab_size": 120})
-    request = inputs.process("r", "hi", SamplingParams(bad_words=("ox", "no")))
-    assert request.bad_words_token_ids == ((*b"no",), (*b" no",))
-
-
-def test_end_of_sequence_can_be_ignored(tmp_path: Path) -> None:
     assert processor(tmp_path).process("r", "hi", SamplingParams(ignore_eos=True)).end_token_ids == ()
+
+
+def test_tokens_without_logits_neither_end_a_text_nor_are_barred(tmp_path: Path) -> None:
+    inputs = processor(tmp_path, eos_token_ids=(3, -1, 120, 119), ready={"vocab_size": 120})
+    request = inputs.process("r", "hi", SamplingParams(min_tokens=1, bad_words=("ox", "no")))
+    assert (request.end_token_ids, request.bad_words_token_ids) == ((3, 119), ((*b"no",), (*b" no",)))
+    assert processor(tmp_path, ready={"vocab_size": 120}).process("r", "hi", SamplingParams()).end_token_ids == ()
 
 
 def test_requests_without_a_seed_get_the_same_ones_in_every_run_of_an_engine_that_has_one(tmp_path: Path) -> None:
@@ -97,10 +88,6 @@ def test_a_namespace_that_is_no_text_is_refused_without_showing_it(tmp_path: Pat
     assert "hush" not in str(caught.value)
 
 
-def test_rest_of_the_context_is_granted_when_no_number_is_set(tmp_path: Path) -> None:
-    assert processor(tmp_path).process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 254
-
-
 def test_default_of_the_checkpoint_that_does_not_fit_means_what_fits(tmp_path: Path) -> None:
     inputs = processor(tmp_path, generation_defaults={"max_tokens": 50}, ready={"max_model_len": 60})
     assert inputs.process("r", "x" * 20, inputs.default_sampling_params()).params.max_tokens == 40
@@ -109,10 +96,10 @@ def test_default_of_the_checkpoint_that_does_not_fit_means_what_fits(tmp_path: P
         inputs.process("t", "x" * 20, inputs.default_sampling_params(max_tokens=51))
 
 
-def test_rest_of_the_cache_is_granted_when_it_is_less_than_the_context(tmp_path: Path) -> None:
-    inputs = processor(tmp_path, ready={"num_blocks": 2})
-    assert inputs.process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 31
-    assert inputs.process("r", "hi", SamplingParams(max_tokens=None, n=2)).params.max_tokens == 15
+@pytest.mark.parametrize(("num_blocks", "n", "granted"), [(16, 1, 254), (2, 1, 31), (2, 2, 15)])
+def test_rest_of_context_or_cache_is_granted_by_default(tmp_path: Path, num_blocks: int, n: int, granted: int) -> None:
+    inputs = processor(tmp_path, ready={"num_blocks": num_blocks})
+    assert inputs.process("r", "hi", SamplingParams(max_tokens=None, n=n)).params.max_tokens == granted
 
 
 @given(

@@ -43,8 +43,7 @@ def test_every_block_of_a_request_names_it() -> None:
     running, waiting = sorted(state.requests)
     assert [state.requests[running].state, state.requests[waiting].state] == ["running", "waiting"]
     assert kinds(state).count((USED, running)) == state.requests[running].blocks == 2
-    assert state.rows[-1].request == running
-    assert state.requests[running].prompt == 6
+    assert (state.rows[-1].request, state.requests[running].prompt) == (running, 6)
     assert state.requests[running].events[0][1] == "queued"
 
 

@@ -15,7 +15,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.llm_engine import LLMEngine
-from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
+from octavo.errors import EngineDeadError, InvalidRequest
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config
 from tests.fakes.engine import make_core
@@ -59,17 +59,6 @@ def test_defaults_of_the_model_hold_when_no_parameters_are_given(tmp_path: Path)
     engine.add_request("x", "long")
     assert run(engine)[-1].outputs[0].text == "lo"
     assert engine.default_sampling_params(top_k=3) == SamplingParams(max_tokens=2, top_k=3)
-
-
-def test_aborted_request_has_a_final_output_too(tmp_path: Path) -> None:
-    core = ScriptedCore()
-    engine = make_engine(tmp_path, core)
-    engine.add_request("x", "abc")
-    engine.step()
-    engine.abort_request("x")
-    engine.abort_request("x")
-    [output] = run(engine)
-    assert (output.outputs[0].text, output.outputs[0].finish_reason, core.aborted) == ("a", "abort", ["x"])
 
 
 def test_several_requests_are_aborted_at_once_and_counted_until_their_last_output(tmp_path: Path) -> None:
@@ -127,18 +116,6 @@ def test_stop_string_frees_the_core_at_once(tmp_path: Path) -> None:
     assert core.scheduler.block_manager.num_used_blocks == 0
 
 
-def test_several_sequences_come_out_of_the_real_core_in_order(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, make_core(depth=2))
-    engine.add_request("x", [1, 2, 3], SamplingParams(n=3, max_tokens=6, seed=1, logprobs=0, prompt_logprobs=0))
-    final = run(engine)[-1]
-    assert [output.index for output in final.outputs] == [0, 1, 2]
-    assert [len(output.token_ids) for output in final.outputs] == [6, 6, 6]
-    assert final.prompt_logprobs is not None
-    assert [position and list(position) for position in final.prompt_logprobs] == [None, [2], [3]]
-    assert final.metrics is not None
-    assert final.metrics.finished_time is not None
-
-
 def test_failed_step_surfaces_and_the_engine_says_so_from_then_on(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, ScriptedCore(fail_at_step=1))
     engine.add_request("x", "abc")
@@ -158,13 +135,6 @@ def test_shut_down_engine_refuses_by_name(tmp_path: Path) -> None:
     assert core.is_shut_down
     with pytest.raises(EngineDeadError, match="has been shut down"):
         engine.add_request("x", "abc")
-
-
-def test_control_calls_are_known_by_name(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, make_core())
-    assert engine.call("reset_prefix_cache") is True
-    with pytest.raises(ConfigError, match="format_disk is not a control call"):
-        engine.call("format_disk")
 
 
 SEQUENCE = st.lists(st.integers(0, 49), min_size=1, max_size=14)

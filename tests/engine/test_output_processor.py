@@ -466,9 +466,7 @@ def test_a_request_cannot_be_resumed_behind_its_stop_string(tokenizer: Tokenizer
 
 
 @pytest.mark.parametrize(("text", "rest"), [("hel", "lo"), ("hello", ""), ("hello ", ""), ("hello wo", "")])
-def test_text_that_was_held_back_at_the_cut_comes_or_becomes_a_stop_string(
-    tokenizer: Tokenizer, text: str, rest: str
-) -> None:
+def test_text_held_back_at_the_cut_comes_or_becomes_a_stop_string(tokenizer: Tokenizer, text: str, rest: str) -> None:
     request = make_request("hello world", stop=[" world"], output_kind=OutputKind.CUMULATIVE)
     request.resumed = (ResumedSequence(index=0, token_ids=list(text.encode())),)
     processor = OutputProcessor(tokenizer)

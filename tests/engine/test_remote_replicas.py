@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from tests.fakes.core import core_ready, engine_config
 from tests.fakes.engine import make_core
 from tests.fakes.fleet import Slow
 from tests.fakes.linked_core import FRONT, SECRET, LinkableCore, Served, linked
+from tests.fakes.whole_engines import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -63,12 +64,6 @@ async def tokens(llm: AsyncLLM) -> tuple[list[int], Any]:
     return list(last.token_ids), last.logprobs
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(200):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def states(llm: AsyncLLM) -> list[tuple[int, str]]:
     return [(each.number, each.state) for each in llm.replicas]
 
@@ -98,14 +93,14 @@ async def test_requests_go_on_elsewhere_when_their_engine_vanishes_or_is_ended(
     ):
         expected = await tokens(llm)
         running = [asyncio.create_task(tokens(llm)) for _ in range(4)]
-        await until(lambda: llm.stats.num_running == 4)
+        await eventually(lambda: llm.stats.num_running == 4)
         llm._client._replicas[0].client._writer.transport.abort()
         assert await asyncio.gather(*running) == [expected] * 4
         assert llm.stats.num_resumed > 0
-        await until(lambda: states(llm) == [(0, "ready"), (1, "ready")])
+        await eventually(lambda: states(llm) == [(0, "ready"), (1, "ready")])
         assert "decode 0: connecting to it again (1 in 10 minutes)" in caplog.text
         running = [asyncio.create_task(tokens(llm)) for _ in range(4)]
-        await until(lambda: llm.stats.num_running == 4)
+        await eventually(lambda: llm.stats.num_running == 4)
         await first.end()
         assert await asyncio.gather(*running) == [expected] * 4
         assert states(llm) == [(0, "starting"), (1, "ready")]
@@ -121,53 +116,49 @@ async def test_an_engine_that_comes_later_or_again_is_used(tmp_path: Path) -> No
             assert states(llm) == [(0, "ready"), (1, "starting")]
             for _ in range(2):
                 async with linked(hello=DECODE, port=port) as again:
-                    await until(lambda: states(llm)[1] == (1, "ready"))
+                    await eventually(lambda: states(llm)[1] == (1, "ready"))
                     found = await asyncio.gather(*(tokens(llm) for _ in range(3)))
                     assert found == [expected] * 3
                     assert again.core.requests
-                await until(lambda: states(llm)[1] == (1, "starting"))
+                await eventually(lambda: states(llm)[1] == (1, "starting"))
 
 
-async def test_the_file_adds_and_removes_engines_without_losing_a_request(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_file_adds_and_removes_engines_for_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "engines"
     async with linked(make_slow_core, hello=DECODE) as first, linked(make_slow_core, hello=DECODE) as second:
         file.write_text(f"decode {first.address}")
         async with front(tmp_path, file=file) as llm:
             expected = await tokens(llm)
             running = [asyncio.create_task(tokens(llm)) for _ in range(3)]
-            await until(lambda: llm.stats.num_running == 3)
+            await eventually(lambda: llm.stats.num_running == 3)
             file.write_text(f"decode {second.address}\n")
-            await until(lambda: states(llm) == [(1, "ready")])
+            await eventually(lambda: states(llm) == [(1, "ready")])
             assert await asyncio.gather(*running) == [expected] * 3
             num_tokens = llm.stats.num_generated_tokens
             assert num_tokens >= 4 * len(expected[0])  # totals of an engine that was removed are kept
             file.write_text("decode nowhere")
-            await until(lambda: "the engines stay as they are" in caplog.text)
+            await eventually(lambda: "the engines stay as they are" in caplog.text)
             file.write_text(f"decode {first.address}\ndecode {second.address}\n")
-            await until(lambda: states(llm) == [(0, "ready"), (1, "ready")])  # under the number that it had
+            await eventually(lambda: states(llm) == [(0, "ready"), (1, "ready")])  # under the number that it had
             assert await tokens(llm) == expected
             running = asyncio.create_task(tokens(llm))
-            await until(lambda: llm.stats.num_running == 1)
+            await eventually(lambda: llm.stats.num_running == 1)
             file.write_text("")
-            await until(lambda: not states(llm))
+            await eventually(lambda: not states(llm))
             with pytest.raises(EngineRestartingError, match="the server has no engine: it has none to use"):
                 await tokens(llm)
             file.write_text(f"decode {first.address}\n")
             assert await running == expected
 
 
-async def test_a_file_that_breaks_while_the_front_starts_leaves_the_engines(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_that_breaks_at_start_leaves_the_engines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, config = tmp_path / "engines", engine_config(str(tmp_path))
     async with linked(hello=DECODE) as only:
         file.write_text(f"decode {only.address}")
         replicas = await RemoteReplicas([], file, SECRET, FRONT).start(config)
         file.write_text("decode nowhere")
         llm = AsyncLLM(config, replicas, byte_tokenizer(tmp_path))
-        await until(lambda: "the engines stay as they are" in caplog.text or not llm.is_running)
+        await eventually(lambda: "the engines stay as they are" in caplog.text or not llm.is_running)
         assert await tokens(llm)
         await llm.shutdown()
 
@@ -192,11 +183,11 @@ async def test_an_engine_that_is_removed_while_it_is_connected_to_is_not_used(
             file.write_text(f"decode {first.address}\ndecode {second.address}\n")
             await greeted.wait()
             file.write_text(f"decode {first.address}")
-            await until(lambda: states(llm) == [(0, "ready"), (1, "stopped")])
+            await eventually(lambda: states(llm) == [(0, "ready"), (1, "stopped")])
             is_removed.set()
-            await until(lambda: (1, "stopped") not in states(llm))
+            await eventually(lambda: (1, "stopped") not in states(llm))
             assert states(llm) == [(0, "ready")]
-            await until(lambda: second.link._front is None)  # another front may have it
+            await eventually(lambda: second.link._front is None)  # another front may have it
 
 
 async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,11 +205,11 @@ async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, mo
 
     async with linked(make_slow_core, hello=DECODE) as only, front(tmp_path, engine_of(only)) as llm:
         running = asyncio.create_task(error(llm))
-        await until(lambda: llm.stats.num_running == 1)
+        await eventually(lambda: llm.stats.num_running == 1)
         await only.end()
-        await until(lambda: waits == [dispatch.PATIENCE_S])
+        await eventually(lambda: waits == [dispatch.PATIENCE_S])
         waiting = asyncio.create_task(error(llm))
-        await until(lambda: len(llm._client._dispatch.sent) == 2)
+        await eventually(lambda: len(llm._client._dispatch.sent) == 2)
         turns[0].set()
         refused = await waiting
         assert (refused.code, refused.retry_after_s) == ("engine_restarting", 5)
@@ -230,7 +221,7 @@ async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, mo
         turns[1].set()
         assert await running == refused
         async with linked(make_slow_core, hello=DECODE, port=only.address.port):
-            await until(lambda: states(llm) == [(0, "ready")])
+            await eventually(lambda: states(llm) == [(0, "ready")])
             assert await tokens(llm)
 
 

@@ -21,6 +21,7 @@ from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnrespon
 from tests.fakes.core import ScriptedCore, core_ready, endless
 from tests.fakes.engine import make_core
 from tests.fakes.fleet import Deadly, Slow, fleet, kill
+from tests.fakes.whole_engines import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +37,17 @@ def real_core(**options: Any) -> Callable[[], Any]:
     def make() -> Any:
         core = make_core(**({"num_blocks": 512, "max_num_seqs": 64, "max_num_batched_tokens": 64} | options))
         core.executor = Slow(core.executor)
+        return core
+
+    return make
+
+
+def deadly_core(num_tokens: int = 0, **options: Any) -> Callable[[], Any]:
+    """A core that a prompt with the token 45 kills, when it has so many tokens."""
+
+    def make() -> Any:
+        core = real_core(**options)()
+        core.executor = Deadly(core.executor, poison=45, num_tokens=num_tokens)
         return core
 
     return make
@@ -90,12 +102,6 @@ async def steps(llm: AsyncLLM, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(200):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize(("count", "depth"), [(1, 3), (2, 1)])
 async def test_streams_end_alike_whenever_their_core_is_killed(tmp_path: Path, count: int, depth: int) -> None:
     expected = await undisturbed(tmp_path)
@@ -127,16 +133,9 @@ async def test_replicas_that_die_in_turn_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("num_tokens", [0, 5])
-async def test_request_that_kills_two_cores_ends_and_the_others_go_on(
-    tmp_path: Path, count: int, num_tokens: int
-) -> None:
-    def deadly() -> Any:
-        core = real_core()()
-        core.executor = Deadly(core.executor, poison=45, num_tokens=num_tokens)
-        return core
-
+async def test_request_that_kills_two_cores_ends_and_others_go_on(tmp_path: Path, count: int, num_tokens: int) -> None:
     expected = await undisturbed(tmp_path)
-    async with fleet(tmp_path, deadly, count, router=LeastLoaded()) as (llm, cores):
+    async with fleet(tmp_path, deadly_core(num_tokens), count, router=LeastLoaded()) as (llm, cores):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
         await steps(llm, 3)
         params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
@@ -150,11 +149,6 @@ async def test_request_that_kills_two_cores_ends_and_the_others_go_on(
 
 
 async def test_a_suspect_beside_which_another_request_kills_the_core_goes_on_alone(tmp_path: Path) -> None:
-    def deadly() -> Any:
-        core = real_core(max_num_batched_tokens=4)()
-        core.executor = Deadly(core.executor, poison=45)
-        return core
-
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     prompt = [number % 40 + 1 for number in range(300)]
 
@@ -164,7 +158,7 @@ async def test_a_suspect_beside_which_another_request_kills_the_core_goes_on_alo
 
     async with fleet(tmp_path, real_core()) as (llm, _):
         expected = (await read(llm, prompt)).outputs
-    async with fleet(tmp_path, deadly, max_restarts=9) as (llm, cores):
+    async with fleet(tmp_path, deadly_core(max_num_batched_tokens=4), max_restarts=9) as (llm, cores):
         innocent = asyncio.create_task(read(llm, prompt))
         all_sent = llm._client._dispatch.sent
         await eventually(lambda: any(each.has_run for each in all_sent.values()))

@@ -46,8 +46,7 @@ async def test_streams_of_split_requests_are_those_of_one_core(tmp_path: Path, n
     expected = await undisturbed(tmp_path)
     async with fleet(tmp_path, real_core(), count, num_prefills=num_prefills) as (llm, _):
         assert await asyncio.gather(*(whole(llm, number) for number in range(32))) == expected
-        assert llm.stats.num_handovers == 32
-        assert llm.stats.num_handover_mismatches == 0
+        assert (llm.stats.num_handovers, llm.stats.num_handover_mismatches) == (32, 0)
         client = llm._client
         await eventually(lambda: not any(each.num_open for each in client._replicas))
         assert (client._split._handovers, client._dispatch.sent) == ({}, {})  # type: ignore[union-attr]
@@ -62,8 +61,7 @@ async def test_streams_end_alike_whenever_a_core_is_killed(tmp_path: Path, dies:
             await steps(llm, num_steps)
             kill(llm, dies)
             assert await asyncio.gather(*reading) == expected
-            assert llm.stats.num_restarts == 1
-            assert llm.stats.num_handover_mismatches == 0
+            assert (llm.stats.num_restarts, llm.stats.num_handover_mismatches) == (1, 0)
 
 
 async def test_prefill_core_that_is_drained_or_given_up_leaves_the_others(tmp_path: Path) -> None:

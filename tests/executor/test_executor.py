@@ -41,7 +41,7 @@ def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
         executor.call("time_steps", False)
 
 
-def test_sizes_are_checked_before_more_ranks_than_processors_start(
+def test_sizes_are_checked_before_ranks_beyond_processors_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(make_checkpoint("llama", tmp_path / "model"), tensor_parallel_size=1000)

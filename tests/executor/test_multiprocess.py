@@ -85,9 +85,7 @@ def start_and_load(executor: MultiprocessExecutor, config: EngineConfig) -> None
 
 
 @pytest.mark.parametrize("message", [Value(), StepResult(ModelRunnerOutput(step_id=1, rows=[]))])
-def test_a_message_that_nothing_waits_for_is_a_failure_of_its_rank(
-    resources: ExitStack, message: msgspec.Struct
-) -> None:
+def test_a_message_that_none_waits_for_is_a_failure_of_its_rank(resources: ExitStack, message: msgspec.Struct) -> None:
     ranks, (end,) = connected(resources, 1)
     reasons: SimpleQueue[str] = SimpleQueue()
     make_executor(resources, ranks, on_death=reasons.put)
@@ -96,9 +94,7 @@ def test_a_message_that_nothing_waits_for_is_a_failure_of_its_rank(
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
-def test_a_rank_that_is_stopped_while_it_starts_is_found(
-    config: EngineConfig, resources: ExitStack, is_joined: bool
-) -> None:
+def test_a_rank_stopped_while_it_starts_is_found(config: EngineConfig, resources: ExitStack, is_joined: bool) -> None:
     rank = Rank(1, *processes.spawn("tests.fakes.rank"))
     assert rank.process is not None
     pid = rank.process.pid

@@ -104,9 +104,7 @@ def test_a_rank_that_fails_while_it_loads_is_named_though_the_first_one_loads_to
         ({"files": "abc"}, "files is .* here and abc on rank 0; give every machine the same files of the model"),
     ],
 )
-def test_a_rank_with_another_build_or_model_is_refused(
-    config: EngineConfig, change: dict[str, str], message: str
-) -> None:
+def test_a_rank_of_another_build_or_model_fails(config: EngineConfig, change: dict[str, str], message: str) -> None:
     start = Start(
         identity=msgspec.structs.replace(Identity.of(config), **change),
         config=msgspec.Raw(frames.encode(config)),
@@ -131,7 +129,7 @@ def test_settings_of_another_version_that_cannot_be_read_name_both_versions(conf
     processes.end(process)
 
 
-def test_the_log_of_another_machine_says_why_its_rank_is_refused(
+def test_the_log_elsewhere_says_why_its_rank_is_refused(
     config: EngineConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     identity = msgspec.structs.replace(Identity.of(config), files="abc")
@@ -221,9 +219,7 @@ def machine(config: EngineConfig, tmp_path: Path) -> Iterator[tuple[Multiprocess
         executor.shutdown()
 
 
-def test_a_machine_whose_engine_has_ended_does_not_join_again(
-    machine: tuple[MultiprocessExecutor, Future[bool]],
-) -> None:
+def test_a_machine_whose_engine_ended_does_not_join_again(machine: tuple[MultiprocessExecutor, Future[bool]]) -> None:
     executor, node = machine
     executor.shutdown()
     assert not node.result(30)

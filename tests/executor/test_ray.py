@@ -25,9 +25,7 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.filterwarnings("default")
-def test_more_ranks_than_the_cluster_has_room_for_are_refused_at_the_deadline(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_ranks_beyond_the_cluster_are_refused_at_the_deadline(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("ray", reason="needs the extra `ray`")
     request.getfixturevalue("ray_cluster")
     from octavo.executor.ray import start_ray_ranks

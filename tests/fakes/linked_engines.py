@@ -148,7 +148,7 @@ class Engine:
         self.connector.close()
 
 
-def step_until(is_done: Callable[[], bool], *engines: Engine) -> None:
+def step_until(is_done: Callable[[], object], *engines: Any) -> None:
     """Step all engines in turn until something is the case."""
     deadline = time.monotonic() + 200
     while not is_done():

@@ -101,9 +101,7 @@ def test_a_recording_that_leaves_out_a_collective_call_would_be_noticed() -> Non
 
 
 @pytest.mark.parametrize("kind", ["threads", "gloo"])
-def test_collectives_that_no_recording_keeps_switch_recording_off_by_name(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_collectives_that_none_keeps_switch_recording_off_by_name(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     def work(mesh: Mesh) -> tuple[list[Tensor], int]:
         if kind == "gloo":
             mesh = open_groups(Mesh.of_rank(mesh.rank, tensor=2), rendezvous)

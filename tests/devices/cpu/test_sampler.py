@@ -174,8 +174,7 @@ def test_beams_get_the_likeliest_tokens_after_the_processors() -> None:
     expected = ReferenceSampler().rank(logits.clone(), rows, counts)
     for one, other in zip(found[:3], expected[:3], strict=True):
         check_equal(one, other)
-    assert found[3] == expected[3]
-    assert found[5] == expected[5]
+    assert (found[3], found[5]) == (expected[3], expected[5])
     for place in (3, 5):
         error = found[place].error
         assert error is not None
@@ -201,8 +200,7 @@ def test_what_the_processors_leave_is_not_normalised_again() -> None:
         known = dict(zip(barred.top_ids, barred.top_logprobs, strict=True))
         for token in (9, 4, 7):
             assert known[token] == pytest.approx(logprobs[0, token].item(), abs=2e-6)
-        assert barred.top_logprobs[3:] == (-math.inf,) * 2
-        assert barred.scores == ()
+        assert (barred.top_logprobs[3:], barred.scores) == ((-math.inf,) * 2, ())
         found = dict(zip(biased.top_ids, zip(biased.scores, biased.top_logprobs, strict=True), strict=True))
         for token, bias in ((4, 2.0), (9, -1.0), (5, 0.0)):
             score, logprob = found[token]

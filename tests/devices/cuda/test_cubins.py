@@ -142,9 +142,7 @@ def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folde
     assert b"".join(values) == expected
 
 
-def test_what_no_variant_fits_goes_to_triton_and_is_logged_once(
-    folders: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_fits_no_variant_goes_to_triton_once(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
     launched: list[str] = []
     kept, launcher = opened(folders[0], lambda kernel, grid, *arguments, **constants: launched.append(kernel))
     norm, weight = CudaRuntime(launch=launcher).bind().rms_norm, torch.zeros(1024, dtype=torch.bfloat16)
@@ -187,9 +185,7 @@ def test_binaries_of_other_sources_are_not_used(folders: list[Path], monkeypatch
         open_launcher(90, 228 << 10, lambda: pytest.fail("no driver"), is_invariant=False, folder=folders[0])
 
 
-def test_code_of_two_compilers_is_not_mixed_where_bits_must_agree(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_compilers_are_not_mixed_where_bits_agree(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cubins.metadata, "version", lambda name: "0.1")
     kept, _ = opened(folders[0])
     chosen = [
@@ -270,9 +266,7 @@ def test_a_binary_that_needs_more_shared_memory_than_the_gpu_has_is_not_loaded(
     assert taken == ["attention.store 80", "attention.attend 80" if is_taken else "Triton"]
 
 
-def test_a_launch_whose_tiles_follow_from_less_shared_memory_finds_no_binary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_of_less_shared_memory_have_no_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_archive(tmp_path, 80)
     assert launched(monkeypatch, tmp_path, 86, 100) == ["attention.store 80", "Triton"]
 

@@ -37,9 +37,7 @@ def generate(path: Path, max_tokens: int = 3, **args: Any) -> list[tuple[Any, An
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
 
 
-def test_the_text_is_that_of_the_reference_and_its_bits_those_of_any_schedule(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_the_references_and_has_the_bits_of_any_schedule(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     expected = [tokens for tokens, _ in generate(path, device="reference")]
     assert [tokens for tokens, _ in generate(path, device="cuda")] == expected
@@ -68,9 +66,7 @@ def test_a_prefix_that_is_found_changes_no_bit(path: Path, monkeypatch: pytest.M
     assert [each.logprobs for each in first.outputs] == [each.logprobs for each in second.outputs]
 
 
-def test_the_same_schedule_gives_the_same_bits_without_batch_invariance(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_gives_the_same_bits_without_batch_invariance(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[list[tuple[int, int]]] = []
     launch = LaunchingRunner.launch
 
@@ -106,9 +102,7 @@ def test_guesses_need_bits_that_do_not_depend_on_rows(path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "family", ["gemma3", "gpt_oss", "deepseek_v3", "qwen3_moe", "qwen3_5", "falcon_h1", "lfm2", "opt"]
 )
-def test_other_families_have_the_text_of_the_reference(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_families_have_the_references_text(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
     expected, found = ([tokens for tokens, _ in generate(model, device=name)] for name in ("reference", "cuda"))

@@ -116,9 +116,7 @@ def test_plain_weights_that_are_quantised_while_loading_make_the_same_stacks() -
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_decode_steps_of_quantised_mixtures_are_captured(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decode_steps_of_mixtures_are_captured(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     model = write_byte_tokenizer(make_checkpoint(family, tmp_path / "model", vocab_size=300))
     before = RepeatedCalls.num_replays

@@ -226,9 +226,7 @@ def test_the_engine_repeats_its_decode_steps(cache: str, tmp_path: Path, monkeyp
     assert [tokens for tokens, _ in drawn] == [tokens for tokens, _ in expected]
 
 
-def test_steps_with_adapters_are_repeated_until_a_slot_has_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_with_adapters_are_repeated_until_slots_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_byte_tokenizer(make_checkpoint("llama", tmp_path / "model", vocab_size=300))
     monkeypatch.setitem(DEVICES, "cuda", NAME)
     folders = [make_adapter(path, tmp_path / name, LINEAR[:1], rank=4, seed=seed) for seed, name in enumerate("ab", 1)]

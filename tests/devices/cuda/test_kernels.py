@@ -161,9 +161,7 @@ CODED = {
 
 
 @pytest.mark.parametrize(("cache_dtype", "shape"), CODED.values(), ids=CODED.keys())
-def test_caches_of_codes_are_read_as_they_are_kept_with_one_result_for_any_cut(
-    cache_dtype: torch.dtype, shape: Heads
-) -> None:
+def test_caches_of_codes_are_read_as_kept_with_one_result_for_any_cut(cache_dtype: torch.dtype, shape: Heads) -> None:
     dtype = torch.bfloat16 if shape.soft_cap else torch.float32
     sequences = Sequences.make(shape, LENGTHS, dtype)
     whole = sequences.compute(CudaBackend(RUNTIME, cache_dtype, WHOLE), sequences.whole())
@@ -209,9 +207,7 @@ def test_prompts_have_no_chunks_where_bits_may_differ_from_those_of_single_token
 
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("spec", [INT4, INT8, MXFP4], ids=lambda each: each.layout)
-def test_a_product_with_codes_has_the_bits_of_the_reference_for_any_number_of_rows(
-    spec: CodeSpec, bits: Literal[8, 16]
-) -> None:
+def test_products_with_codes_have_the_bits_of_the_reference_for_any_rows(spec: CodeSpec, bits: Literal[8, 16]) -> None:
     spec, generator = replace(spec, activation_bits=bits), torch.Generator().manual_seed(0)
     x, weight = torch.randn(70, 300, generator=generator), example_weight(spec, 40, 300, generator)
     linear, reference = (each.prepare_coded(spec)(weight, x.dtype) for each in (OPS, bind()))

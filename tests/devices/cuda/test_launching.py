@@ -120,9 +120,7 @@ def test_steps_behind_images_are_launched(family: str, tmp_path: Path, monkeypat
     launched_with(make_vision_checkpoint(family, tmp_path), prompts, monkeypatch)
 
 
-def test_requests_that_are_aborted_while_steps_are_in_flight_change_no_other_token_and_keep_no_block(
-    path: Path,
-) -> None:
+def test_requests_that_are_aborted_with_steps_in_flight_change_no_other_token_and_keep_no_block(path: Path) -> None:
     asked: list[tuple[int, dict[str, Any]]] = [
         (3, {"temperature": 0.0, "max_tokens": 8}),
         (14, {"seed": 1}),
@@ -238,9 +236,7 @@ def test_logits_that_are_no_numbers_end_one_request(
     assert [len(each.outputs[0].token_ids) for each in (found[0], found[2])] == [9, 9]
 
 
-def test_a_store_that_grows_where_it_began_is_not_that_of_graphs_before(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_grows_in_place_is_not_that_of_graphs_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, reserve = torch.zeros(1 << 16, dtype=torch.int32), CudaTokenStore._reserve
 
     def grow(self: CudaTokenStore, num_lines: int, width: int) -> None:

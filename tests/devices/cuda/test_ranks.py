@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.whole_engines import core_of
+
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo import LLM, LoRARequest, SamplingParams
@@ -20,7 +22,6 @@ from octavo.devices import DEVICES
 from octavo.devices.cuda.graphs import GraphedModel
 from octavo.devices.device import DeviceMemory
 from octavo.distributed.process_group import ProcessGroup
-from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.multiprocess import MultiprocessExecutor
 from octavo.executor.ranks import start_ranks
@@ -103,8 +104,7 @@ def test_two_ranks_give_the_bits_of_one_and_the_end_of_one_is_an_error(
     with LLM(str(path), **EXACT, **sizes, distributed_timeout_seconds=20) as llm:
         assert answers(llm) == expected
         assert RepeatedCalls.num_replays > num_before, "steps of ranks are captured, with their calls"
-        core = llm.engine.core
-        assert isinstance(core, EngineCore)
+        core = core_of(llm)
         executor = core.executor
         assert isinstance(executor, MultiprocessExecutor)
         assert isinstance(executor._worker, Worker)
@@ -164,9 +164,7 @@ def test_two_ranks_give_the_bits_of_one_with_any_model(family: str, options: dic
 
 
 @pytest.mark.filterwarnings("default")
-def test_ranks_that_ray_places_give_the_bits_of_one(
-    path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_ray_places_are_as_one(path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="needs the extra `ray`")
     from octavo.executor.ray import start_ray_ranks
 

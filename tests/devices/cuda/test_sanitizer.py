@@ -40,8 +40,7 @@ def test_reads_outside_of_tensors_are_found() -> None:
     [(what, where)] = report.faults.items()
     assert what.endswith("load outside of all tensors")
     assert where == "48 bytes from the start of x in program (1, 0, 0)"
-    assert report.counts["launches"] == 1
-    assert report.counts["programs"] == 2
+    assert (report.counts["launches"], report.counts["programs"]) == (1, 2)
 
 
 @triton.jit
@@ -83,9 +82,7 @@ def _sum_of_last(
         ("relaxed", True, ["race of programs, store"]),
     ],
 )
-def test_the_last_program_reads_what_a_barrier_and_an_atomic_publish(
-    sem: str, has_barrier: bool, faults: list[str]
-) -> None:
+def test_the_last_program_reads_what_barrier_and_atomic_publish(sem: str, has_barrier: bool, faults: list[str]) -> None:
     x, out = torch.arange(12.0), torch.zeros(4)
     arrived, parts = torch.zeros(1, dtype=torch.int32), torch.zeros(12)
     options = {"COUNT": 3, "SEM": sem, "HAS_BARRIER": has_barrier, "BLOCK": 4}
