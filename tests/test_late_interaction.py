@@ -29,9 +29,7 @@ def vectors_of(model: Any, projection: torch.Tensor, ids: list[int], num_unseen:
 
 @pytest.mark.parametrize("device", ["auto", "reference"])
 @pytest.mark.parametrize("is_seen", [False, True])
-def test_scores_are_those_of_vectors_behind_masks_without_punctuation(
-    tmp_path: Path, is_seen: bool, device: str
-) -> None:
+def test_scores_are_those_of_masked_vectors_without_punctuation(tmp_path: Path, is_seen: bool, device: str) -> None:
     model, projection = save(tmp_path, "ModernBertModel", local_attention=64), torch.randn(24, 64)
     keys = {"document_length": 40, "skiplist_words": ["w7", "absent"], "attend_to_expansion_tokens": is_seen}
     write_late_interaction(tmp_path, projection, **keys)

@@ -160,7 +160,7 @@ def test_refused_prompt_carries_its_error_while_the_others_finish(tmp_path: Path
         ({"beam_width": 2, "n": 0}, "n", "n is 0, must be at least 1"),
     ],
 )
-def test_what_is_wrong_with_a_search_is_said_in_its_words(
+def test_wrong_searches_are_named_in_their_words(
     arguments: dict[str, Any], field: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
-
-import pytest
 
 from octavo.config.explain import render_bar
 from octavo.logging import escaped, set_up
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    logger = logging.getLogger("octavo")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def test_a_line_holds_role_level_and_message() -> None:

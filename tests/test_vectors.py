@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.read_pooling import pooling_config
@@ -23,6 +22,7 @@ from octavo.errors import CheckpointError, ConfigError, InvalidRequest, Unsuppor
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config, edit_tensors
 from tests.fakes.vector_models import save, write_modules, write_tokenizer
+from tests.fakes.whole_engines import started
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(70)), "w9 w8 w7 w6 w5 w4 w3 w2"]
 
@@ -224,9 +224,7 @@ def test_weights_of_all_tokens_of_the_vocabulary(tmp_path: Path, family: str, st
         assert "dimensions is 8, but weights of tokens have none" in refused.error.message
 
 
-def test_a_server_refuses_requests_for_more_values_than_it_can_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_refuses_more_values_than_it_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, "BertModel")
     monkeypatch.setattr("octavo.core.request_limits.MAX_POOLED_VALUES", 300)
     asked = [
@@ -237,13 +235,10 @@ def test_a_server_refuses_requests_for_more_values_than_it_can_hold(
     ]
 
     async def check() -> None:
-        llm = await AsyncLLM.start(EngineArgs(model=str(tmp_path)))
-        try:
+        async with started(model=str(tmp_path)) as llm:
             for texts, params, message in asked:
                 with nullcontext() if message is None else pytest.raises(InvalidRequest, match=message):
                     assert len([each async for each in llm.generate_together(texts, params)]) == len(texts)
-        finally:
-            await llm.shutdown()
 
     asyncio.run(check())
 
@@ -341,9 +336,7 @@ def test_files_that_say_something_else_are_refused_by_name(
         ({"architectures": ["Qwen3ForCausalLM"], "vocab_size": 21}, r"the tokens \(20, 21\), expected .* 0 to 20"),
     ],
 )
-def test_configs_of_scores_that_no_model_can_have_are_refused(
-    tmp_path: Path, values: dict[str, Any], message: str
-) -> None:
+def test_configs_of_scores_of_no_model_are_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
     own = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", "max_position_embeddings": 100}
     if "vocab_size" in values:
         own["model_type"] = "qwen3"

@@ -40,9 +40,7 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[s
     return json.loads(line), written.err
 
 
-def test_engines_do_the_same_work_and_are_shown_side_by_side(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engines_do_the_same_work_side_by_side(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     against = "fake=" + " ".join(fake(tmp_path))
     result, table = compare(capsys, "--model", model, "--workloads", "A,E", "--repetitions", "2", "--against", against)
     runs = (tmp_path / "runs").read_text().splitlines()

@@ -143,9 +143,7 @@ _MIXED = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights
         (_MIXED, True),
     ],
 )
-def test_activations_are_rounded_where_some_weights_stay_codes(
-    stored: dict[str, object], has_codes: bool, tmp_path: Path
-) -> None:
+def test_activations_are_rounded_beside_codes(stored: dict[str, object], has_codes: bool, tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path / "m")
     edit_config(path, quantization_config=stored)
     write_byte_tokenizer(path)

@@ -198,9 +198,7 @@ def test_an_offline_hub_names_the_variable_and_the_model(
             locate(model, endpoint=hub.address, cache_dir=tmp_path)
 
 
-def test_a_full_disk_during_a_download_is_said_plainly(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_of_downloads_is_said(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         try:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -88,7 +88,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "said"), BAD)
-def test_settings_that_no_image_survives_are_refused(
+def test_settings_no_image_survives_are_refused(
     family: str, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     file = make_vision_checkpoint(family, tmp_path) / "preprocessor_config.json"

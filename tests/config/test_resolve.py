@@ -51,8 +51,7 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert (config.model.vocab_size, config.model.eos_token_ids, config.model.bos_token_id) == (300, (2,), 1)
     assert config.model.served_model_names == ("m",)
     assert config.model.tokenizer_path == config.model.path == str(tmp_path)
-    assert config.device.threads == 6
-    assert config.cache.swap_space_bytes == 4 << 30
+    assert (config.device.threads, config.cache.swap_space_bytes) == (6, 4 << 30)
     assert config.scheduler.max_steps_in_flight == 1
 
 
@@ -161,10 +160,8 @@ def test_arguments_win(tmp_path: Path) -> None:
     config = resolve(args, checkpoint(tmp_path), PLATFORM, tokenizer_path=tmp_path / "elsewhere")
     assert config.model.max_model_len == 64
     assert config.model.user_set_max_model_len
-    assert config.model.dtype == "float32"
-    assert config.device.threads == 1
-    assert config.model.served_model_names == ("a", "b")
-    assert config.cache.swap_space_bytes == 1 << 29
+    assert (config.model.dtype, config.device.threads) == ("float32", 1)
+    assert (config.model.served_model_names, config.cache.swap_space_bytes) == (("a", "b"), 1 << 29)
     assert config.model.tokenizer_path.endswith("elsewhere")
     assert config.observability.disable_log_stats
 

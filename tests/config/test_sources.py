@@ -119,9 +119,7 @@ SERVICE_LINKS = {
 }
 
 
-def test_variables_that_kubernetes_sets_for_a_service_are_ignored_with_one_note(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_variables_of_kubernetes_for_a_service_are_ignored_with_one_note(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "octavo")
     environ = SERVICE_LINKS | {"OCTAVO_BLOCK_SIZE": "8"}
     assert gather(EngineArgs, {}, environ=environ) == EngineArgs(block_size=8)

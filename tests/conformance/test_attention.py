@@ -91,9 +91,7 @@ def test_answers_are_those_of_float64(level: str, dtype: torch.dtype, cache_dtyp
 @pytest.mark.parametrize("cache_dtype", CACHE_TYPES, ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_token_has_the_same_bits_in_every_cut_and_mixture(
-    level: str, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> None:
+def test_a_token_has_the_same_bits_in_any_mixture(level: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     for shape in SHAPES.values():
         sequences = Sequences.make(shape, [16, 17, 70], dtype, seed=1)
         whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
@@ -124,9 +122,7 @@ def test_long_contexts_are_cut_among_threads_without_a_trace(dtype: torch.dtype,
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("window", "ahead"), [(None, 2**31 - 1), (6, 5), (None, 40)])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_queries_see_ahead_to_the_end_of_their_own_sequence(
-    level: str, window: int | None, ahead: int, dtype: torch.dtype
-) -> None:
+def test_queries_see_ahead_to_their_own_end(level: str, window: int | None, ahead: int, dtype: torch.dtype) -> None:
     shape = Heads(heads=3, kv_heads=3, dim=32, window=window, ahead=ahead)
     lengths = (1, 15, 17, 130, 1100)
     sequences = drawn(shape, lengths, dtype)
@@ -169,9 +165,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Sequences, list[Step]]:
 @pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=25)
 @given(mixture=mixtures(), cache_dtype=st.sampled_from(CACHE_TYPES))
-def test_random_mixtures_leave_no_trace(
-    level: str, mixture: tuple[Sequences, list[Step]], cache_dtype: torch.dtype
-) -> None:
+def test_mixtures_leave_no_trace(level: str, mixture: tuple[Sequences, list[Step]], cache_dtype: torch.dtype) -> None:
     sequences, steps = mixture
     whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
     found = sequences.compute(backend(level, cache_dtype, 2), steps, forgets=True)

@@ -103,9 +103,7 @@ def test_an_addend_enters_before_the_activation_each_row_by_itself(level: str, d
 @each_type
 @each_level
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
-    level: str, dtype: torch.dtype, gated: bool
-) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_with_any_threads(level: str, dtype: torch.dtype, gated: bool) -> None:
     most = 45 if level == "amx_emulated" else 190
     for inputs, outputs in ((33, 94), (320, 256), (1056, 160)):
         x, weight, bias = made(most, inputs, outputs, dtype, bias=True)

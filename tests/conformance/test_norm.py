@@ -13,9 +13,7 @@ UNITS = levels_of("norm")
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("level", UNITS)
-def test_rms_norm_of_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
-    level: str, dtype: torch.dtype
-) -> None:
+def test_rms_norm_of_a_row_has_the_same_bits_in_any_batch_with_any_threads(level: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     for dim in (8, 40, 131, 1024):
         x, residual = (torch.randn(37, dim, generator=generator).to(dtype) for _ in range(2))
@@ -47,9 +45,7 @@ def test_heads_that_lie_apart_are_normalised_too(level: str) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("level", UNITS)
-def test_layer_norm_of_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
-    level: str, dtype: torch.dtype
-) -> None:
+def test_layer_norm_of_a_row_has_the_same_bits_in_any_batch_with_any_threads(level: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     for dim in (1, 7, 40, 131, 1024):
         x, residual = (torch.randn(37, dim, generator=generator).add(2.0).to(dtype) for _ in range(2))

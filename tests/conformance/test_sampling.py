@@ -166,9 +166,7 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(level: str, ba
         logits[1] = bad  # a single one is a token that cannot come
     logits[1, place] = bad
     found = native(level, 2).sample(logits, rows_of(kinds))
-    assert found[0] == sound[0]
-    assert found[2] == sound[2]
-    assert found[1].tokens == []
+    assert (found[0], found[2], found[1].tokens) == (sound[0], sound[2], [])
     assert found[1].error is not None
     assert "position 3 hold NaN or infinity" in found[1].error.message
 

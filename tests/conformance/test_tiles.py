@@ -56,9 +56,7 @@ def by_the_manual(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("scale", [1.0, 2.0**-63], ids=["ordinary", "products_near_the_least_normal_number"])
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 @pytest.mark.parametrize("level", TILE_LEVELS)
-def test_a_product_of_bfloat16_tiles_rounds_as_the_manual_says(
-    level: str, rows: int, columns: int, depth: int, scale: float
-) -> None:
+def test_bfloat16_tiles_round_as_the_manual_says(level: str, rows: int, columns: int, depth: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(rows + columns + depth)
     a, b = (
         (torch.randn(shape, generator=generator) * scale).to(torch.bfloat16)

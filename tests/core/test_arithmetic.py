@@ -23,9 +23,7 @@ def test_a_block_that_is_partly_full_counts() -> None:
         (32, 2, 2, 2 + 2),
     ],
 )
-def test_a_group_needs_its_prompt_once_and_a_tail_for_each_sequence(
-    prompt: int, max_tokens: int, n: int, blocks: int
-) -> None:
+def test_a_group_needs_its_prompt_once_and_each_tail(prompt: int, max_tokens: int, n: int, blocks: int) -> None:
     assert max_blocks_of_group(prompt, max_tokens, n, 16) == blocks
 
 

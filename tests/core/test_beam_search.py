@@ -89,8 +89,7 @@ def test_scores_decide_and_log_probabilities_are_reported() -> None:
     assert (first.logprobs[0].logprob, first.logprobs[0].rank) == (-4.0, 3)
     assert (second.logprobs[0].logprob, second.logprobs[0].rank) == (-2.0, 2)
     for beam in (first, second):
-        assert beam.logprobs[0].top_ids == (6, 5)
-        assert beam.logprobs[0].top_logprobs == (-1.0, -2.0)
+        assert (beam.logprobs[0].top_ids, beam.logprobs[0].top_logprobs) == ((6, 5), (-1.0, -2.0))
 
 
 def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:

@@ -45,7 +45,7 @@ def test_process_whose_first_thread_waits_for_one_that_computes_works() -> None:
 
 
 @pytest.mark.parametrize(("flags", "exit_code"), [(["-P"], 1), ([], 0)])
-def test_process_imports_from_the_working_directory_only_if_its_parent_does(
+def test_process_imports_from_the_directory_if_its_parent_does(
     flags: list[str], exit_code: int, tmp_path: Path
 ) -> None:
     """The console script does not: a checkout around it, or a file called torch.py, is none of its business."""

@@ -22,9 +22,7 @@ def test_values_take_the_form_of_their_field() -> None:
     params = SamplingParams(
         stop="a", bad_words=["b"], stop_token_ids=[1], logit_bias={"3": 1}, temperature=1, top_k=3.0
     )  # type: ignore[arg-type,dict-item]
-    assert params.stop == ("a",)
-    assert params.bad_words == ("b",)
-    assert params.stop_token_ids == (1,)
+    assert (params.stop, params.bad_words, params.stop_token_ids) == (("a",), ("b",), (1,))
     assert params.logit_bias == {3: 1.0}
     assert type(params.temperature) is float
     assert type(params.top_k) is int

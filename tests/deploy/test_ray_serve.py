@@ -31,8 +31,7 @@ def test_arguments_may_be_texts_and_options_of_the_deployment_are_passed_on() ->
         "shutdown_timeout_s": "60",
     }
     deployment = build_app({**arguments, "deployment": {"autoscaling_config": scaling}})._bound_deployment
-    assert deployment.max_ongoing_requests == 32
-    assert deployment.ray_actor_options["num_cpus"] == 6
+    assert (deployment.max_ongoing_requests, deployment.ray_actor_options["num_cpus"]) == (32, 6)
     assert deployment._deployment_config.graceful_shutdown_timeout_s == 60
     assert deployment._deployment_config.autoscaling_config.max_replicas == 4
     engine_args, server_args = deployment.init_args

@@ -73,8 +73,7 @@ class ThreadCollectives(Collectives):
             except Empty:
                 waited += 0.05
                 continue
-            assert received.shape == tensor.shape
-            assert received.dtype == tensor.dtype
+            assert (received.shape, received.dtype) == (tensor.shape, tensor.dtype)
             tensor.copy_(received)
             return
         raise EngineDeadError(f"rank {source} of {self.size} sent nothing within {self._shared.deadline_s:g} s")

@@ -63,8 +63,7 @@ def test_a_yarn_ramp_without_extent_is_a_step() -> None:
 def test_a_yarn_ramp_whose_ends_are_exchanged_goes_the_other_way() -> None:
     scaling = YarnScaling(2.0, 512, 1.0, beta_fast=1.0, beta_slow=32.0)
     ratio = Rope(16, 10_000.0, scaling).inverse_frequencies() / Rope(16, 10_000.0).inverse_frequencies()
-    assert ratio[0] == 0.5
-    assert ratio[-1] == 1.0
+    assert (ratio[0], ratio[-1]) == (0.5, 1.0)
 
 
 def test_the_longest_sequence_that_is_served_chooses_the_factors_of_longrope() -> None:

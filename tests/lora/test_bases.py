@@ -83,9 +83,7 @@ def test_adapters_of_recurrent_layers_and_latents_compute_what_peft_does(
         ("qwen3_moe", "gate", r"target_parameters names gate\.weight"),
     ],
 )
-def test_what_peft_saves_of_other_modules_is_refused_by_name(
-    family: str, target: str, message: str, tmp_path: Path
-) -> None:
+def test_what_peft_saves_of_other_modules_is_named(family: str, target: str, message: str, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     base = make_checkpoint(family, tmp_path / "base")

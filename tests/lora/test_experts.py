@@ -87,9 +87,7 @@ WAYS = [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("float32",
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_row_has_the_same_bits_beside_others_and_in_chunks(
-    base: Path, folders: list[Path], way: tuple[str, str | None]
-) -> None:
+def test_a_row_has_the_same_bits_anywhere(base: Path, folders: list[Path], way: tuple[str, str | None]) -> None:
     options: dict[str, Any] = {"dtype": getattr(torch, way[0]), "method": way[1], "experts": True}
     run, plain = AdaptedRun(base, folders, **options), AdaptedRun(base, **options)
     alone = {slot: run.logits([("x", PROMPT, slot)])["x"] for slot in range(3)}

@@ -58,9 +58,7 @@ def test_recordings_end_with_the_runner_that_has_them(bare: AdaptedRun) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reference", "native"])
-def test_an_adapter_computes_what_the_merged_weights_do(
-    base: Path, folders: list[Path], kind: str, tmp_path: Path
-) -> None:
+def test_an_adapter_computes_what_merged_ones_do(base: Path, folders: list[Path], kind: str, tmp_path: Path) -> None:
     ops = bind() if kind == "reference" else None
     run = AdaptedRun(base, folders, ops=ops)
     for slot, scale in ((1, 6 / 4), (2, 6 / 7**0.5)):
@@ -89,9 +87,7 @@ def test_a_row_has_the_same_bits_beside_other_adapters_and_in_chunks(
 
 
 @pytest.mark.parametrize(("size", "way"), [(2, WAYS[0]), (4, WAYS[1]), (2, WAYS[2])])
-def test_ranks_compute_the_bits_of_one_rank(
-    base: Path, folders: list[Path], size: int, way: tuple[str, str | None]
-) -> None:
+def test_ranks_compute_as_one_rank(base: Path, folders: list[Path], size: int, way: tuple[str, str | None]) -> None:
     options: dict[str, Any] = {"dtype": getattr(torch, way[0]), "method": way[1]}
     rows = [(str(slot), PROMPT, slot) for slot in range(4)]
     expected = AdaptedRun(base, folders, **options).logits(rows)
@@ -149,9 +145,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_an_adapter_may_not_have_is_refused_by_name(
-    base: Path, bare: AdaptedRun, name: str, tmp_path: Path
-) -> None:
+def test_what_an_adapter_may_not_have_is_named(base: Path, bare: AdaptedRun, name: str, tmp_path: Path) -> None:
     changes, message = REFUSED[name]
     folder = edit(make_adapter(base, tmp_path / "x", ("q_proj",)), **changes)
     assert re.search(message, bare.read(folder))

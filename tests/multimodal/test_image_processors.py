@@ -161,8 +161,6 @@ REFUSED: list[tuple[str, dict[str, Any], type[OctavoError], str]] = [
 
 
 @pytest.mark.parametrize(("family", "settings", "error", "said"), REFUSED)
-def test_settings_that_fit_no_model_are_refused(
-    family: str, settings: dict[str, Any], error: type[OctavoError], said: str
-) -> None:
+def test_unfit_settings_are_refused(family: str, settings: dict[str, Any], error: type[OctavoError], said: str) -> None:
     with pytest.raises(error, match=said):
         OWN_PROCESSORS[f"{family}ImageProcessor"](section(**settings), CONFIG)

@@ -57,9 +57,7 @@ def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, t
 @pytest.mark.parametrize(
     "given", [[1, IMAGE, 50], [IMAGE, 1, 50], [1, IMAGE, 20, 50], [IMAGE, 50, NAMES["\n"]], [IMAGE, 1, 50, 20]]
 )
-def test_a_prompt_of_paligemma_begins_behind_its_images_and_ends_with_a_line_break(
-    given: list[int], tmp_path: Path
-) -> None:
+def test_prompts_of_paligemma_begin_behind_images_and_end_with_a_line_break(given: list[int], tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_vision_checkpoint("paligemma", tmp_path))
     settings = image_settings(checkpoint)
     assert settings is not None

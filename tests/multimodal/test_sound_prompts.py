@@ -101,9 +101,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "audio", "message"), REFUSED)
-def test_sizes_that_fit_no_encoder_are_refused(
-    family: str, audio: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_sizes_for_no_encoder_are_refused(family: str, audio: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         prompts(tmp_path, family, **audio)
 

@@ -9,9 +9,7 @@ from octavo.ops import distance
 
 
 @pytest.mark.parametrize("most_scores", [1 << 22, 50])
-def test_scores_have_products_with_the_place_of_their_distance(
-    monkeypatch: pytest.MonkeyPatch, most_scores: int
-) -> None:
+def test_scores_have_products_with_their_distances_place(monkeypatch: pytest.MonkeyPatch, most_scores: int) -> None:
     monkeypatch.setattr(distance, "MOST_SCORES", most_scores)
     ((content, places, rows, lengths, scale),) = distance._disentangled(torch.float32)
     found = distance.disentangled_attention(content, places, rows, lengths, scale)

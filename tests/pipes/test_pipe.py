@@ -233,30 +233,15 @@ def test_a_closed_pipe_refuses_and_may_be_closed_again(ends: Ends) -> None:
         ends.near.recv_tensor()
 
 
-def test_closing_ends_a_receive_of_another_thread(ends: Ends) -> None:
-    receive = Running(ends.near.recv_tensor)
-    assert not receive.is_done(0.05)
-    ends.near.close()
-    with pytest.raises(PipeClosed, match="this end"):
-        receive.result()
-
-
-def test_closing_ends_a_send_of_another_thread(ends: Ends) -> None:
-    send = Running(lambda: ends.near.send_tensor(torch.zeros(8 * MB)))
-    assert not send.is_done(0.05)
-    ends.near.close()
-    with pytest.raises(PipeClosed, match="this end"):
-        send.result()
+@pytest.mark.parametrize(("sends", "closes"), [(False, "near"), (True, "near"), (True, "far")])
+def test_closing_either_end_ends_who_waits_in_another_thread(ends: Ends, sends: bool, closes: str) -> None:
+    waits = Running((lambda: ends.near.send_tensor(torch.zeros(8 * MB))) if sends else ends.near.recv_tensor)
+    assert not waits.is_done(0.05)
+    getattr(ends, closes).close()
+    with pytest.raises(PipeClosed, match="this end" if closes == "near" else "the other end"):
+        waits.result()
     with pytest.raises(PipeError):
         ends.far.recv_tensor()
-
-
-def test_a_send_ends_when_the_other_end_closes(ends: Ends) -> None:
-    send = Running(lambda: ends.near.send_tensor(torch.zeros(8 * MB)))
-    assert not send.is_done(0.05)
-    ends.far.close()
-    with pytest.raises(PipeClosed, match="the other end"):
-        send.result()
 
 
 def test_a_listener_that_closes_ends_accept(scheme: str) -> None:

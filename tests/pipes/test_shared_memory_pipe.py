@@ -40,9 +40,7 @@ def num_descriptors() -> int:
 @pytest.mark.parametrize(
     ("size", "seals"), [(4096, SEALS), (RING_BYTES, fcntl.F_SEAL_GROW), (RING_BYTES, SEALS & ~fcntl.F_SEAL_SHRINK)]
 )
-def test_memory_that_could_vanish_is_refused(
-    sockets: tuple[socket.socket, socket.socket], size: int, seals: int
-) -> None:
+def test_memory_that_may_vanish_is_refused(sockets: tuple[socket.socket, socket.socket], size: int, seals: int) -> None:
     near, far = sockets
     before = num_descriptors()
     passed = memory(size, seals)

@@ -119,9 +119,7 @@ def test_every_sampler_draws_what_a_filter_keeps(definition: Filter) -> None:
     [(each, case) for each in default_processors() for case in PROCESSED[each.name]],
     ids=lambda value: str(getattr(value, "name", value)),
 )
-def test_every_sampler_takes_what_a_processor_makes_likeliest(
-    definition: LogitsProcessor, given: dict[str, Any]
-) -> None:
+def test_every_sampler_takes_what_processors_favour(definition: LogitsProcessor, given: dict[str, Any]) -> None:
     row = make_row(temperature=0.0, **given)
     assert [each.name for each in default_processors() if each.needs(row.sequence.params)] == [definition.name]
     logits = make_logits()

@@ -125,9 +125,7 @@ def test_tiny_temperature_does_not_overflow() -> None:
     ),
     vocab_size=st.sampled_from([5, 64, 501]),
 )
-def test_a_row_keeps_the_same_bits_alone_and_in_a_batch(
-    rows: list[tuple[int, int, float, float, float]], vocab_size: int
-) -> None:
+def test_a_row_has_the_same_bits_in_a_batch(rows: list[tuple[int, int, float, float, float]], vocab_size: int) -> None:
     params = [SamplingParams(top_k=k, top_p=p, min_p=m, temperature=t) for _, k, p, m, t in rows]
     # coarse values, so that ties are common
     logits = (

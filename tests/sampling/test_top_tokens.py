@@ -56,9 +56,7 @@ def test_decided_top_tokens_keep_what_the_filters_keep(
         ({"top_k": 400, "min_p": 0.2}, 4.0, True),
     ],
 )
-def test_likely_tokens_decide_and_broad_distributions_do_not(
-    params: dict[str, float], spread: float, decided: bool
-) -> None:
+def test_likely_tokens_decide_and_broad_ones_do_not(params: dict[str, float], spread: float, decided: bool) -> None:
     scaled = scale(make_logits(1, 1000, spread, coarse=False), [1.0])
     assert filtered_top_tokens(scaled, [SamplingParams(**params)]).is_decided == [decided]  # type: ignore[arg-type]
 

@@ -166,8 +166,7 @@ def test_a_refusal_says_when_to_come_back_and_shows_clients_nothing_of_others(
 ) -> None:
     seen = run(make_core(prefill_tokens_per_s=10.0, **{**OPTIONS, **options}), arriving)
     error = errors(seen)[arriving[-1].request_id]
-    assert error.message == f"{words}; try again in {seconds} s"
-    assert error.retry_after_s == seconds
+    assert (error.message, error.retry_after_s) == (f"{words}; try again in {seconds} s", seconds)
     assert error.public_message == f"{public}; try again later"
     assert not re.search("[0-9]", error.public_message)
 

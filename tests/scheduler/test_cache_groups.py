@@ -70,9 +70,7 @@ def test_a_request_is_refused_by_the_group_that_it_does_not_fit() -> None:
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("num_blocks", [(24, 64), (64, 10)], ids=["the full group is short", "the windowed group is"])
-def test_preempted_requests_find_all_groups_again(
-    mode: PreemptionMode, depth: int, num_blocks: tuple[int, int]
-) -> None:
+def test_preempted_requests_find_their_groups(mode: PreemptionMode, depth: int, num_blocks: tuple[int, int]) -> None:
     core = make_core(
         num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=BUDGET, sliding_window=BOTH,
         preemption_mode=mode, num_host_blocks=64, depth=depth,

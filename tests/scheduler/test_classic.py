@@ -221,14 +221,23 @@ def test_the_delay_counts_from_the_oldest_and_not_from_the_first_of_the_queue() 
     assert "old" in names(core.scheduler.running)
 
 
-def test_a_group_without_a_slot_is_passed_also_when_it_has_too_many_sequences() -> None:
-    core = classic(max_loras=1, max_num_seqs=2)
-    for name, adapter, n in (("a", "x", 1), ("b", "y", 2), ("c", "x", 1)):
-        request = make_request(name, [ord(name)], max_tokens=2, n=n)
+@pytest.mark.parametrize(
+    ("options", "asked", "running"),
+    [
+        ({}, [("a", "x", 1), ("b", "y", 1), ("c", "x", 1), ("d", None, 1)], ["a", "c", "d"]),
+        ({"max_num_seqs": 2}, [("a", "x", 1), ("b", "y", 2), ("c", "x", 1)], ["a", "c"]),
+    ],
+    ids=["enough sequences", "too many sequences"],
+)
+def test_a_group_without_a_slot_for_its_adapter_waits_and_is_passed(
+    options: dict[str, int], asked: list[Any], running: list[str]
+) -> None:
+    core = classic(max_loras=1, **options)
+    for name, adapter, n in asked:
+        core.add_request(request := make_request(name, [ord(name)], max_tokens=2, n=n))
         request.adapter = adapter
-        core.add_request(request)
     core.step()
-    assert names(core.scheduler.running) == ["a", "c"]
+    assert names(core.scheduler.running) == running
     run(core)
 
 
@@ -249,15 +258,4 @@ def test_a_swapped_group_without_a_slot_is_passed() -> None:
     core.step()
     # there is room for a sequence, and b is first, but its adapter has no slot
     assert names(core.scheduler.running) == ["a", "better"]
-    run(core)
-
-
-def test_adapters_beyond_max_loras_wait_and_are_passed() -> None:
-    core = classic(max_loras=1)
-    for name, adapter in (("a", "x"), ("b", "y"), ("c", "x"), ("d", None)):
-        request = make_request(name, [ord(name)], max_tokens=2)
-        request.adapter = adapter
-        core.add_request(request)
-    core.step()
-    assert names(core.scheduler.running) == ["a", "c", "d"]
     run(core)

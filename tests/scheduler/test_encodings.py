@@ -88,9 +88,7 @@ def test_a_prefix_is_continued_although_its_sound_was_evicted() -> None:
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("num_blocks", [(24, 30), (64, 6)], ids=["tokens are short", "encodings are"])
-def test_preempted_requests_find_their_sounds_again(
-    mode: PreemptionMode, depth: int, num_blocks: tuple[int, int]
-) -> None:
+def test_preempted_requests_find_their_sounds(mode: PreemptionMode, depth: int, num_blocks: tuple[int, int]) -> None:
     core = sound_core(num_blocks=num_blocks, preemption_mode=mode, num_host_blocks=64, depth=depth)
     kinds: list[dict[str, object]] = [{}, {"n": 2}, {"n": 2, "use_beam_search": True}, {}]
     requests = [sound_request(f"r{i}", 3 + i % 3, 5 * i + 3, max_tokens=20, seed=i, **kinds[i % 4]) for i in range(8)]

@@ -51,8 +51,7 @@ def test_newer_steps_count_more_and_longer_ones_too() -> None:
 def test_swaps_are_timed_by_themselves_and_not_as_computation() -> None:
     rates = Rates(ASSUMED)
     step(rates, 0.0, 1.0, tokens=100, swap_s=0.5)
-    assert rates.prefill_tokens_per_s == 200.0
-    assert rates.swap_bytes_per_s == 2 * 10 / 0.5
+    assert (rates.prefill_tokens_per_s, rates.swap_bytes_per_s) == (200.0, 2 * 10 / 0.5)
 
 
 def test_of_steps_in_flight_one_begins_when_the_one_before_it_ends() -> None:

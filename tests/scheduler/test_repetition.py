@@ -30,9 +30,7 @@ def ends_plainly(wanted: RepetitionDetectionParams, output: list[int]) -> bool:
         ([7, 7, 7], (0, 0), 0, False),
     ],
 )
-def test_repetition_is_one_of_the_sizes_so_many_times(
-    output: list[int], sizes: tuple[int, int], count: int, found: bool
-) -> None:
+def test_a_repetition_has_one_of_the_sizes(output: list[int], sizes: tuple[int, int], count: int, found: bool) -> None:
     wanted = RepetitionDetectionParams(min_pattern_size=sizes[0], max_pattern_size=sizes[1], min_count=count)
     assert Repetition(wanted).ends(output, len(output)) is found
 

@@ -97,9 +97,7 @@ def test_the_adapter_of_a_group_and_the_payload_of_a_plan_travel_with_the_step()
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("rightness", [None, 0.5])
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
-def test_a_worker_that_never_draws_holds_the_same_tokens(
-    preemption_mode: str, rightness: float | None, depth: int
-) -> None:
+def test_a_worker_that_draws_nothing_has_the_tokens(preemption_mode: str, rightness: float | None, depth: int) -> None:
     requests = [
         make_request(f"r{number}", [number, *range(7)], max_tokens=10, seed=number, **KINDS[number % 4])
         for number in range(8)

@@ -130,9 +130,7 @@ def test_a_request_runs_alone_in_the_blocks_that_the_door_asks_for(
 
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_requests_that_give_way_with_steps_in_flight_find_their_window_again(
-    preemption_mode: PreemptionMode, depth: int
-) -> None:
+def test_requests_preempted_with_steps_in_flight_find_their_window(preemption_mode: PreemptionMode, depth: int) -> None:
     requests = [make_request(f"r{i}", range(i, 6 * i + 3), max_tokens=25, n=1 + i % 2, seed=i) for i in range(5)]
     num_preemptions = num_swaps = 0
     for window in (2, 3, 4, 7, 8, 12, 15):

@@ -136,9 +136,7 @@ def test_small_pieces_in_a_small_pool_change_no_token(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("sends_tokens", [False, True])
 @pytest.mark.parametrize("width", [{}, {"n": 2}, {"n": 2, "use_beam_search": True}])
-def test_rows_that_wait_for_a_grammar_draw_once_behind_pieces_of_a_prompt(
-    width: dict[str, object], sends_tokens: bool
-) -> None:
+def test_rows_that_wait_for_a_grammar_draw_once_behind_pieces(width: dict[str, object], sends_tokens: bool) -> None:
     forms: dict[str, object] = {"structured_outputs": {"json_object": True}, **width}
     requests = [make_request(name, [seed] * 9, seed=seed, **forms) for seed, name in enumerate("ab", start=1)]
     core = make_core(depth=2, compile_steps=1, max_num_batched_tokens=6, sends_tokens=sends_tokens)

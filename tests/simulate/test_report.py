@@ -50,11 +50,9 @@ def test_a_summary_counts_what_was_served() -> None:
     summary = summarize(outcome())
     assert (summary.num_requests, summary.num_failed, summary.duration_s) == (5, 1, 6.0)
     assert (summary.requests_per_s, summary.output_tokens_per_s) == (4 / 6, 40 / 6)
-    assert summary.time_in_queue_s.p50 == 0.5
-    assert summary.time_to_first_token_s.p99 == 1.0
+    assert (summary.time_in_queue_s.p50, summary.time_to_first_token_s.p99) == (0.5, 1.0)
     assert summary.time_per_output_token_s.mean == 2 / 4  # five tokens each, of two sequences side by side
-    assert summary.latency_s.p90 == 3.0
-    assert (summary.cached_share, summary.utilization) == (0.4, 0.5)
+    assert (summary.latency_s.p90, summary.cached_share, summary.utilization) == (3.0, 0.4, 0.5)
     # samples after the end do not count
     assert (summary.mean_kv_usage, summary.max_kv_usage, summary.max_waiting) == (0.25, 0.8, 7)
 
@@ -68,8 +66,7 @@ def test_the_table_names_what_there_is() -> None:
 
 def test_json_holds_the_summary_and_the_state_over_time() -> None:
     values = to_json(Run(summarize(outcome()), outcome(), 2.0))
-    assert values["request_rate"] == 2.0
-    assert values["latency_s"]["p50"] == 3.0
+    assert (values["request_rate"], values["latency_s"]["p50"]) == (2.0, 3.0)
     assert values["over_time"][1] == {
         "time_s": 3.0,
         "num_running": 2,

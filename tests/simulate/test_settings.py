@@ -65,5 +65,4 @@ def test_a_model_with_windows_and_states_runs_and_costs_what_its_layers_read() -
     )
     work = work_of(step, 10, model)
     assert work.num_context_tokens == 0.25 * 100 + 0.75 * 10
-    assert work.num_pairs == 0.25 * 210 + 0.75 * 155
-    assert work.num_copied_blocks == 0.25 + 3
+    assert (work.num_pairs, work.num_copied_blocks) == (0.25 * 210 + 0.75 * 155, 0.25 + 3)

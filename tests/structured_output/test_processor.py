@@ -142,9 +142,7 @@ def sampler_of(matchers: Matchers) -> tuple[GuidedSampler, GrammarProcessor]:
     return GuidedSampler(ReferenceSampler([processor, *default_processors()]), processor), processor
 
 
-def test_a_row_whose_grammar_is_not_there_yet_is_drawn_later(
-    matchers: Matchers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_whose_grammar_is_not_ready_is_drawn_later(matchers: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = matchers.compile(guided().params.structured_outputs)  # type: ignore[arg-type]
     compiled.result()
     late: Future[Any] = Future()
@@ -278,9 +276,7 @@ def test_one_text_that_uses_up_the_tables_does_not_fail_the_others(
         assert not errors
 
 
-def test_a_grammar_of_which_a_token_takes_more_work_each_time_ends_as_an_error(
-    matchers: Matchers, tokenizer: Tokenizer
-) -> None:
+def test_a_grammar_whose_tokens_take_ever_more_work_ends_as_an_error(matchers: Matchers, tokenizer: Tokenizer) -> None:
     grammar = StructuredOutputsParams(grammar='start: s\ns: s s s | s s | "a" | ""')
     compiled = matchers.compile(grammar).result().matcher
     assert compiled is not None
@@ -306,9 +302,7 @@ def test_a_mask_that_a_new_matcher_cannot_compute_either_is_an_error(matchers: M
         assert "takes too much work" in results[-1].error.message
 
 
-def test_drafts_behind_a_mask_that_fails_are_dropped_and_what_is_before_is_drawn(
-    matchers: Matchers, tokenizer: Tokenizer
-) -> None:
+def test_drafts_behind_a_failed_mask_are_dropped_and_others_drawn(matchers: Matchers, tokenizer: Tokenizer) -> None:
     sampler, processor = sampler_of(matchers)
     sequence = guided()
     ready(processor, sequence)

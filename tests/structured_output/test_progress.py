@@ -90,9 +90,7 @@ def test_a_text_that_does_not_begin_with_the_mark_has_no_reasoning(
 
 
 @pytest.mark.parametrize("params", [{}, {"choice": ("yes",)}])
-def test_reasoning_ends_when_its_tokens_are_used_up(
-    matchers: Matchers, tokenizer: Tokenizer, params: dict[str, Any]
-) -> None:
+def test_reasoning_ends_with_its_last_token(matchers: Matchers, tokenizer: Tokenizer, params: dict[str, Any]) -> None:
     form = compiled(matchers, reasoning_end="</think>", reasoning_budget=3, **params)
     progress = Progress(form)
     output = tokenizer.encode("a b c d", add_special_tokens=False)[:3]
@@ -119,9 +117,7 @@ def test_a_text_ends_behind_the_regions_that_it_must_have(matchers: Matchers, to
     assert allowed_behind(form, tokenizer, "text <c>{a}</c>") == {END}
 
 
-def test_a_grammar_that_names_the_end_token_ends_a_text_only_where_it_is_complete(
-    matchers: Matchers, tokenizer: Tokenizer
-) -> None:
+def test_a_grammar_that_names_the_end_ends_a_text_only_where_complete(matchers: Matchers, tokenizer: Tokenizer) -> None:
     inside = compiled(matchers, grammar=f'start: "a" (<[{END}]> | "b") "c"')
     assert texts(tokenizer, allowed_behind(inside, tokenizer, "a")) <= {"b", "bc"}
     behind = compiled(matchers, grammar=f'start: "a" <[{END}]>')

@@ -26,9 +26,7 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_is_large")
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_weights_that_are_packed_into_pages_fetched_ahead_are_the_same(
-    quantization: str | None, tmp_path: Path
-) -> None:
+def test_weights_packed_into_pages_fetched_ahead_are_the_same(quantization: str | None, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
     path = make_checkpoint("llama", tmp_path / "model", dtype="bfloat16", **sizes)
     config = make_config(path, num_gpu_blocks_override=30, quantization=quantization)

@@ -89,9 +89,7 @@ def test_the_cache_has_what_the_largest_steps_leave(path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("family", ["gemma3", "deepseek_v3", "qwen3_5", "gpt2"])
-def test_models_of_every_kind_make_these_steps_and_forget_them(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_of_every_kind_make_these_steps(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows, latents and experts, recurrent states, learned positions."""
     uses(monkeypatch, peak=1 << 20)
     monkeypatch.setitem(DEVICES, "reference", NAME)
@@ -158,9 +156,7 @@ def test_steps_that_leave_no_block_are_refused_by_number(path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-def test_a_step_that_does_not_fit_is_refused_by_number(
-    path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int
-) -> None:
+def test_a_step_without_room_is_refused_by_number(path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int) -> None:
     # num_before: pairs of caches with which all steps fit
     runners: list[ModelRunner] = []
     execute = ModelRunner.execute

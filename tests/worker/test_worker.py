@@ -124,9 +124,7 @@ def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
-def test_short_steps_run_on_one_thread_unless_somebody_asked_for_more(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_steps_run_on_one_thread_unless_more_are_given(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.devices.cpu.device._ALONE_BYTES", 5 * load_oracle(checkpoint).num_parameters() * 4)
     worker = start_worker(make_config(checkpoint, dtype="float32"))
     alone = []

@@ -69,9 +69,7 @@ def test_end_tokens_are_barred_until_min_tokens_are_there(num_output: int, expec
         ([1], [2], [4]),
     ],
 )
-def test_the_last_token_of_a_bad_word_is_barred_after_the_others(
-    prompt: list[int], output: list[int], expected: list[int]
-) -> None:
+def test_the_last_token_of_a_bad_word_is_barred(prompt: list[int], output: list[int], expected: list[int]) -> None:
     words = ((4,), (1, 2), (1, 2, 3))
     sequence = FakeSequence(SamplingParams(bad_words=("x",)), prompt, output, bad_words_token_ids=words)
     assert barred(BadWords(), sequence) == expected

@@ -34,7 +34,7 @@ def open_tiers(tmp_path: Path) -> Callable[..., FileTiers]:
 @pytest.mark.parametrize("kind", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tier", ["disk", "host"])
-def test_blocks_come_back_into_other_blocks(
+def test_blocks_come_back_elsewhere(
     open_tiers: Callable[..., FileTiers], kind: str, dtype: torch.dtype, tier: str
 ) -> None:
     caches = make_caches(kind, dtype)
