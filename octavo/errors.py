@@ -143,3 +143,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' for the nearest known name, or an empty string."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def one_line(error: Exception) -> str:
+    """Return the type of an error and the beginning of its text in one line, for a message."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -37,6 +37,8 @@ def check_encoder(section: Section | None) -> None:
             continue
         if name.endswith("dropout") and not 0.0 <= section.float(name) <= 1.0:
             raise section.error(name, "a share, 0 to 1")
+        if name.endswith("eps") and section.float(name) < 0.0:
+            raise section.error(name, "a number of at least 0")
         if not _SIZE.fullmatch(name):
             continue
         if isinstance(value, list):

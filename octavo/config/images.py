@@ -66,6 +66,8 @@ _SIZES: Final = (
     *("max_slice_nums", "scale_resolution", "min_size", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
     *("min_image_tokens", "max_image_tokens"),
 )
+_NEEDED: Final = (*_PATCHES, "size", "resample", "rescale_factor", "image_mean", "image_std", "do_resize")
+"""Settings that a null leaves out, as a key that is not there: no image is read with it."""
 _NUM_CHANNELS: Final = 3
 _OF_CHANNELS: Final = (
     ("image_mean", -math.inf, math.inf, "finite numbers"),
@@ -94,7 +96,10 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         if (released := Section(values, str(file)).section("media_proc_cfg")) is not None:
             values = dict(kimi_settings(released))
         found = values.get("image_processor", values)
-        if isinstance(found, dict) and isinstance(name := found.get("image_processor_type"), str):
+        if isinstance(found, dict):
+            found = {name: value for name, value in found.items() if value is not None or name not in _NEEDED}
+        if isinstance(found, dict) and "image_processor_type" in found:
+            name = Section(found, str(file)).str("image_processor_type")
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
@@ -112,7 +117,13 @@ def _check_patches(settings: Section, config: Section) -> None:
     """Raise CheckpointError for patches and pieces of images that are none, or that the encoder does not read."""
     vision = config.section("vision_config") or config
     for name, of_encoder in _PATCHES.items():
-        if settings.values.get(name) is None or isinstance(settings.values[name], Mapping):
+        if settings.values.get(name) is None:
+            continue
+        if isinstance(settings.values[name], Mapping):
+            sides = settings.section(name) or settings
+            for side in ("height", "width"):
+                if sides.positive(side) > _LONGEST_EDGE:
+                    raise sides.error(side, f"1 to {_LONGEST_EDGE:,}")
             continue
         size, expected = settings.positive(name), vision.values.get(of_encoder)
         if type(expected) is int and size != expected:

@@ -22,7 +22,7 @@ COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 13),
     **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 1 << 13),
-    "num_labels": 1 << 16,
+    **dict.fromkeys(("num_labels", "mm_tokens_per_image", "image_seq_length"), 1 << 16),
 }
 """The most there may be of what is made one by one: more would take a start minutes before weights are looked at."""
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {

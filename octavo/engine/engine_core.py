@@ -33,6 +33,7 @@ from octavo.errors import CheckpointError, ConfigError, EngineDeadError, Invalid
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
+from octavo.multimodal.reader import MediaReader
 from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.drafts import Proposer
@@ -120,18 +121,19 @@ class EngineCore:
             adapters = AdapterCalls(executor.call, wake) if config.lora.enable_lora else None
             scheduler = build_scheduler(settings, proposer, connect=connect, adapter_calls=adapters)
             connector = scheduler.connector
+            ready = CoreReady(
+                cache=limits,
+                max_model_len=max_model_len,
+                vocab_size=config.model.vocab_size,
+                plan=plan.render(),
+                plan_summary=plan.summarize(),
+                plan_bar=plan.render_bar(),
+                transfer=None if connector is None else connector.address,
+            )
+            _try_encoders(executor, config.model, ready, config.scheduler.max_num_batched_tokens)
         except BaseException:
             executor.shutdown()
             raise
-        ready = CoreReady(
-            cache=limits,
-            max_model_len=max_model_len,
-            vocab_size=config.model.vocab_size,
-            plan=plan.render(),
-            plan_summary=plan.summarize(),
-            plan_bar=plan.render_bar(),
-            transfer=None if connector is None else connector.address,
-        )
         to_close = recorder or connector
         core = cls(
             executor,
@@ -357,6 +359,14 @@ def _loaded(executor: Executor) -> list[MemoryPlan]:
     plans = agreed(executor.call("load", min(each.max_model_len for each in plans), num_host_blocks))
     executor.call("allocate", [group.num_blocks for group in plans[0].cache.groups], num_host_blocks)
     return plans
+
+
+def _try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> None:
+    """Encode an image and a sound where the model reads such. Raises CheckpointError where it cannot."""
+    ids: dict[str, int] = {}  # of texts around an image, which are no tokens of the config
+    reader = MediaReader(model, ready, lambda text, _: [~ids.setdefault(text, len(ids))], max_num_tokens)
+    if examples := reader.examples():
+        executor.call("encode_media", [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in examples])
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

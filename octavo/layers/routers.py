@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
 from octavo.layers.layer import TensorSlot
 from octavo.layers.linear import ColumnLinear
 from octavo.ops.experts import RouterRule, Routing
@@ -66,10 +67,16 @@ class Router(ExactLinear):
         yield from super().tensor_slots(path)
         for own, beside in self._names.items():
             name = f"{path.rpartition('.')[0]}.{beside}".removeprefix(".")
-            yield TensorSlot(name, self._shapes[own], partial(self._fill_beside, own))
+            yield TensorSlot(name, self._shapes[own], partial(self._fill_beside, own, name))
 
-    def _fill_beside(self, own: str, stored: Tensor) -> None:
-        self._beside[own] = stored.float().reshape(-1).clone()
+    def _fill_beside(self, own: str, name: str, stored: Tensor) -> None:
+        values = stored.float().reshape(-1).clone()
+        if not values.isfinite().all():  # with which worse experts are chosen, and no result is NaN
+            raise CheckpointError(
+                f"{name} holds NaN or an infinity, with which no expert can be chosen; the checkpoint is damaged, "
+                "download it again"
+            )
+        self._beside[own] = values
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
         own = {name: TensorSpec((self._experts,), torch.float32) for name in self._names}

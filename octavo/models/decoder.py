@@ -15,14 +15,13 @@ from octavo.attention.metadata import IntermediateTensors, ModelInput, NotedStat
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, one_line
 from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
-from octavo.models.fallback.library import first_line
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
 
@@ -297,6 +296,6 @@ def possible_sizes(checkpoint: Checkpoint) -> Iterator[None]:
         if "overflowed" not in str(error):
             raise
         raise CheckpointError(
-            f"{checkpoint.origin()}: a tensor of the model would be larger than any memory ({first_line(error)}), "
+            f"{checkpoint.origin()}: a tensor of the model would be larger than any memory ({one_line(error)}), "
             "expected the sizes of its weights; download it again"
         ) from error

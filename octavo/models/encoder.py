@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
-from octavo.models.fallback.library import INSTALL, first_line, library_version
+from octavo.models.fallback.library import INSTALL, library_version
 
 
 class Held(Layer):
@@ -57,7 +57,7 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
         return getattr(transformers, name).from_dict({**values, **(changes or {})})
     except Exception as error:  # whatever it raises is about the values
         raise CheckpointError(
-            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {first_line(error)}"
+            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {one_line(error)}"
         ) from error
 
 
@@ -70,7 +70,7 @@ def library_module(make: Callable[[], nn.Module]) -> nn.Module:
         with torch.device("meta"):
             return make().eval().requires_grad_(False)
     except Exception as error:  # whatever it raises is about the config
-        reason = f"it knows no {error}" if isinstance(error, LookupError) else first_line(error)
+        reason = f"it knows no {error}" if isinstance(error, LookupError) else one_line(error)
         raise CheckpointError(
             f"transformers {library_version()} cannot make the encoder that the config describes: {reason}"
         ) from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
 from octavo.distributed.mesh import Mesh
@@ -88,6 +89,8 @@ class ImageReader(DecoderStack):
                 f"{c.stored.where}: {name} is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
+        if not is_dots and cls.ARCHITECTURE not in INTERN:  # what is left out is checked as transformers fills it in
+            image_settings(Checkpoint(c.path, {**library.to_dict(), "architectures": [c.architecture]}))
         check_features(c.stored, library)
         check_levels(c.stored, library, config.num_layers)
         return config

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
@@ -22,7 +24,7 @@ from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
 from octavo.core.prompt_embeds import FIELD
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequest
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest, one_line
 from octavo.multimodal.media_urls import MediaUrls
 
 if TYPE_CHECKING:
@@ -33,6 +35,12 @@ if TYPE_CHECKING:
 
 
 _PLURALS: Final = {"image": "images", "video": "videos", "audio": "sounds"}
+_EXAMPLES: Final[Mapping[str, Callable[[], Any]]] = {
+    "image": lambda: np.full((56, 84, 3), 127, np.uint8),
+    "audio": lambda: np.zeros(16_000, np.float32),
+}
+_MOST_ELEMENTS: Final = 1 << 17
+"""Of arrays that an encoder reads within a fraction of a second."""
 _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
 
 
@@ -47,7 +55,7 @@ class MediaReader:
         self._model = model
         self._encode = encode
         self._most_together = max_num_batched_tokens
-        self._max_model_len = ready.max_model_len
+        self._max_model_len, self._vocab_size = ready.max_model_len, ready.vocab_size
         self._has_encodings = bool(ready.cache.groups[-1].num_encoded)
 
     @cached_property
@@ -145,6 +153,36 @@ class MediaReader:
         """What the model reads, in words."""
         return " and ".join(["text", *sorted(_PLURALS[kind] for kind in self._kinds)]) if self._kinds else "text alone"
 
+    def examples(self) -> list[MediaInput]:
+        """Return what encoders read of a small image and of a second of silence, where the model reads such.
+
+        What would take an encoder seconds is left out: images that are all scaled up, windows of half a minute. Raises
+        CheckpointError where the settings of the checkpoint let none be read.
+        """
+        found: list[MediaInput] = []
+        limits = media_limits(self._model)
+        for kind, marker in self.markers.items():
+            if not limits[kind]:
+                continue
+            where = f"{self._model.path}: {_ONE[kind]} cannot be read with the sizes and settings of the checkpoint"
+            try:
+                assert self._written is not None
+                token_ids, media = self._written.expand([marker], {kind: _EXAMPLES[kind]()})
+            except (CheckpointError, ConfigError) as error:
+                if isinstance(error.__cause__, ImportError):
+                    continue  # without the library each image is refused
+                raise
+            except Exception as error:  # whatever it raises is about them
+                raise CheckpointError(f"{where} ({one_line(error)}); download its JSON files again") from error
+            if not token_ids or max(token_ids) >= self._vocab_size:
+                token = max(token_ids, default="no token")
+                raise CheckpointError(
+                    f"{where}: a prompt has {token} in its place, expected tokens below {self._vocab_size}, the size "
+                    "of the vocabulary; download its JSON files again"
+                )
+            found += [each for each in media if each.kind == kind and _num_elements(each) <= _MOST_ELEMENTS]
+        return found
+
     def warm_up(self) -> None:
         """Import what prepares images, where the model reads them, so that forks of this process have it."""
         if self._written is not None:
@@ -233,6 +271,10 @@ class MediaReader:
             value = value[0]
         samples = read_sound(value, settings.sampling_rate, field, settings.seconds)
         return settings.window(settings.features(samples))
+
+
+def _num_elements(media: MediaInput) -> int:
+    return sum(prod(each.shape) for each in media.arrays.values())
 
 
 def placeholders(media: Sequence[MediaInput]) -> tuple[Placeholder, ...]:

@@ -12,6 +12,7 @@ CALLS: Final[dict[str, Any]] = {
     "prepare": MemoryPlan,
     "load": MemoryPlan,
     "allocate": None,
+    "encode_media": None,
     "op_choices": list[tuple[str, str, str]],
     "identity": dict[str, str],
     "open_tiers": list[TierFolder],

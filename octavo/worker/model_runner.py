@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import NotedStates
 from octavo.config.schema import PoolingConfig
+from octavo.core.media import MediaInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
 from octavo.devices.token_store import TokenStore
@@ -74,6 +75,13 @@ class ModelRunner:
             groups=slice(cache.num_model_groups),
         )
         self._encodings = encodings
+
+    def encode_media(self, examples: list[Any]) -> None:
+        """Encode inputs (`MediaInput` as objects of JSON) that no prompt has. Raises CheckpointError where the encoder
+        fails, or makes another number of vectors."""
+        if self._encodings is not None:
+            for each in msgspec.convert(examples, list[MediaInput]):
+                self._encodings.check(each)
 
     def note_states(self, groups: Collection[int]) -> None:
         """Note which cache groups keep states of recurrent layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,10 +16,12 @@ from octavo.core.media import MediaInput, TypedArray
 from octavo.core.model_shape import CacheGroup, Encoded
 from octavo.core.prompt_embeds import FIELD
 from octavo.devices.device import Device
+from octavo.errors import CheckpointError, one_line
 from octavo.models.decoder import DecoderStack
 from octavo.worker.input_batch import BatchRow, Encoding
 from octavo.worker.packed_arrays import sent
 
+_REMEDY: Final = "sizes in config.json and preprocessor_config.json do not belong together; download both again"
 Encode = Callable[[str, Mapping[str, Tensor]], Tensor]
 """Makes [vectors, width] of one input of a kind from its arrays by name."""
 
@@ -71,6 +74,10 @@ class PromptEncodings:
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self.num_kept = 0
         """Vectors that are kept."""
+
+    def check(self, media: MediaInput) -> None:
+        """Raise CheckpointError where the encoder fails, or makes another number of vectors than a prompt has."""
+        _check(self._encode, media, self._device)
 
     def read(
         self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
@@ -142,6 +149,10 @@ class CrossEncodings:
         self._encode = encode
         self._device = device
 
+    def check(self, media: MediaInput) -> None:
+        """Do what `PromptEncodings.check` does."""
+        _check(self._encode, media, self._device)
+
     def read(
         self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
     ) -> tuple[list[Encoding], None]:
@@ -155,6 +166,18 @@ class CrossEncodings:
                 outputs.append(Encoding(state, view.end, made[each.digest]))
             state.media = ()
         return outputs, None
+
+
+def _check(encode: Encode, media: MediaInput, device: torch.device) -> None:
+    try:
+        num_made = len(encode(media.kind, as_tensors(media.arrays, device)))
+    except Exception as error:  # whatever it raises is about the sizes of the checkpoint
+        raise CheckpointError(f"the encoder fails with a small {media.kind} ({one_line(error)}): {_REMEDY}") from error
+    if num_made != media.num_embeddings:
+        raise CheckpointError(
+            f"the encoder makes {num_made} vectors of a small {media.kind}, for which a prompt has "
+            f"{media.num_embeddings} tokens: {_REMEDY}"
+        )
 
 
 def as_tensors(arrays: Mapping[str, TypedArray], device: torch.device) -> dict[str, Tensor]:

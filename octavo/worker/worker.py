@@ -276,6 +276,10 @@ class Worker:
         self._make_runner()
         self.wake_up()
 
+    def encode_media(self, examples: list[Any]) -> None:
+        """Do what `ModelRunner.encode_media` does. Raises CheckpointError."""
+        self._runner.encode_media(examples)
+
     def _make_runner(self) -> None:
         with refusing_too_little("for the KV caches", self.plan.weights_bytes, self.plan.kv_bytes):
             cache = self._made_cache(self.plan.cache, self._swap_space)

@@ -32,6 +32,8 @@ SHUFFLED = {"projector_input_dim": 8, "pixel_shuffle_ratio": 0.5, "intermediate_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is NaN, expected a finite number"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1, expected a number of at least 0"),
         ({"patch_size": 0}, "patch_size is 0, expected an integer of at least 1"),
         ({"depth": -1}, "depth is -1, expected an integer of at least 1"),
         ({"num_heads": "2"}, 'num_heads is "2", expected an integer'),

@@ -83,6 +83,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2_vl", {"min_image_tokens": 3}, "min_image_tokens is 3, expected at most max_image_tokens, which is 2"),
     ("got_ocr2", {"size": {"height": 56, "width": 84}}, r"size is .*, expected the image_size of vision_config, 56 x"),
     ("minicpmv4_6", {"max_slice_nums": 1 << 30}, "max_slice_nums is 1073741824, expected 1 to 256"),
+    (
+        "lighton_ocr",
+        {"patch_size": {"height": 0, "width": 14}},
+        "patch_size.height is 0, expected an integer of at least",
+    ),
+    (
+        "lighton_ocr",
+        {"patch_size": {"height": 14, "width": 1 << 20}},
+        "patch_size.width is 1048576, expected 1 to 8,192",
+    ),
+    ("qwen2_vl", {"image_processor_type": None}, "image_processor_type is null, expected a string"),
     ("internvl", {"min_patches": 5}, "min_patches is 5, expected at most max_patches, which is 4"),
 ]
 
@@ -111,6 +122,15 @@ def test_a_size_that_is_left_out_is_the_encoder_s(tmp_path: Path) -> None:
     stated = image_settings(Checkpoint.open(tmp_path))
     file.write_text(json.dumps({**json.loads(file.read_text()), "size": None}))
     assert image_settings(Checkpoint.open(tmp_path)) == stated
+
+
+def test_a_null_is_no_setting(tmp_path: Path) -> None:
+    file = make_vision_checkpoint("qwen2_vl", tmp_path) / "preprocessor_config.json"
+    nulls = {"image_mean": None, "rescale_factor": None, "resample": None, "temporal_patch_size": None}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **nulls}))
+    settings = image_settings(Checkpoint.open(tmp_path))
+    assert settings is not None
+    assert not nulls.keys() & settings.keys()
 
 
 def test_a_class_beside_the_weights_is_transformers_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,35 @@ def test_layers_and_tiles_that_do_not_fit_are_refused(change: dict[str, Any], wr
     checkpoint = Checkpoint.open(make_vision_checkpoint("mllama", tmp_path), overrides=change)
     with pytest.raises(CheckpointError, match=wrong):
         LoadedModel.open(checkpoint, Mesh.single(), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "change", "said"),
+    [
+        ("granite4_vision", "config", {"image_grid_pinpoints": None}, "image_grid_pinpoints is .*, expected those of"),
+        ("llama4", "config", {"vision_config": {"num_attention_heads": None}}, "the encoder fails with a small image"),
+        ("gemma3", "config", {"mm_tokens_per_image": 7}, "makes 12 vectors of a small image, for which .* 21 tok"),
+        ("gemma3", "config", {"eoi_token_index": 10**9}, "an image cannot be .*has 1000000000 .*expected tokens below"),
+        ("paddleocr_vl", "preprocessor_config", {"temporal_patch_size": 2}, "the encoder fails .* but got 6 channels"),
+        (
+            "lighton_ocr",
+            "preprocessor_config",
+            {"size": {"longest_edge": None}},
+            "refuses the settings of images: .*longest_e",
+        ),
+    ],
+)
+def test_sizes_with_which_no_image_is_read_are_refused_at_the_start(
+    family: str, file: str, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = make_vision_checkpoint(family, tmp_path) / f"{file}.json"
+    values = json.loads(path.read_text())
+    for key, value in change.items():
+        changed = {**values[key], **value} if isinstance(value, dict) else value
+        values[key] = {k: v for k, v in changed.items() if v is not None} if isinstance(value, dict) else changed
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    with pytest.raises(CheckpointError, match=said):
+        LLM(str(tmp_path), dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4)
 
 
 @pytest.mark.parametrize(

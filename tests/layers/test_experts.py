@@ -8,8 +8,10 @@ from torch import Tensor
 
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Axis, Mesh
+from octavo.errors import CheckpointError
 from octavo.layers.experts import Experts, StoredExperts
 from octavo.layers.layer import Binding
+from octavo.layers.routers import Router
 from octavo.ops.experts import RouterRule, route
 from octavo.ops.registry import bind
 from octavo.quantization.registry import method_named
@@ -60,6 +62,14 @@ def test_all_layouts_are_the_same_experts_and_are_restored(quantization: str | N
     }
     again.restore(state)
     assert torch.equal(again(X, ROUTING), expected)
+
+
+@pytest.mark.parametrize("damaged", ["gate.correction", "gate.factors"])
+def test_numbers_beside_a_router_with_which_none_can_be_chosen_are_refused_by_name(damaged: str) -> None:
+    router = Router(HIDDEN, COUNT, RouterRule(2), correction="correction", factors="factors")
+    slots = {slot.name: slot.fill for slot in router.tensor_slots("gate.router")}
+    with pytest.raises(CheckpointError, match=f"{damaged} holds NaN or an infinity, with which no expert can be"):
+        slots[damaged](torch.tensor([0.0, 1.0, 2.0, torch.nan]))
 
 
 def test_experts_compute_the_weighted_sum_of_their_products() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import COUNTS, shown
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel, one_line
 
 INSTALL = "pip install 'octavo[transformers]'"
 
@@ -123,14 +123,14 @@ def open_library(checkpoint: Checkpoint) -> Library:
         config = CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # whatever it raises is about the values
         raise CheckpointError(
-            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {first_line(error)}"
+            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {one_line(error)}"
         ) from error
     for number in _NUMBERS:
         try:
             found = getattr(config, number, None)
         except Exception as error:  # of configs whose layers differ, which have no one number
             raise UnsupportedModel(
-                f"{checkpoint.origin(number)}: {number} of {name} is not one number: {first_line(error)}"
+                f"{checkpoint.origin(number)}: {number} of {name} is not one number: {one_line(error)}"
             ) from error
         if not isinstance(found, int):
             raise UnsupportedModel(
@@ -153,9 +153,3 @@ def renamings(causal: Any) -> Callable[[str], str]:
         return name
 
     return rename
-
-
-def first_line(error: Exception) -> str:
-    """Return the type of an error and the first line of its text, for a message."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

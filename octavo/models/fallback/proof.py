@@ -26,10 +26,10 @@ from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.errors import OctavoError, UnsupportedModel
+from octavo.errors import OctavoError, UnsupportedModel, one_line
 from octavo.models.content import replacement
 from octavo.models.decoder import PROOF_BLOCK_SIZE
-from octavo.models.fallback.library import Library, first_line, library_version
+from octavo.models.fallback.library import Library, library_version
 from octavo.models.fallback.recording import Recording, record
 from octavo.models.fallback.shrink import layer_kinds, shrink
 from octavo.ops.registry import Ops
@@ -121,7 +121,7 @@ def _find(library: Library, where: str, ops: Ops, attention: Callable[[int], Att
     except OctavoError as error:
         return Verdict(refused=f"of its small copy, {error}")
     except Exception as error:  # of transformers' code: whatever it is, nothing is proved
-        return Verdict(refused=f"its small copy does not run ({first_line(error)})")
+        return Verdict(refused=f"its small copy does not run ({one_line(error)})")
 
 
 @contextmanager

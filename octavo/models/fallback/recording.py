@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from octavo.errors import UnsupportedModel
+from octavo.errors import UnsupportedModel, one_line
 from octavo.models.fallback.attention import NAME, RECORDED, Call, Unfit, register
 from octavo.models.fallback.exact import Watch
-from octavo.models.fallback.library import Library, first_line
+from octavo.models.fallback.library import Library
 
 _KINDS: Final = frozenset({"full_attention", "sliding_attention", "dense", "sparse", "moe", "attention"})
 """Values of `layer_types` that are attention over keys and values of the past."""
@@ -52,7 +52,7 @@ def record(library: Library, where: str) -> Recording:
     except Exception as error:  # of transformers' code: whatever it is, the class does not run in this way
         if isinstance(error, KeyError) and error.args == (NAME,):
             raise refuse("its attention has no interface by which it could be replaced") from error
-        raise refuse(str(error) if isinstance(error, Unfit) else first_line(error)) from error
+        raise refuse(str(error) if isinstance(error, Unfit) else one_line(error)) from error
     num_layers = library.config.num_hidden_layers
     without = sorted(set(range(num_layers)) - {call.layer for call in calls.values()})
     if without or len(calls) != num_layers:
