@@ -28,6 +28,10 @@ _PRIOR_TRIED, _PRIOR_RIGHT = 2.0, 1.2
 """What is believed of guesses of a kind before any was compared."""
 _SHARED_WEIGHT: Final = 4.0
 """Guesses that count for a sequence before its own: those of others of the same kind."""
+_FORGETTING_PLACES: Final = 0.99
+"""What is left, after a comparison that did not get that far, of how often later guesses were right."""
+Chances = float | NDArray[np.float64]
+"""The probability that a guess is right, if those before it were: of every guess, or of each by its place."""
 
 
 class StepCosts:
@@ -106,6 +110,13 @@ def bucket(num_tokens: int) -> int:
     return min(MOST_TOKENS, unit * round(num_tokens / unit))
 
 
+def expected_right(chances: Chances, most: int) -> NDArray[np.float64]:
+    """Return how many of the first 1, 2, … `most` guesses are expected to be right."""
+    chances = np.full(most, chances) if isinstance(chances, float) else chances[:most]
+    right: NDArray[np.float64] = np.cumsum(np.cumprod(chances))
+    return right
+
+
 class Tally:
     """How many of the guesses that were compared with what was drawn were right; older ones count less."""
 
@@ -117,17 +128,46 @@ class Tally:
         self.tried = self.tried * _FORGETTING + num_tried
         self.right = self.right * _FORGETTING + num_right
 
+    def fade(self) -> None:
+        """Let what was counted weigh less."""
+        self.tried, self.right = self.tried * _FORGETTING_PLACES, self.right * _FORGETTING_PLACES
+
 
 class Acceptance:
     """The probability that a guess is right, given that the ones before it were."""
 
     def __init__(self) -> None:
         self._tallies: dict[Hashable, Tally] = {}
+        self._places: dict[Hashable, list[Tally]] = {}
+        """By kind: guesses by their place behind the known tokens."""
 
     def note(self, kind: Hashable, own: Tally, num_tried: int, num_right: int) -> None:
         """Count guesses of a kind for all sequences, and for the one that they were made for."""
         self._tally(kind).note(num_tried, num_right)
         own.note(num_tried, num_right)
+
+    def note_places(self, kind: Hashable, num_tried: int, num_right: int) -> None:
+        """Count guesses of a kind by their places. What is behind the last one is forgotten slowly, and tried again."""
+        places = self._places.setdefault(kind, [])
+        places += [Tally() for _ in range(num_tried - len(places))]
+        for place, tally in enumerate(places):
+            if place < num_tried:
+                tally.note(1, int(place < num_right))
+            else:
+                tally.fade()
+
+    def chances(self, kind: Hashable, own: Tally, most: int) -> NDArray[np.float64]:
+        """Return the probabilities of `most` guesses of a kind for a sequence, by place: a later guess of a model is
+        right less often. Where little was compared, a place is like the one before it."""
+        shared = self._tally(kind)
+        factor = self.probability(kind, own) * shared.tried / max(shared.right, 1e-9)
+        rate, found = _PRIOR_RIGHT / _PRIOR_TRIED, np.empty(most)
+        places = self._places.get(kind, ())
+        for place in range(most):
+            if place < len(places):
+                rate = (places[place].right + _PRIOR_TRIED * rate) / (places[place].tried + _PRIOR_TRIED)
+            found[place] = rate
+        return np.minimum(found * factor, 1.0)
 
     def probability(self, kind: Hashable, own: Tally) -> float:
         """Return it for a guess of this kind for a sequence."""
@@ -176,13 +216,13 @@ class StepBudget:
         rates = (self._num_expected + counts) / self._seconds[tokens]
         return bool(rates.max() > self._least_gain * self._num_expected / self._seconds[self._num_tokens])
 
-    def take(self, probability: float, most: int) -> int:
+    def take(self, chances: Chances, most: int) -> int:
         """Return how many of `most` guesses for the next sequence pay, and count them."""
         now = self._num_tokens
         counts = np.arange(1, min(most, len(self._seconds) - 1 - now) + 1)
         if not len(counts):
             return 0
-        right = np.cumsum(probability**counts)
+        right = expected_right(chances, len(counts))
         expected = self._num_expected + right
         tokens = step_tokens(now, counts, right if self._repeats else None)
         rates = expected / self._seconds[tokens]

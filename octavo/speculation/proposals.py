@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.step import NO_PROPOSALS, Proposals
-from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, bucket, step_tokens
+from octavo.speculation.length import LEAST_GAIN, MEMORY, OUTLIER, Chances, bucket, expected_right, step_tokens
 
 _STEPS_BETWEEN_PROBES, _MOST_BETWEEN_PROBES = 128, 4096
 """Steps from one probe to the next: each that changes nothing doubles them."""
@@ -166,8 +166,8 @@ class ProposalLength:
         """Return whether a prompt, of which so many tokens were found, is computed. Others may find what begins one."""
         return self.credit.allows(0.0 if num_computed else _NEED_OF_BEGINNINGS)
 
-    def choose(self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float | None) -> Proposals:
-        """costs: seconds of steps by their tokens. probability: that a guess is right, if those before it were.
+    def choose(self, costs: NDArray[np.float64], num_rows: int, chances: Chances, pass_s: float | None) -> Proposals:
+        """costs: seconds of steps by their tokens. chances: that a guess is right, if those before it were.
         pass_s: seconds of a pass of the draft model with `num_rows`; None where it is not known."""
         self._num_since, self._is_probing = 0, False
         self._last = NO_PROPOSALS
@@ -175,7 +175,7 @@ class ProposalLength:
             self._last = Proposals(min(_FIRST_TOKENS, self._most), num_rows)
             return self._last
         pays = pass_s is not None and self._trials.allows(0.0)
-        if pays and (count := self._paying(costs, num_rows, probability, pass_s or 0.0)):
+        if pays and (count := self._paying(costs, num_rows, chances, pass_s or 0.0)):
             self._num_idle, self._num_between = 0, _STEPS_BETWEEN_PROBES
             self._last, self._num_rows = Proposals(count, num_rows, self._catches_up), 0
             return self._last
@@ -187,12 +187,12 @@ class ProposalLength:
         self._num_idle, self._is_probing = 0, True
         return Proposals(min(_PROBED_TOKENS, self._most), 1)
 
-    def _paying(self, costs: NDArray[np.float64], num_rows: int, probability: float, pass_s: float) -> int:
+    def _paying(self, costs: NDArray[np.float64], num_rows: int, chances: Chances, pass_s: float) -> int:
         """Return how many tokens for each row pay most; 0 for none."""
         counts = np.arange(1, min(self._most, (len(costs) - 1) // max(1, num_rows) - 1) + 1)
         if not num_rows or not len(counts):
             return 0
-        right = num_rows * np.cumsum(probability**counts)
+        right = num_rows * expected_right(chances, len(counts))
         tokens = step_tokens(num_rows, num_rows * counts, right if self._repeats else None)
         rates = (num_rows + right) / (costs[tokens] + counts * pass_s)
         best = int(rates.argmax())

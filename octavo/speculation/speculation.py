@@ -153,9 +153,9 @@ class Speculation:
         kept = self._length.kept(num_rows)
         if kept is not None:
             return kept
-        probability = self.acceptance.probability(_PROPOSED, Tally())
+        chances = self.acceptance.chances(_PROPOSED, Tally(), self._config.num_speculative_tokens)
         pass_s = self._draft_costs.pass_s(num_rows)
-        return self._length.choose(self.costs.seconds(), num_rows, probability, pass_s)
+        return self._length.choose(self.costs.seconds(), num_rows, chances, pass_s)
 
     def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
         assert self._length is not None, "only a draft model takes time"
@@ -187,7 +187,10 @@ class Speculation:
         count = 0
         if guess is not None:
             most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
-            count = self._budget.take(self.acceptance.probability(guess.kind, state.own), most)
+            acceptance, kind = self.acceptance, guess.kind
+            by_place = kind == _PROPOSED
+            chances = acceptance.chances(kind, state.own, most) if by_place else acceptance.probability(kind, state.own)
+            count = self._budget.take(chances, most)
         self._pace.note_spent(began)
         return [] if guess is None else guess.tokens[:count]
 
@@ -206,7 +209,10 @@ class Speculation:
             return
         drawn = sequence.token_ids[guess.num_known : guess.num_known + len(guess.tokens)]
         num_right = next((i for i, token in enumerate(drawn) if token != guess.tokens[i]), len(drawn))
-        self.acceptance.note(guess.kind, state.own, min(len(drawn), num_right + 1), num_right)
+        num_tried = min(len(drawn), num_right + 1)
+        self.acceptance.note(guess.kind, state.own, num_tried, num_right)
+        if guess.kind == _PROPOSED:
+            self.acceptance.note_places(guess.kind, num_tried, num_right)
 
     def look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
         """Return what may follow a sequence; None where nothing is known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from octavo.speculation.length import MOST_TOKENS, Acceptance, StepBudget, StepCosts, Tally
 
 
@@ -63,6 +65,25 @@ def test_a_full_step_has_no_room() -> None:
     budget = StepBudget(StepCosts().seconds(), MOST_TOKENS)
     assert not budget.may_pay
     assert budget.take(1.0, 4) == 0
+
+
+def test_guesses_of_a_model_are_right_less_often_the_later_they_come() -> None:
+    acceptance, own = Acceptance(), Tally()
+    assert acceptance.chances("model", own, 3).tolist() == [0.6] * 3
+    for number in range(200):
+        num_right = (0, 1, 1, 1)[number % 4]  # the first one is right three times of four, the second one never
+        acceptance.note("model", own, num_right + 1, num_right)
+        acceptance.note_places("model", num_right + 1, num_right)
+    first, second, third = acceptance.chances("model", Tally(), 3)
+    assert 0.65 < first < 0.85
+    assert second < 0.1
+    assert third == second
+    seconds = costs_of({1: 0.05, 8: 0.05, 9: 0.1, 32: 0.4}).seconds()
+    assert StepBudget(seconds, 1).take(np.array([0.75, 0.0, 0.0]), 3) == 1
+    for _ in range(500):  # nothing says any more how the second one would do
+        acceptance.note_places("model", 1, 1)
+    first, second, _ = acceptance.chances("model", Tally(), 3)
+    assert second > 0.7 * first
 
 
 def test_acceptance_is_learned_by_kind_and_by_sequence() -> None:
