@@ -16,6 +16,7 @@ from octavo.config.pooling_config import ENCODERS, MODES, DenseModule, PoolingCo
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import CheckpointError, ConfigError
+from octavo.gguf.encoders import dense_layers
 from octavo.gguf.tokenizer import token_id
 
 _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
@@ -71,6 +72,13 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
         found = msgspec.structs.replace(found, modes=(modes[checkpoint.expect("pooling", *modes, default="avg")],))
     if stated:
         found = msgspec.structs.replace(found, modes=(stated,))
+    if checkpoint.gguf is not None:
+        file = str(checkpoint.gguf.path.absolute())
+        behind = (
+            DenseModule("", inputs, outputs, bias=False, file=file, prefix=prefix)
+            for prefix, inputs, outputs in dense_layers(checkpoint.gguf)
+        )
+        found = msgspec.structs.replace(found, dense=tuple(behind))
     if modules is not None:
         found = read_modules(checkpoint.path, modules, found)
     if (kind := checkpoint.values.get("model_type")) in ("roberta", "xlm-roberta", "camembert", "mpnet"):

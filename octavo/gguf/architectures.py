@@ -42,6 +42,8 @@ class Architecture:
     """What it has put into another order."""
     numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Names in a layer, and shapes, of what an array of the metadata has a number for each layer of, by its key."""
+    apart: tuple[str, ...] = ()
+    """Tensors that stand behind the model, and that it does not read."""
     may_vary: bool = False
     """Layers differ in heads or width."""
     has_states: bool = False
@@ -208,7 +210,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "modern-bert": Architecture(
         "ModernBertModel", encoders.modern_bert, names.MODERN_BERT, tops=names.MODERN_BERT_TOPS, prefix=""
     ),
-    "gemma-embedding": Architecture("Gemma3TextModel", encoders.gemma_embedding, names.GEMMA_NAMES, shift=1.0),
+    "gemma-embedding": Architecture(
+        "Gemma3TextModel", encoders.gemma_embedding, names.GEMMA_NAMES, shift=1.0, apart=encoders.DENSE
+    ),
     "eurobert": Architecture("EuroBertModel", encoders.eurobert, {}),
     "llama-embed": Architecture("LlamaBidirectionalModel", encoders.llama_both, {}, is_permuted=True),
     "mamba2": _with_states("Mamba2ForCausalLM", hybrids.mamba2, names.MAMBA2, tops=names.MAMBA_TOPS),

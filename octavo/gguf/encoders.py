@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from octavo.errors import UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf import configs
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.reader import Array
+from octavo.gguf.reader import Array, GGUFFile
 
 _MODES: Final = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK: Final = 4
 _HEADS: Final = ("cls.weight", "cls.output.weight")
+DENSE: Final = ("dense_2.weight", "dense_3.weight")
+"""Linear layers behind the pooling of EmbeddingGemma."""
 
 
 def pooling(meta: Metadata) -> dict[str, Any]:
@@ -84,6 +86,24 @@ def modern_bert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 def gemma_embedding(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     own = {"use_bidirectional_attention": True, "final_logit_softcapping": None}
     return {**configs.gemma3(meta, base), **own, "query_pre_attn_scalar": base["head_dim"]}
+
+
+def dense_layers(file: GGUFFile) -> list[tuple[str, int, int]]:
+    """Return the linear layers behind the pooling: what stands before `weight`, inputs and outputs.
+
+    Raises CheckpointError for sizes that do not fit the model.
+    """
+    meta = Metadata(file)
+    if meta.architecture != "gemma-embedding":
+        return []
+    found, width = [], meta.positive("embedding_length")
+    for tensor in (meta.types[name] for name in DENSE if name in meta.types):
+        if len(tensor.shape) != 2 or tensor.shape[1] != width:
+            raise CheckpointError(
+                f"{meta.where}: {tensor.name} has shape {list(tensor.shape)}, expected {width} columns"
+            )
+        found.append((tensor.name.removesuffix("weight"), width, width := tensor.shape[0]))
+    return found
 
 
 def eurobert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:

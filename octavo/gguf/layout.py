@@ -121,7 +121,8 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
     yield from _of_numbers(kept, meta)
     for tensor in file.tensors:
         found = _TENSOR.fullmatch(tensor.name)
-        if _UNREAD.fullmatch(tensor.name) or (found and int(found[1]) >= num_layers):
+        is_behind = tensor.name in kept.apart or (found is not None and int(found[1]) >= num_layers)
+        if is_behind or _UNREAD.fullmatch(tensor.name):
             continue
         top, _, suffix = tensor.name.rpartition(".")
         if found is None and top in tops:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from octavo.errors import CheckpointError
 from octavo.gguf.layout import Placed
+from octavo.gguf.reader import read_gguf
 from octavo.layers.layer import Parts
 from octavo.models.weight_files import FLOAT_TYPES, StoredTensor, map_file, release_pages
-from octavo.quantization.gguf import SUFFIX
+from octavo.quantization.gguf import BLOCK_TYPES, SUFFIX, BlockType, dequantized
 
 
 def gguf_tensors(placed: Iterable[Placed]) -> Iterator[StoredTensor]:
@@ -34,6 +36,19 @@ def gguf_tensors(placed: Iterable[Placed]) -> Iterator[StoredTensor]:
             yield StoredTensor(f"{name}/order", "I32", each.shape[-1:], 4 * each.shape[-1], tensor.file, order)
         values, release = partial(_values, own, each), partial(_release, own, each)
         yield StoredTensor(name, tensor.type, each.shape, each.nbytes, tensor.file, values, release)
+
+
+def plain_tensors(path: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of a file under the names that they have there, those of quantised types dequantised."""
+    for tensor in read_gguf(path).tensors:
+        (stored,) = gguf_tensors([Placed(tensor.name, tensor)])
+        if (kind := BLOCK_TYPES.get(tensor.type)) is not None:
+            stored = replace(stored, name=tensor.name, values=partial(_plain, kind, stored))
+        yield stored
+
+
+def _plain(kind: BlockType, stored: StoredTensor, parts: Parts) -> Tensor:
+    return dequantized(kind, stored.values(parts))
 
 
 def _ranges(placed: Placed) -> list[tuple[int, int]]:

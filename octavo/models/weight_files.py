@@ -21,6 +21,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.gguf_checkpoint import GGUFCheckpoint
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.errors import CheckpointError
+from octavo.gguf.reader import is_gguf
 from octavo.layers.layer import Parts
 
 if TYPE_CHECKING:
@@ -89,11 +90,16 @@ def checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Yield every tensor of a safetensors file or PyTorch archive, in the order of the file.
+    """Yield every tensor of a safetensors file, PyTorch archive or GGUF file, in the order of the file; those of the
+    last dequantised.
 
     Raises CheckpointError for a damaged file, and for an archive that holds anything but tensors.
     """
-    if path.suffix == ".safetensors":
+    if is_gguf(path):
+        from octavo.models.gguf_tensors import plain_tensors
+
+        yield from plain_tensors(path)
+    elif path.suffix == ".safetensors":
         yield from _tensors_of_safetensors(path)
     else:
         yield from _tensors_of_archive(path)

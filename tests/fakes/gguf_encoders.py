@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.fakes.gguf_files import gguf_bytes, plain
+from tests.fakes.gguf_files import Stored, gguf_bytes, plain
 
 _LEFT_OUT = r"pooler\.dense|cls\.|lm_head|embeddings\.position_ids|rotary_emb"
 _KEYS = {
@@ -53,9 +53,10 @@ def convert_encoder(
     architecture: str,
     more: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+    store: Callable[[str, Tensor], Stored] = lambda name, tensor: plain(tensor),
 ) -> Path:
     """Write the file of a checkpoint beside it, and return its path. more: metadata, by names without architecture.
-    change: what becomes of the tensors before they are written."""
+    change: what becomes of the tensors before they are written. store: how each is held."""
     config = json.loads((checkpoint / "config.json").read_text())
     own = {key: config[name] for key, names in _KEYS.items() for name in names if config.get(name) is not None}
     length = config["max_position_embeddings"]
@@ -74,7 +75,7 @@ def convert_encoder(
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in own.items()}
     metadata |= {key if key.startswith("tokenizer.") else f"{architecture}.{key}": v for key, v in (more or {}).items()}
     path = checkpoint.with_suffix(".gguf")
-    path.write_bytes(gguf_bytes(metadata, {name: plain(each) for name, each in tensors.items()}))
+    path.write_bytes(gguf_bytes(metadata, {name: store(name, each) for name, each in tensors.items()}))
     return path
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.reader import read_gguf
 from octavo.llm import LLM
 from tests.fakes.gguf_encoders import convert_encoder, halved, joined, squeezed
+from tests.fakes.gguf_files import Stored, plain
 from tests.fakes.vector_models import save, write_modules
 from tests.models.test_distance_encoders import random_jina
 from tests.models.test_encoders import ENCODERS
@@ -64,6 +67,34 @@ def same_vectors(folder: Path, file: Path) -> None:
         assert [each.outputs for each in llm.embed(PROMPTS)] == want
         assert [llm.embed(each)[0].outputs for each in PROMPTS] == want
         assert llm.config.model.max_model_len == longest
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_layers_behind_the_pooling_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    save(folder, "Gemma3TextModel", **GEMMA)
+    generator = torch.Generator().manual_seed(2)
+    layers = [torch.randint(-9, 9, shape, generator=generator).float() for shape in ((96, 64), (64, 96))]
+    dense = {f"dense_{place}.weight": each for place, each in enumerate(layers, start=2)}
+
+    def store(name: str, tensor: Tensor) -> Stored:
+        if name not in dense or kind == "F32":
+            return plain(tensor)
+        blocks = tensor.to(torch.int8).unflatten(-1, (-1, 32))
+        scales = torch.ones(*blocks.shape[:-1], 1, dtype=torch.float16).view(torch.int8)
+        return "Q8_0", tuple(tensor.shape), torch.cat((scales, blocks), -1).numpy().tobytes()
+
+    file = convert_encoder(folder, "gemma-embedding", {"pooling_type": 1}, lambda found: {**found, **dense}, store)
+    write_modules(folder, "mean")
+    with LLM(str(folder)) as llm:
+        pooled = [torch.tensor(each.outputs.embedding) for each in llm.embed(PROMPTS)]
+    want = [torch.nn.functional.normalize(layers[1] @ (layers[0] @ each), dim=0) for each in pooled]
+    with LLM(str(file), tokenizer=str(folder)) as llm:
+        found = [torch.tensor(each.outputs.embedding) for each in llm.embed(PROMPTS)]
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+    bad = convert_encoder(folder, "gemma-embedding", {}, lambda found: {**found, "dense_2.weight": layers[1]})
+    with pytest.raises(CheckpointError, match=r"dense_2\.weight has shape \[64, 96\], expected 64 columns"):
+        LLM(str(bad), tokenizer=str(folder))
 
 
 LABELS = {0: "sad", 1: "glad", 2: "neither"}
