@@ -54,6 +54,9 @@ class Mmproj:
             stem, name, order = self._name(tensor)
             if name is not None:
                 found.setdefault(name, []).append((order, tensor, stem))
+        for name, other_name in self._kind.stand_ins.items():
+            if name not in found and other_name in self._meta.types:
+                yield Placed(name, self._meta.types[other_name])
         for name, parts in found.items():
             (_, first, stem), *others = sorted(parts, key=lambda each: each[0])
             for _, other, _ in others:
@@ -110,7 +113,10 @@ def _projector(meta: Vision) -> Projector:
             "vision encoder of a model (mmproj-*.gguf)"
         )
     key = "projector_type" if "projector_type" in meta.values else "vision.projector_type"
-    kind = meta.str(key)
+    # the first files do not say it
+    kind = meta.str(key, *(["mlp"] if meta.values.get("has_llava_projector") is True else []))
+    if kind == "mlp" and meta.is_cut:
+        kind = "mlp (cut)"
     if kind == "pixtral" and "mm.patch_merger.weight" in meta.types:
         kind = "pixtral (merged)"
     text = meta.text
@@ -130,7 +136,13 @@ def _projector(meta: Vision) -> Projector:
             "mmproj file of this model"
         )
     size = text.positive("embedding_length")
-    if meta.positive("vision.projection_dim") != size:
+    if kind.startswith("mlp"):
+        if meta.shape("mm.2.weight")[0] != size:
+            raise CheckpointError(
+                f"{meta.where}: mm.2.weight has shape {list(meta.shape('mm.2.weight'))}, but "
+                f"{text.architecture}.embedding_length of {text.where} is {size}; name the mmproj file of this model"
+            )
+    elif meta.positive("vision.projection_dim") != size:
         raise CheckpointError(
             f"{meta.where}: clip.vision.projection_dim is {meta.values['vision.projection_dim']}, but "
             f"{text.architecture}.embedding_length of {text.where} is {size}; name the mmproj file of this model"

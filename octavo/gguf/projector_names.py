@@ -22,6 +22,15 @@ def siglip(root: str) -> dict[str, str]:
 GATED: Final = ("gate", "up", "down")
 TWO: Final = ((1, "up"), (2, "down"))
 LLAMAS: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+LLAVA_TEXTS: Final = {"llama": "llama", "qwen2": "qwen2", "phi3": "phi3"}
+LLAVA: Final = {
+    **siglip("vision_tower"),
+    "v.class_embd": "vision_tower.embeddings.class_embedding!",
+    "v.pre_ln": "vision_tower.pre_layrnorm",
+    "mm.0": "multi_modal_projector.linear_1",
+    "mm.2": "multi_modal_projector.linear_2",
+    **dict.fromkeys(("v.image_newline", "model.image_newline"), "image_newline!"),
+}
 QWEN_LAYER: Final = {
     "v.patch_embd": "visual.patch_embed.proj",
     "v.blk.{}.attn_out": "visual.blocks.{}.attn.proj",

@@ -6,10 +6,11 @@ A kind of projector is a line of `PROJECTORS`. Names of metadata and tensors are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from octavo.gguf import projector_names as tables
+from octavo.gguf.reader import Array
 from octavo.gguf.vision import Vision
 
 
@@ -44,6 +45,8 @@ class Projector:
     """Tensors whose rows were put in pairs."""
     flattened: str = ""
     """Kernels that are rows in a checkpoint, whose last dimension is that of channels."""
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Names of weights that nothing is computed with and that files are without, and of tensors of the same shape."""
 
 
 def _gemma3(meta: Vision) -> Made:
@@ -232,6 +235,39 @@ def _pixtral(meta: Vision) -> Made:
     return Made(vision, own, meta.settings("Pixtral", **pixels))
 
 
+def _llava(meta: Vision) -> Made:
+    """The layers behind the one whose results are projected are not in the file."""
+    side, value = meta.positive("vision.image_size"), meta.values.get("vision.feature_layer")
+    if isinstance(value, Array) and value.values() != [meta.num_layers]:
+        raise meta.error("vision.feature_layer", f"the last one, [{meta.num_layers}]")
+    vision = {
+        **meta.sizes(),
+        "model_type": "clip_vision_model",
+        "image_size": side,
+        "layer_norm_eps": meta.positive_float("vision.attention.layer_norm_epsilon", 1e-5),
+        "hidden_act": "gelu" if meta.bool("use_gelu", False) else "quick_gelu",
+    }
+    own = {
+        "model_type": "llava",
+        # texts of older files have no token for vectors: one that no image is written with stands for them
+        "image_token_index": meta.token("<image>", "<unk>", "<|endoftext|>"),
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "multimodal_projector_bias": "mm.0.bias" in meta.types,
+    }
+    sizes = {"size": {"shortest_edge": side}, "crop_size": meta.image_size()}
+    vectors = meta.side(1) ** 2
+    if not meta.is_cut:
+        return Made(vision, {**own, "image_seq_length": vectors}, meta.settings("CLIP", **sizes))
+    value = meta.values.get("vision.image_grid_pinpoints")
+    sides = value.values() if isinstance(value, Array) else []
+    if not sides or len(sides) % 2 or not all(isinstance(each, int) and each > 0 for each in sides):
+        raise meta.error("vision.image_grid_pinpoints", "heights and widths of cut images, one behind the other")
+    grid = {"image_grid_pinpoints": [sides[place : place + 2] for place in range(0, len(sides), 2)]}
+    return Made(vision, {**own, **grid, "model_type": "llava_next"}, meta.settings("LlavaNext", **sizes, **grid))
+
+
+_CLIP: Final = {f"vision_tower.post_layernorm.{each}": f"v.pre_ln.{each}" for each in ("weight", "bias")}
 PROJECTORS: Final[Mapping[str, Projector]] = {
     "gemma3": Projector(
         "Gemma3",
@@ -278,6 +314,8 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
         {**tables.siglip("vision_model"), "mm.model.fc": "connector.modality_projection.proj"},
     ),
     "internvl": Projector("InternVL", tables.LLAMAS, _internvl, tables.INTERNVL),
+    "mlp": Projector("Llava", tables.LLAVA_TEXTS, _llava, tables.LLAVA, stand_ins=_CLIP),
+    "mlp (cut)": Projector("LlavaNext", tables.LLAVA_TEXTS, _llava, tables.LLAVA, stand_ins=_CLIP),
     "pixtral": Projector("Llava", {"llama": "llama"}, _pixtral, tables.PIXTRAL, permuted=tables.TURNED),
     "pixtral (merged)": Projector(
         "Mistral3", {"llama": "llama", "mistral3": "ministral3"}, _pixtral, tables.PIXTRAL, permuted=tables.TURNED

@@ -63,6 +63,11 @@ class Vision(Metadata):
         return shape[-1] == self.width != shape[0]
 
     @property
+    def is_cut(self) -> bool:
+        """Whether images are cut into pieces of the size that the encoder reads, as in LLaVA 1.6."""
+        return not {"v.image_newline", "model.image_newline"}.isdisjoint(self.types)
+
+    @property
     def num_heads(self) -> int:
         """Heads of attention."""
         count = self.positive("vision.attention.head_count")

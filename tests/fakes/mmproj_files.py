@@ -28,6 +28,7 @@ TEXT_TOKENS = {
     "llama4": {4: "<|patch|>", 5: "<|image_end|>", 6: "<|image_start|>"},
     "smolvlm": {4: "<image>"},
     "internvl": {4: "<IMG_CONTEXT>"},
+    **{family: {4: "<image>"} for family in ("llava", "llava_next")},
     **{family: {4: "[IMG]"} for family in ("pixtral", "mistral3")},
 }
 """What tokens of the small tokenizer are called in that of the releases."""
@@ -40,7 +41,7 @@ ARCHITECTURES = {
     **_QWEN3,
     "internvl": "qwen2",
     "mistral3": "mistral3",
-    **dict.fromkeys(("smolvlm", "pixtral"), "llama"),
+    **dict.fromkeys(("smolvlm", "pixtral", "llava", "llava_next"), "llama"),
 }
 """`general.architecture` of the text model."""
 AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -70,7 +71,7 @@ AS_RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "smolvlm": ({}, {}),
     "internvl": ({}, {}),
-    "pixtral": ({}, {}),
+    **dict.fromkeys(("pixtral", "llava", "llava_next"), ({}, {})),
     "mistral3": ({}, {}),
 }
 """Values of releases, which files do not state: of the config and of the image processor."""
@@ -213,6 +214,31 @@ def _pixtral_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Named
         yield "v.token_embd.img_break", tensor
 
 
+def _llava(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """As the older script does, which leaves out the last layer."""
+    vision = config["vision_config"]
+    own = {"block_count": vision["num_hidden_layers"] - 1, "projection_dim": 768}
+    for key, value in own.items():
+        writer.kv_data[0].pop(f"clip.vision.{key}")
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_bool("clip.has_llava_projector", True)
+    writer.add_bool("clip.use_gelu", False)
+    writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
+    if "image_grid_pinpoints" in config:
+        sides = [side for pair in config["image_grid_pinpoints"] for side in pair]
+        writer.add_array("clip.vision.image_grid_pinpoints", sides)
+
+
+def _llava_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
+    if "post_layernorm" in name or f"layers.{config['vision_config']['num_hidden_layers'] - 1}." in name:
+        return
+    name = re.sub(r"multi_modal_projector\.linear_([12])", lambda m: f"mm.{2 * int(m[1]) - 2}", name)
+    yield {"image_newline": "model.image_newline", _CLASS: "v.class_embd"}.get(name, name), tensor
+
+
+_CLASS = "vision_tower.vision_model.embeddings.class_embedding"
+
+
 def _as_they_are(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
     yield name, tensor
 
@@ -224,6 +250,7 @@ FAMILIES: dict[str, tuple[Callable[[gguf.GGUFWriter, dict[str, Any]], None], Cal
     "qwen2_vl": (_qwen2, _qwen2_tensors),
     "qwen2_5_vl": (_qwen2, _qwen2_tensors),
     **dict.fromkeys(_QWEN3, (_qwen3, _qwen3_tensors)),
+    **dict.fromkeys(("llava", "llava_next"), (_llava, _llava_tensors)),
     "smolvlm": (_smolvlm, _as_they_are),
     "internvl": (_internvl, _internvl_tensors),
     "pixtral": (_pixtral, _pixtral_tensors),
@@ -341,8 +368,10 @@ def _encoder_tensors(family: str, config: dict[str, Any], weights: Mapping[str, 
         if _OF_TEXT.match(old) or old.startswith("lm_head") or "vision_tower.head." in old:
             continue
         # as releases have it
-        name = re.sub(r"^(vision_tower\.)(?=embeddings|encoder\.layers|post_layernorm)", r"\1vision_model.", old)
+        name = re.sub(
+            r"^(vision_tower\.)(?=embeddings|encoder\.layers|post_layernorm|pre_lay)", r"\1vision_model.", old
+        )
         for modified, each in FAMILIES[family][1](name, tensor, config):
             new = names.get_name(modified, try_suffixes=_ENDS) or modified
-            assert new.startswith(("v.", "mm.")), modified
+            assert new.startswith(("v.", "mm.", "model.image")), modified
             yield new, each

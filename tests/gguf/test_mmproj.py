@@ -61,6 +61,9 @@ def test_the_config_is_that_of_the_checkpoint(family: str, files: Files, checkpo
     assert found.architecture == config["architectures"][0]
     assert found.image_processor is not None
     config["vision_config"].pop("vision_use_head", None)  # files are without it
+    if "llava" in family:  # and without the layers behind the one that is projected
+        config["vision_feature_layer"] = -1
+        config["vision_config"]["num_hidden_layers"] -= 1
     for ours, theirs in (
         ({**found.stored.values, "bos_token_id": None, "vision_config": None, "text_config": None}, config),
         ({**found.stored.values["vision_config"], "vision_use_head": None}, config["vision_config"]),
@@ -151,6 +154,22 @@ def test_settings_of_images_that_none_survives_are_refused_with_the_file(files: 
     checkpoint = files("qwen3_vl", changes={"clip.vision.image_min_pixels": 2**31 - 1})
     with pytest.raises(CheckpointError, match="mmproj-model.gguf: size.shortest_edge is 2147483647, expected 1 to 33"):
         LoadedModel.open(checkpoint, Mesh.single())
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "said"),
+    [
+        ("llava", "feature_layer", [1, 2], r"feature_layer is .*expected the last one, \[2\]"),
+        ("llava", "image_size", 99, "image_size is 99, expected that of 16 patches"),
+        ("llava_next", "image_grid_pinpoints", [56], "image_grid_pinpoints is .*expected heights and widths"),
+        ("llava_next", "image_grid_pinpoints", None, "image_grid_pinpoints is missing, expected heights and widths"),
+    ],
+)
+def test_what_contradicts_itself_in_llava_is_refused(
+    family: str, key: str, value: Any, said: str, files: Files
+) -> None:
+    with pytest.raises(CheckpointError, match=f"mmproj-model.gguf: clip.vision.{said}"):
+        files(family, changes={f"clip.vision.{key}": value})
 
 
 @pytest.mark.parametrize("other", ["mm.other", "\n", "v.blk.0.x.attn_q", "v.blk.9999999999.attn_q"])
