@@ -220,6 +220,53 @@ void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int
   }
 }
 
+constexpr int kStripColumns = 128;
+
+// One token of columns [begin, end), whose state is read where it lies and written where it is kept, row by row: memory is
+// the bound. Products and sums are those of `advance_chunk`, in the same order.
+template <class Element, bool kIsDelta, bool kByKey>
+void advance_token(const Recurrence& a, const HeadInputs& in, int head, std::int64_t token, int begin, int end,
+                   const float* from, float* to) {
+  alignas(64) float updates[kStripColumns], sums[2][kStripColumns];
+  const float *key = in.keys[0], *query = in.queries[0], *faded = kByKey ? in.faded_keys[0] : key;
+  const Floats decay = all(in.decays[0]), factor = all(in.factors[0]);
+  for (int column = begin; column < end; column += kStripColumns) {
+    const int columns = end - column < kStripColumns ? end - column : kStripColumns;
+    const std::int64_t place = static_cast<std::int64_t>(head) * a.value_dim + column;
+    const Element* value = static_cast<const Element*>(a.value) + token * a.value_stride + place;
+    Element* out = static_cast<Element*>(a.out) + token * a.heads * a.value_dim + place;
+    const auto clear = [&](int i, int) { store(sums[0] + i, zero()), store(sums[1] + i, zero()); };
+    for_vectors(columns, clear);
+    if constexpr (kIsDelta) {
+      for (int row = 0; row < a.key_dim; ++row)
+        for_vectors(columns, [&](int i, int count) {
+          const Floats old = load_some(from + static_cast<std::int64_t>(row) * a.value_dim + column + i, count);
+          store(sums[row % 2] + i, fma(old, all(faded[row]), load(sums[row % 2] + i)));
+        });
+      for_vectors(columns, [&](int i, int count) {
+        const Floats sum = add(load(sums[0] + i), load(sums[1] + i));
+        store(updates + i, mul(factor, sub(load_some(value + i, count), kByKey ? sum : mul(decay, sum))));
+      });
+      for_vectors(columns, clear);
+    } else {
+      for_vectors(columns, [&](int i, int count) { store(updates + i, mul(factor, load_some(value + i, count))); });
+    }
+    for (int row = 0; row < a.key_dim; ++row)
+      for_vectors(columns, [&](int i, int count) {
+        const std::int64_t at = static_cast<std::int64_t>(row) * a.value_dim + column + i;
+        const Floats fade = kByKey ? all(in.key_decays[0][row]) : decay;
+        const Floats next = fma(all(key[row]), load(updates + i), mul(fade, load_some(from + at, count)));
+        store_some(to + at, next, count);
+        store(sums[row % 2] + i, fma(next, all(query[row]), load(sums[row % 2] + i)));
+      });
+    for_vectors(columns, [&](int i, int count) {
+      Floats sum = add(load(sums[0] + i), load(sums[1] + i));
+      if (!kIsDelta && a.skip) sum = fma(all(a.skip[head]), load_some(value + i, count), sum);
+      store_some(out + i, sum, count);
+    });
+  }
+}
+
 // Copies the columns of a chunk between a head's matrix, whose rows are `value_dim` long, and rows of kColumns.
 template <class Copy>
 void for_chunk_rows(const Recurrence& a, int column, const Copy& copy) {
@@ -240,6 +287,12 @@ void recur_of(const Recurrence& a, int row_index, int head, int begin, int end) 
   // the matrix of a short row passes through the nearest cache chunk by chunk; that of a long one stays
   const bool is_short = row.run_length(0, kRunTokens) == row.count;
   const float* initial = row.initial();
+  if (float* target = row.target(1); row.count == 1 && initial && target) {
+    read_head<Element>(a, head, row.first_token, 1, in);
+    const int last = end * kColumns < a.value_dim ? end * kColumns : a.value_dim;
+    return advance_token<Element, kIsDelta, kByKey>(a, in, head, row.first_token, begin * kColumns, last,
+                                                    initial + head * head_floats, target + head * head_floats);
+  }
   for (int done = 0; done < row.count;) {
     const int tokens = row.run_length(done, kRunTokens);
     read_head<Element>(a, head, row.first_token + done, tokens, in);
