@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.ops.distance import distance_attention
+from octavo.ops.distance import disentangled_attention, distance_attention
 from tests.conformance.runtimes import TYPES, levels_of, ops
 
 LENGTHS = [1, 15, 64, 65, 131, 16]
@@ -29,4 +29,29 @@ def test_a_prompt_has_the_same_bits_alone(
     torch.testing.assert_close(whole.float(), want, rtol=tolerance, atol=tolerance)
     for own, alone in zip(wide.split(lengths), whole.split(lengths), strict=True):
         found = ops(level).distance_attention(*own.split(heads, dim=1), biases, [len(own)], dim**-0.5)
+        assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("level", levels_of("attention"))
+@pytest.mark.parametrize(("heads", "dim", "lengths"), [(3, 24, LENGTHS), (1, 64, [7, 1100])])
+def test_a_prompt_with_vectors_of_distances_has_the_same_bits_alone(
+    level: str, dtype: torch.dtype, heads: int, dim: int, lengths: list[int]
+) -> None:
+    generator, reach = torch.Generator().manual_seed(dim), max(lengths) + 5
+    wide = torch.randn((sum(lengths), 3 * heads, dim), generator=generator).to(dtype)
+    places = tuple(torch.randn((2, 75, heads, dim), generator=generator).to(dtype))
+    rows = torch.arange(-reach, reach + 1).clamp(-37, 37) + 37
+    others = places, rows
+    whole = ops(level).disentangled_attention(wide.split(heads, dim=1), *others, lengths, dim**-0.5).clone()
+    again = ops(level, 2).disentangled_attention(wide.split(heads, dim=1), *others, lengths, dim**-0.5)
+    assert torch.equal(whole, again)
+    exact = wide.float().split(heads, dim=1), tuple(each.float() for each in places), rows
+    tolerance = 5e-5 if dtype is torch.float32 else 2.5e-2
+    want = disentangled_attention(*exact, lengths, dim**-0.5)
+    torch.testing.assert_close(whole.float(), want, rtol=tolerance, atol=tolerance)
+    near = slice(reach + 1 - 131, reach + 131)
+    for own, alone in zip(wide.split(lengths), whole.split(lengths), strict=True):
+        own_rows = rows if len(own) > 131 else rows[near]
+        found = ops(level).disentangled_attention(own.split(heads, dim=1), places, own_rows, [len(own)], dim**-0.5)
         assert torch.equal(found, alone)

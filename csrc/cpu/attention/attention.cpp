@@ -84,25 +84,33 @@ AttentionPartial partial_at(const Attention& a, float* base, int rows) {
   return {base, maxima, maxima + rows};
 }
 
+// An item with all its splits, in the scratch of the kernel and, behind it, two sums of at most `rows` rows.
+void attend_item(const Attention& a, const AttentionKernels& kernels, const AttentionItem& item, const AttentionItem& next,
+                 std::uint8_t* own, int rows) {
+  float* sums = reinterpret_cast<float*>(own + kernels.scratch_bytes(a));
+  const AttentionPartial total = partial_at(a, sums, rows), part = partial_at(a, sums + partial_floats(a, rows), rows);
+  const int first = first_split(a, item);
+  kernels.attend(a, item, first, next, total, own);
+  for (int split = first + 1; split < end_split(item); ++split) {
+    kernels.attend(a, item, split, next, part, own);
+    kernels.merge(a, item, total, part);
+  }
+  kernels.finish(a, item, total);
+}
+
+std::int64_t item_bytes(const Attention& a, const AttentionKernels& kernels, int rows) {
+  return kernels.scratch_bytes(a) + 2 * partial_floats(a, rows) * static_cast<std::int64_t>(sizeof(float));
+}
+
 // A task is an item with all its splits.
 void attend_items(Cpu& cpu, const Attention& a, const AttentionKernels& kernels, const std::vector<AttentionItem>& items) {
   const int rows = partial_rows(a, most_queries_of(a, kernels));
-  const std::int64_t partial = partial_floats(a, rows), own_bytes = kernels.scratch_bytes(a);
-  const std::int64_t thread_bytes = own_bytes + 2 * partial * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t thread_bytes = item_bytes(a, kernels, rows);
   auto* memory = static_cast<std::uint8_t*>(cpu.scratch(thread_bytes * cpu.pool.threads()));
   const int count = static_cast<int>(items.size());
   cpu.pool.run(count, [&](int task, int thread) {
-    std::uint8_t* own = memory + thread * thread_bytes;
-    float* sums = reinterpret_cast<float*>(own + own_bytes);
-    const AttentionItem &item = items[task], &next = items[std::min(task + cpu.pool.threads(), count - 1)];
-    const AttentionPartial total = partial_at(a, sums, rows), part = partial_at(a, sums + partial, rows);
-    const int first = first_split(a, item);
-    kernels.attend(a, item, first, next, total, own);
-    for (int split = first + 1; split < end_split(item); ++split) {
-      kernels.attend(a, item, split, next, part, own);
-      kernels.merge(a, item, total, part);
-    }
-    kernels.finish(a, item, total);
+    const AttentionItem& next = items[std::min(task + cpu.pool.threads(), count - 1)];
+    attend_item(a, kernels, items[task], next, memory + thread * thread_bytes, rows);
   });
 }
 
@@ -184,12 +192,88 @@ struct PromptPlaces {
 // `biases` [heads, 2 * reach + 1] for the distances -reach to reach, brought to those that prompts have. `table` has room
 // for 2 * longest + kChunkKeys numbers of each head.
 DistanceBiases spread(const float* biases, int reach, int longest, int heads, float* table) {
-  const DistanceBiases spread{table, 2 * longest + kChunkKeys, longest};
+  const DistanceBiases spread{table, 2 * longest + kChunkKeys, longest, 0};
   for (int head = 0; head < heads; ++head)
     for (int place = 0; place < spread.stride; ++place)
       table[head * static_cast<std::int64_t>(spread.stride) + place] =
           kLog2E * biases[head * (2 * reach + 1LL) + reach + std::clamp(place - spread.origin, -reach, reach)];
   return spread;
+}
+
+// What scores have of learned vectors of distances: the place of a query that stands -reach to reach tokens behind the
+// key, one of `count`. Both sides are attentions whose keys are the vectors, in a cache of tiles.
+struct Distances {
+  Attention of_queries, of_keys;  // what queries are multiplied with, and what keys are
+  const std::int64_t* places;     // [2 * reach + 1]
+  int reach, count;
+};
+
+std::int64_t padded_chunk(std::int64_t count) { return (count + kChunkKeys - 1) / kChunkKeys * kChunkKeys; }
+
+// Products of all keys of a head, and of the queries of an item, with `places` vectors; and what the item's scores have of them.
+std::int64_t disentangled_floats(int longest, int places) {
+  return (padded_chunk(longest) + kItemRows) * padded_chunk(places) + kItemRows * padded_chunk(longest);
+}
+
+// One head of one prompt, whose keys and values are in the cache; `memory` has `disentangled_floats`.
+void attend_disentangled(const Attention& a, const AttentionKernels& kernels, const Distances& d, int row, int head,
+                         float* memory, std::uint8_t* own_scratch, int rows) {
+  const int first = a.query_starts[row], length = a.sequence_lengths[row];
+  const std::int64_t keys = padded_chunk(length), block = padded_chunk(d.count) * kItemRows;
+  float *of_keys = memory, *of_queries = of_keys + keys / kItemRows * block, *biases = of_queries + block;
+  std::vector<int> at(2 * length - 1);  // of the key that stands length - 1 - i tokens before the query, in a row's products
+  for (int i = 0; i < 2 * length - 1; ++i) {
+    const int place = static_cast<int>(d.places[d.reach + length - 1 - i]);
+    at[i] = place / kChunkKeys * kItemRows * kChunkKeys + place % kChunkKeys;
+  }
+  for (int key = 0; key < length; key += kItemRows)
+    kernels.relate(d.of_keys, {a.k, a.k_stride, head, first + key, std::min(kItemRows, length - key)}, d.count,
+                   of_keys + key / kItemRows * block);
+  for (int query = 0; query < length; query += kItemRows) {
+    const int queries = std::min(kItemRows, length - query);
+    kernels.relate(d.of_queries, {a.q, a.q_stride, head, first + query, queries}, d.count, of_queries);
+    for (int start = 0; start < length; start += kItemRows)
+      for (int i = 0; i < queries; ++i) {
+        const int* place = at.data() + length - 1 - query - i + start;
+        const float *own = of_queries + i * kChunkKeys, *other = of_keys + start / kItemRows * block;
+        float* out = biases + i * keys + start;
+        for (int j = 0; j < std::min(kItemRows, length - start); ++j)
+          out[j] = a.scale * kLog2E * (own[place[j]] + other[j * kChunkKeys + place[j]]);
+      }
+    Attention own = a;
+    own.biases = {biases, 0, static_cast<int>(-query * keys), static_cast<int>(keys) + 1};
+    const AttentionItem item{row, head, first + query, query, queries, length};
+    attend_item(own, kernels, item, item, own_scratch, rows);
+  }
+}
+
+void run_disentangled(Cpu& cpu, const Attention& a, const AttentionKernels& kernels, const Distances& d, int longest,
+                      float* memory) {
+  cpu.pool.run(a.heads, [&](int head, int) {
+    kernels.write(a, head, 0, a.tokens);
+    kernels.write(d.of_queries, head, 0, d.count);
+    kernels.write(d.of_keys, head, 0, d.count);
+  });
+  const int rows = partial_rows(a, kItemRows);
+  const std::int64_t thread_bytes = item_bytes(a, kernels, rows), floats = disentangled_floats(longest, d.count);
+  auto* scratch = static_cast<std::uint8_t*>(cpu.scratch(thread_bytes * cpu.pool.threads()));
+  cpu.pool.run(a.rows * a.heads, [&](int task, int thread) {
+    attend_disentangled(a, kernels, d, task / a.heads, task % a.heads, memory + thread * floats,
+                        scratch + thread * thread_bytes, rows);
+  });
+}
+
+// Whole prompts, as `distance_attention` has them.
+Attention prompts_attention(Address q, Address k, Address v, Address out, Address cache, int dim, int heads, int kv_heads,
+                            Type type, Type cache_type) {
+  Attention a{};
+  a.q = pointer(q), a.k = pointer(k), a.v = pointer(v), a.out = pointer(out), a.cache = pointer<std::uint8_t>(cache);
+  a.heads = heads, a.kv_heads = kv_heads, a.dim = a.value_dim = dim, a.block_size = kTileKeys;
+  a.type = type, a.cache_type = cache_type;
+  a.window = a.ahead = INT32_MAX;
+  a.layout = layout_of(kv_heads, dim, 0, kTileKeys, cache_type);
+  a.block_stride = a.layout.block_bytes;
+  return a;
 }
 
 struct BlockCopies {
@@ -255,15 +339,9 @@ void bind_attention(nb::class_<Cpu>& cpu) {
       [](Cpu& cpu, Address q, Address k, Address v, Address out, Address cache, Address table, Address biases, int reach,
          Address lengths, int prompts, std::int64_t q_stride, std::int64_t k_stride, std::int64_t v_stride, int heads,
          int kv_heads, int dim, int type, float scale) {
-        Attention a{};
-        a.q = pointer(q), a.k = pointer(k), a.v = pointer(v), a.out = pointer(out), a.cache = pointer<std::uint8_t>(cache);
+        Attention a = prompts_attention(q, k, v, out, cache, dim, heads, kv_heads, static_cast<Type>(type), static_cast<Type>(type));
         a.sequence_lengths = pointer<std::int32_t>(lengths);
-        a.q_stride = q_stride, a.k_stride = k_stride, a.v_stride = v_stride, a.rows = prompts;
-        a.heads = heads, a.kv_heads = kv_heads, a.dim = a.value_dim = dim, a.block_size = kTileKeys;
-        a.type = a.cache_type = static_cast<Type>(type);
-        a.scale = scale, a.window = a.ahead = INT32_MAX;
-        a.layout = layout_of(kv_heads, dim, 0, kTileKeys, a.cache_type);
-        a.block_stride = a.layout.block_bytes;
+        a.q_stride = q_stride, a.k_stride = k_stride, a.v_stride = v_stride, a.rows = prompts, a.scale = scale;
         cpu.submit([=, &cpu, &kernels = attention_kernels(cpu.level)] {
           const PromptPlaces places(a.sequence_lengths, prompts);
           Attention own = a;
@@ -275,6 +353,43 @@ void bind_attention(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Attend within whole prompts, scores having a bias by distance; see PromptPlaces for the cache, spread for the table.");
+  cpu.def(
+      "disentangled_bytes",
+      [](const Cpu& cpu, int longest, int places) {
+        return cpu.pool.threads() * disentangled_floats(longest, places) * static_cast<std::int64_t>(sizeof(float));
+      },
+      "Bytes of products with vectors of distances that `disentangled_attention` keeps.");
+  cpu.def(
+      "disentangled_attention",
+      [](Cpu& cpu, Address q, Address k, Address v, Address out, Address cache, Address place_q, Address place_k,
+         Address place_q_cache, Address place_k_cache, Address memory, Address places, int reach, int count, Address lengths,
+         int prompts, std::int64_t q_stride, std::int64_t k_stride, std::int64_t v_stride, std::int64_t place_q_stride,
+         std::int64_t place_k_stride, int heads, int dim, int type, float scale) {
+        // products with tiles have no sums of their own for rows that are related
+        const Level level = std::min(cpu.level, Level::avx512_bf16);
+        const Type own = static_cast<Type>(type), related = level < Level::avx512_bf16 ? Type::float32 : own;
+        Attention a = prompts_attention(q, k, v, out, cache, dim, heads, heads, own, own);
+        a.sequence_lengths = pointer<std::int32_t>(lengths);
+        a.q_stride = q_stride, a.k_stride = k_stride, a.v_stride = v_stride, a.rows = prompts, a.scale = scale;
+        Distances d{prompts_attention(0, place_k, place_k, 0, place_k_cache, dim, heads, heads, own, related),
+                    prompts_attention(0, place_q, place_q, 0, place_q_cache, dim, heads, heads, own, related),
+                    pointer<std::int64_t>(places), reach, count};
+        d.of_queries.k_stride = d.of_queries.v_stride = place_k_stride;
+        d.of_keys.k_stride = d.of_keys.v_stride = place_q_stride;
+        cpu.submit([=, &cpu, &kernels = attention_kernels(level)] {
+          const PromptPlaces found(a.sequence_lengths, prompts);
+          std::vector<std::int64_t> slots(count);
+          for (int i = 0; i < count; ++i) slots[i] = i;
+          Attention content = a;
+          content.query_starts = found.starts.data(), content.block_tables = found.tables.data();
+          content.slots = found.slots.data(), content.tokens = found.starts.back(), content.table_stride = found.tiles;
+          Distances distances = d;
+          distances.of_queries.slots = distances.of_keys.slots = slots.data();
+          run_disentangled(cpu, content, kernels, distances, found.longest, pointer<float>(memory));
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Attend within whole prompts, scores having products with vectors of distances; see Distances.");
   cpu.def(
       "latent_attention",
       [](Cpu& cpu, Address q, Address q_tail, Address k, Address k_tail, Address out, Address cache, Address query_starts,

@@ -45,10 +45,18 @@ struct LatentTails {
 };
 
 // What scores have of the distance from query to key, times log2 e: [heads], rows `stride` apart, each with the number of
-// distance 0 at `origin`, and numbers for all keys of the chunks that a query meets. Null for none.
+// distance 0 at `origin`, and numbers for all keys of the chunks that a query meets; those of the query at position p
+// start `position_stride` * p further on. Null for none.
 struct DistanceBiases {
   const float* table;
-  int stride, origin;
+  int stride, origin, position_stride;
+};
+
+// Rows of one head, elements of [tokens, heads, dim], tokens `stride` apart, that are multiplied with keys.
+struct HeadRows {
+  const void* x;
+  std::int64_t stride;
+  int head, first, count;  // at most kItemRows tokens from `first` on
 };
 
 struct Attention {
@@ -107,6 +115,8 @@ struct AttentionKernels {
                  std::uint8_t* scratch);
   // Adds a later split to the sum of earlier ones.
   void (*merge)(const Attention&, const AttentionItem&, const AttentionPartial& total, const AttentionPartial& part);
+  // Products of rows with the first `keys` keys of the cache of block 0, whose blocks are tiles: [chunks][kItemRows][kChunkKeys].
+  void (*relate)(const Attention&, const HeadRows&, int keys, float* products);
   // Divides by the weights, those of the sinks included, and stores the result.
   void (*finish)(const Attention&, const AttentionItem&, const AttentionPartial&);
 };

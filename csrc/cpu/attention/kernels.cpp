@@ -110,6 +110,44 @@ std::int64_t scratch_bytes(const Attention& a) {
   return bytes;
 }
 
+// Puts row `r` of an item where blocks of rows have their units.
+template <class Products>
+void arrange_query(const float* query, int r, int dim, float* queries) {
+  const int units = dim / Products::kPerUnit;
+  alignas(64) float query_units[kMostDim];
+  Products::to_units(query, dim, query_units);
+  float* block = queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
+  for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
+}
+
+template <class Products>
+void relate_rows(const Attention& a, const HeadRows& rows, int keys, float* products) {
+  const int dim = a.layout.padded_dim, units = dim / Products::kPerUnit;
+  alignas(64) float query[kMostDim + kLanes] = {}, queries[kItemRows * kMostDim];
+  for (int r = 0; r < rows.count; ++r) {
+    const std::int64_t token = rows.first + r;
+    load_row(rows.x, token * rows.stride + static_cast<std::int64_t>(rows.head) * a.dim, a.type, a.dim, query);
+    arrange_query<Products>(query, r, dim, queries);
+  }
+  for (int first = 0; first < keys; first += kChunkKeys) {
+    const std::uint8_t* tiles[kChunkTiles];
+    const int count = (at_most(keys - first, kChunkKeys) + kTileKeys - 1) / kTileKeys;
+    for (int t = 0; t < count; ++t) tiles[t] = tile_at(a, first / kTileKeys + t, rows.head, 0);
+    for (int r = 0; r < rows.count; r += kScoreRows)
+      score_rows<Products, Plain>(at_most(rows.count - r, kScoreRows), queries + r * units, tiles, tiles, 0, count, units,
+                                  products + first * kItemRows + r * kChunkKeys);
+  }
+}
+
+void relate(const Attention& a, const HeadRows& rows, int keys, float* products) {
+#if defined(__AVX512BF16__)
+  if (a.type == Type::bfloat16) return relate_rows<Bfloat16Products>(a, rows, keys, products);
+  avx512::attention_table.relate(a, rows, keys, products);
+#else
+  relate_rows<Float32Products>(a, rows, keys, products);
+#endif
+}
+
 constexpr float kOnes[kValueRows] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 template <class R>
@@ -126,12 +164,10 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   const float* value_scales = R::kHasScales ? scratch.reader.value_scales : nullptr;
   const bool bends = is_bent(a);
 
-  alignas(64) float query[kMostDim + kLanes] = {}, query_units[kMostDim];
+  alignas(64) float query[kMostDim + kLanes] = {};
   for (int r = 0; r < rows; ++r) {
     item_rows.load_query(r, query);
-    float* block = scratch.queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
-    Products::to_units(query, dim, query_units);
-    for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
+    arrange_query<Products>(query, r, dim, scratch.queries);
   }
   for (int r = 0; r < all_rows; ++r) partial.maxima[r] = kNothing;
   std::memset(partial.sums, 0, sizeof(float) * rows * value_dim);
@@ -160,7 +196,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
       const int position = item_rows.position(r);
       const auto [low, high] = item_rows.seen(position, position, first_key);
       float* scores = scratch.scores + r * kChunkKeys;
-      const Bend bend = bend_of(a, item_rows.head(r), first_key - position);
+      const Bend bend = bend_of(a, item_rows.head(r), first_key, position);
       const float largest = bends ? weigh<true>(scores, scratch.reader.key_factors, low, high, bend)
                                   : weigh<false>(scores, scratch.reader.key_factors, low, high, bend);
       // the old maximum, until the factors are made of both
@@ -265,6 +301,6 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
 
 namespace OCTAVO_LEVEL {
 extern const AttentionKernels attention_table;
-const AttentionKernels attention_table = {kRowsOfItem, scratch_bytes, write_tokens, attend, merge, finish};
+const AttentionKernels attention_table = {kRowsOfItem, scratch_bytes, write_tokens, attend, merge, relate, finish};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

@@ -74,10 +74,12 @@ struct Bend {
 
 inline bool is_bent(const Attention& a) { return a.soft_cap != 0.0f || a.alibi || a.biases.table; }
 
-inline Bend bend_of(const Attention& a, int head, int distance) {
+inline Bend bend_of(const Attention& a, int head, int first_key, int position) {
   const DistanceBiases& own = a.biases;
+  const int distance = first_key - position;
+  const std::int64_t place = head * static_cast<std::int64_t>(own.stride) + own.origin + distance;
   return {a.soft_cap, a.alibi ? a.alibi[head] * kLog2E : 0.0f, static_cast<float>(distance),
-          own.table ? own.table + static_cast<std::int64_t>(head) * own.stride + own.origin + distance : nullptr};
+          own.table ? own.table + place + static_cast<std::int64_t>(position) * own.position_stride : nullptr};
 }
 
 // Turns raw products of one row into base-2 exponents, -inf where a key is hidden, and returns the largest. `factors`

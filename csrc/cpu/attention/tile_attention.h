@@ -133,7 +133,7 @@ class TileAttention {
           tops[i] = largest_seen(scores, first, last, seen.begin, seen.end);
           continue;
         }
-        const Bend bend = bend_of(a_, rows_.head(row), block.key - position);
+        const Bend bend = bend_of(a_, rows_.head(row), block.key, position);
         tops[i] = all(bends ? weigh<true>(scores, block.reader->key_factors, seen.begin, seen.end, bend)
                             : weigh<false>(scores, block.reader->key_factors, seen.begin, seen.end, bend));
       }
