@@ -57,6 +57,7 @@ def draft_config(
         quantization=speculative.quantization,
         activation_bits=args.activation_bits or 8,
         sample_method=speculative.draft_sample_method,
+        is_parallel=speculative.parallel_drafting,
         overrides=overrides,
     )
 

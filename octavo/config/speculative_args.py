@@ -50,6 +50,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     it.
     draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
     the random numbers that the model's own token at that position is drawn with.
+    parallel_drafting: whether a draft model guesses all tokens in one pass, with masks; as its checkpoint says where it
+    is None.
     """
 
     method: Method
@@ -60,6 +62,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     revision: str | None = None
     quantization: Quantization | None = None
     draft_sample_method: SampleMethod = "greedy"
+    parallel_drafting: bool | None = None
     step_ms: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -84,6 +87,7 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     activation_bits: int = 8
     sample_method: str = "greedy"
+    is_parallel: bool | None = None
     overrides: dict[str, Any] = {}
 
 

@@ -328,12 +328,18 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def mask_token(c: Section, vocab_size: int) -> int:
+def mask_token(c: Section, vocab_size: int, name: str = "mask_token_id") -> int:
     """Return the token that stands for those that are guessed. Raises CheckpointError for none of the model's."""
-    token = c.int("mask_token_id")
+    token = c.int(name)
     if not 0 <= token < vocab_size:
-        raise c.error("mask_token_id", f"a token from 0 to {vocab_size - 1:,}")
+        raise c.error(name, f"a token from 0 to {vocab_size - 1:,}")
     return token
+
+
+def parallel_token(c: Checkpoint) -> int | None:
+    """Return the token in the place of later ones that a draft model was trained for; None where there is none."""
+    name = next((each for each in ("pard_token", "ptd_token_id") if c.values.get(each) is not None), None)
+    return None if name is None else mask_token(c, c.positive("vocab_size"), name)
 
 
 def target_ids(c: Checkpoint, num_tokens: int, vocab_size: int) -> Tensor | None:

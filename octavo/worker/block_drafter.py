@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from octavo.models.block_heads import BlockHead
-from octavo.models.draft_heads import Eagle3Head
 from octavo.sampling.metadata import SamplingRow
 from octavo.worker.drafter import Drafter, Span
 
@@ -20,8 +19,10 @@ class _MaskDrafter(Drafter):
     mask_token: stands in the place of tokens that are guessed. most: guesses of one pass for a sequence.
     """
 
-    def __init__(self, head: Any, mask_token: int, most: int, arguments: Sequence[Any], **named: Any) -> None:
-        super().__init__(head, *arguments, is_head=True, **named)
+    def __init__(
+        self, head: Any, mask_token: int, most: int, arguments: Sequence[Any], *, is_head: bool = True, **named: Any
+    ) -> None:
+        super().__init__(head, *arguments, is_head=is_head, **named)
         self._mask_token, self._most = mask_token, most
 
     def _num_masks(self, span: Span) -> int:
@@ -91,15 +92,15 @@ class BlockDrafter(_MaskDrafter):
 
 
 class ParallelDrafter(_MaskDrafter):
-    """A drafter with a P-EAGLE head: the first guess is that of EAGLE-3, and masks with one learned state the others.
+    """A drafter whose first guess is the usual one, and the others come from masks behind it, all in one pass.
 
-    Source: https://arxiv.org/abs/2602.01469.
+    It has a P-EAGLE head, with one learned state at masks, or a draft model that was trained for masks (PARD).
+    Sources: https://arxiv.org/abs/2602.01469, https://arxiv.org/abs/2504.18583.
     """
 
-    def __init__(self, head: Eagle3Head, state: Tensor, *arguments: Any, **named: Any) -> None:
-        """state: of masks, [1, width]."""
-        assert head.config.mask_token is not None
-        super().__init__(head, head.config.mask_token, named["max_num_tokens"], arguments, **named)
+    def __init__(self, model: Any, mask_token: int, state: Tensor | None, *arguments: Any, **named: Any) -> None:
+        """state: of masks, [1, width]; None for a draft model."""
+        super().__init__(model, mask_token, named["max_num_tokens"], arguments, is_head=state is not None, **named)
         self._state = state
 
     def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
@@ -109,16 +110,15 @@ class ParallelDrafter(_MaskDrafter):
         for spans, counts in self._parts(active):
             others = [count - 1 for count in counts]
             self._mask(spans, others)
-            rows = [
-                span.row(span.num_known - 1, span.num_known - 1 + count)
-                for span, count in zip(spans, others, strict=True)
-                if count
-            ]
+            # a head stands a token before what it reads
+            starts = [span.num_known - self._is_head for span in spans]
+            both = zip(spans, starts, others, strict=True)
+            rows = [span.row(start, start + count) for span, start, count in both if count]
             parts = [hidden[first[span.place]][None] for span in spans]
             if rows:
-                behind = self._pass(rows, self._state.expand(sum(others), -1))
-                both = zip(parts, torch.split(behind, others), strict=True)
-                parts = [torch.cat(each) for each in both]
+                read = None if self._state is None else self._state.expand(sum(others), -1)
+                behind = torch.split(self._pass(rows, read), others)
+                parts = [torch.cat(each) for each in zip(parts, behind, strict=True)]
             guesses |= self._fill(torch.cat(parts), spans, counts)
         return guesses
 

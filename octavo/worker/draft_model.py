@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
@@ -19,7 +20,15 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models.block_heads import BlockHead
 from octavo.models.decoder import DecoderStack
-from octavo.models.draft_heads import DraftHead, Eagle3Head, EagleHead, mask_state, target_ids, usual_layers
+from octavo.models.draft_heads import (
+    DraftHead,
+    Eagle3Head,
+    EagleHead,
+    mask_state,
+    parallel_token,
+    target_ids,
+    usual_layers,
+)
 from octavo.models.gemma4 import Gemma4Assistant
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
@@ -87,12 +96,19 @@ class DraftModel:
         """Those in the cache of each group: every rank has all of this model."""
         self.num_layers = self.shape.num_layers
         model, self._ids = self._opened.model, None
+        self._mask_token = parallel_token(checkpoint) if config.method == "draft_model" else None
+        self._mask_state: Tensor | None = None
         if isinstance(model, Eagle3Head | BlockHead):
             self._ids = target_ids(checkpoint, model.config.vocab_size, self._target.vocab_size)
-            self._mask_state = None
+            self._mask_token = model.config.mask_token
             if isinstance(model, Eagle3Head) and model.config.mask_token is not None:
                 self._mask_state = mask_state(checkpoint, target.dtype, model.states_size)
             target.model.note_layers(model.config.noted_layers or usual_layers(self._target.num_layers))
+        if config.is_parallel and self._mask_token is None:
+            raise ConfigError(
+                f"speculative_config: parallel_drafting is set, but {config.path} has no token for masks (pard_token, "
+                "ptd_token_id, mask_token_id); leave it out, or take a model that guesses all tokens at once"
+            )
         if isinstance(model, PredictionLayer) and model.layout.reads_stream:
             target.model.note_stream()
         if config.sample_method != "greedy" and model.config.vocab_size != self._target.vocab_size:
@@ -184,10 +200,10 @@ class DraftModel:
             return StateDrafter(loaded, builder, runner.sequences, choose, **own)
         if isinstance(loaded, BlockHead):
             return BlockDrafter(loaded, builder, runner.sequences, choose, **own)
-        if isinstance(loaded, Eagle3Head) and self._mask_state is not None:
-            state = self._mask_state.to(device.torch_device)
-            return ParallelDrafter(loaded, state, builder, runner.sequences, choose, **own)
         model = loaded if is_head else device.recorded(loaded, num_tokens)
+        if self._mask_token is not None and self._config.is_parallel is not False:
+            state = None if self._mask_state is None else self._mask_state.to(device.torch_device)
+            return ParallelDrafter(model, self._mask_token, state, builder, runner.sequences, choose, **own)
         return Drafter(model, builder, runner.sequences, choose, **own, is_head=is_head)
 
 

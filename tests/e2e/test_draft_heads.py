@@ -14,7 +14,7 @@ from octavo import LLM, SamplingParams
 from octavo.config.speculative_args import Method
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
-from tests.e2e.test_draft_models import stats, take_all
+from tests.e2e.test_draft_models import proposals, stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint
@@ -32,7 +32,6 @@ from tests.fakes.draft_heads import (
     write_speculator,
 )
 from tests.fakes.state_heads import MOST, state_guesses, write_medusa, write_speculator_head
-from tests.fakes.whole_engines import core_of
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -164,20 +163,6 @@ def test_a_head_guesses_from_one_state_what_its_formula_says(
             states = library(torch.tensor([tokens[: num_known - 1]]), output_hidden_states=True).hidden_states[-1]
             expected = state_guesses(head, states[0, -1], tokens[num_known - 1], len(proposed))
         assert list(proposed) == expected
-
-
-def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the list that what is guessed will be in, each beside the number of known tokens before it."""
-    core = core_of(llm)
-    proposer, seen = core.scheduler._drafts._proposer, []  # type: ignore[union-attr]
-    noted = proposer.note_proposed
-
-    def note(group: Any, sequence: Any, tokens: tuple[int, ...], num_known: int) -> None:
-        seen.append((num_known, tokens))
-        noted(group, sequence, tokens, num_known)
-
-    proposer.note_proposed = note  # type: ignore[method-assign]
-    return seen
 
 
 @pytest.mark.parametrize(

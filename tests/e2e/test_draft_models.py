@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
@@ -14,11 +16,12 @@ from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes import proposer
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.checkpoints import load_oracle, make_checkpoint
 from tests.fakes.whole_engines import core_of
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
+MASK = 299
 GREEDY = [SamplingParams(temperature=0.0, max_tokens=32, logprobs=1, ignore_eos=True)] * len(PROMPTS)
 
 
@@ -30,6 +33,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, family, own in (
         ("model", "llama", {}),
         ("other", "qwen3", {"num_hidden_layers": 1}),
+        ("parallel", "qwen3", {"num_hidden_layers": 1, "pard_token": MASK}),
         ("small vocabulary", "llama", {"vocab_size": 299}),
         ("recurrent", "qwen3_next", {}),
     ):
@@ -62,6 +66,20 @@ def stats(llm: LLM) -> Any:
     return core.scheduler.stats()
 
 
+def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the list that what is guessed will be in, each beside the number of known tokens before it."""
+    core = core_of(llm)
+    proposer, seen = core.scheduler._drafts._proposer, []  # type: ignore[union-attr]
+    noted = proposer.note_proposed
+
+    def note(group: Any, sequence: Any, tokens: tuple[int, ...], num_known: int) -> None:
+        seen.append((num_known, tokens))
+        noted(group, sequence, tokens, num_known)
+
+    proposer.note_proposed = note  # type: ignore[method-assign]
+    return seen
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -88,6 +106,28 @@ def test_a_draft_model_changes_no_bit(options: dict[str, Any], paths: dict[str, 
         assert stats(llm).num_draft_tokens > 50
         if "preemption_mode" in options:
             assert stats(llm).num_preemptions > 0
+
+
+def test_a_parallel_draft_model_guesses_at_masks_and_changes_no_bit(paths: dict[str, str]) -> None:
+    with load(paths, None) as llm:
+        expected = answers(llm)
+    with load(paths, "parallel", max_num_seqs=8, max_num_batched_tokens=16) as llm:
+        for _ in range(2):
+            assert answers(llm) == expected
+        assert stats(llm).num_draft_tokens > 50
+    library = load_oracle(Path(paths["parallel"]))
+    with load(paths, "parallel", dtype="float32") as llm:
+        seen = proposals(llm)
+        tokens = [*PROMPTS[3], *llm.generate([PROMPTS[3]], GREEDY[:1], use_tqdm=False)[0].outputs[0].token_ids]
+    assert max(len(proposed) for _, proposed in seen) == 4
+    for num_known, proposed in seen:
+        known = [*tokens[:num_known], *[MASK] * (len(proposed) - 1)]
+        with torch.inference_mode():
+            assert library(torch.tensor([known])).logits[0, num_known - 1 :].argmax(-1).tolist() == list(proposed)
+    with pytest.raises(ConfigError, match="parallel_drafting is set, but .* has no token for masks"):
+        load(paths, "other", speculative={"parallel_drafting": True})
+    with load(paths, "parallel", speculative={"parallel_drafting": False}) as llm:
+        assert answers(llm) == expected
 
 
 def tokens_per_row(paths: dict[str, str], params: list[SamplingParams], **options: Any) -> float:

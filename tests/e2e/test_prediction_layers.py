@@ -20,8 +20,7 @@ from octavo.config.resolve import configure
 from octavo.errors import ConfigError
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
-from tests.e2e.test_draft_heads import proposals
-from tests.e2e.test_draft_models import stats, take_all
+from tests.e2e.test_draft_models import proposals, stats, take_all
 from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_tensors, load_oracle, make_checkpoint
