@@ -69,6 +69,8 @@ def architecture_of(meta: Metadata) -> Architecture:
         name = "granitehybrid (rotated)"
     if name == "bert" and meta.has("attn_qkv.weight"):
         name = "bert (joined)"
+    elif name == "bert" and "token_types.weight" not in meta.types:
+        name = "bert (distilled)"
     if name == "jina-bert-v2" and meta.has("ffn_gate.weight"):
         name = "jina-bert-v2 (halves)"
     if name not in ARCHITECTURES:
@@ -202,6 +204,14 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "chatglm": Architecture("GlmForCausalLM", configs.chatglm, names.CHATGLM, rows=orders.chatglm),
     "mellum": Architecture("MellumForCausalLM", mixtures.mellum, {}),
     "bert": _encoder("BertModel", encoders.bert, names.BERT),
+    "bert (distilled)": Architecture(
+        "DistilBertModel",
+        encoders.distil_bert,
+        names.DISTIL_BERT,
+        tops=names.DISTIL_BERT_TOPS,
+        prefix="",
+        layers="transformer.layer",
+    ),
     "bert (joined)": _flash("XLMRobertaModel", encoders.joined_bert, names.FLASH),
     "jina-bert-v2": _encoder("JinaBertModel", encoders.jina_bert, names.JINA_BERT),
     "jina-bert-v2 (halves)": _encoder("JinaBertModel", encoders.jina_bert, names.JINA_BERT_HALVES),

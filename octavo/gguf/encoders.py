@@ -42,6 +42,10 @@ def bert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"model_type": "bert", "type_vocab_size": _num_types(meta), **_labels(meta, "BertForSequenceClassification")}
 
 
+def distil_bert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    return {**bert(meta, base), "model_type": "distilbert", **_labels(meta, "DistilBertForSequenceClassification")}
+
+
 def joined_bert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     """XLM-RoBERTa as Jina writes it, with queries, keys and values in one tensor."""
     own = {**bert(meta, base), **_labels(meta, "XLMRobertaForSequenceClassification")}

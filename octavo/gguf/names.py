@@ -313,6 +313,15 @@ BERT_TOPS: Final = {
     "token_embd_norm": "embeddings.LayerNorm",
     **_HEAD_TOPS,
 }
+DISTIL_BERT: Final = {
+    **{f"attn_{each}": f"attention.{each}_lin" for each in "qkv"},
+    "attn_output": "attention.out_lin",
+    "attn_output_norm": "sa_layer_norm",
+    "ffn_up": "ffn.lin1",
+    "ffn_down": "ffn.lin2",
+    "layer_output_norm": "output_layer_norm",
+}
+DISTIL_BERT_TOPS: Final = {**BERT_TOPS, "cls": "pre_classifier", "cls.output": "classifier"}
 JINA_BERT: Final = {
     **_BERT_LAYER,
     "ffn_up": "mlp.gated_layers",

@@ -51,7 +51,7 @@ _KIMI: Final = (
     )
     + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
-_FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+_FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, "[0-9][0-9][0-9]")
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("default", ""), _DEFAULT),

@@ -122,7 +122,7 @@ class BertEncoder(Encoder):
         c.expect("is_decoder", False)
         given = {
             "position_offset": 0,
-            "num_types": own["num_types"] if "num_types" in own else c.count("type_vocab_size", 2),
+            "num_types": own["num_types"] if "num_types" in own else c.positive("type_vocab_size", 2),
             "norm": LayerNorm,
             "norm_eps": c.positive_float("layer_norm_eps", 1e-12),
             "bias": True,

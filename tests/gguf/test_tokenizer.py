@@ -154,6 +154,7 @@ def test_merges_of_gemma_4_are_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [
+        ("falcon", "4 ½ 12", ["4", " ½", " 12"]),
         ("falcon", "a1234 b`$x", ["a", "123", "4", " b", "`$", "x"]),
         (
             "deepseek-llm",

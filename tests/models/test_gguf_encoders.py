@@ -104,6 +104,7 @@ LABELS = {0: "sad", 1: "glad", 2: "neither"}
     ("family", "architecture", "config"),
     [
         ("XLMRoberta", "bert", {**XLM, "num_labels": 1}),
+        pytest.param("DistilBert", "bert", {**ENCODERS["DistilBert"], "id2label": LABELS}, marks=LONG),
         ("ModernBert", "modern-bert", {**MODERN, "classifier_pooling": "cls", "id2label": LABELS}),
     ],
 )
@@ -113,7 +114,9 @@ def test_scores_are_those_of_the_checkpoint(
     folder, more = tmp_path / "m", {"pooling_type": 4}
     save(folder, f"{family}ForSequenceClassification", **config)
     if "id2label" in config:
-        more |= {"classifier.output_labels": [*LABELS.values()], "classifier.pooling_type": 2}
+        more |= {"classifier.output_labels": [*LABELS.values()]}
+    if "classifier_pooling" in config:
+        more |= {"classifier.pooling_type": 2}
     file = convert_encoder(folder, architecture, more, squeezed if "num_labels" in config else dict)
     scores = []
     for model in (folder, file):
