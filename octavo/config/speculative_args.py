@@ -51,7 +51,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
     the random numbers that the model's own token at that position is drawn with.
     parallel_drafting: whether a draft model guesses all tokens in one pass, with masks; as its checkpoint says where it
-    is None.
+    is None. draft_tensor_parallel_size: 1, for each rank has all of what guesses.
     """
 
     method: Method
@@ -63,6 +63,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     quantization: Quantization | None = None
     draft_sample_method: SampleMethod = "greedy"
     parallel_drafting: bool | None = None
+    draft_tensor_parallel_size: Literal[1] | None = None
     step_ms: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -95,8 +96,11 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
     """Return what `args` ask for; None for no speculation. Raises ConfigError."""
     if not args.speculative_config:
         return None
+    given = dict(args.speculative_config)
+    if str(given.get("method")).endswith("_mtp"):
+        given["method"] = "mtp"  # as vLLM called it for each family
     try:
-        config = msgspec.convert(args.speculative_config, SpeculativeConfig)
+        config = msgspec.convert(given, SpeculativeConfig)
     except msgspec.ValidationError as error:
         known = ", ".join(SpeculativeConfig.__struct_fields__)
         choices = {"method": Method, "quantization": Quantization, "draft_sample_method": SampleMethod}

@@ -26,6 +26,13 @@ def test_a_text_of_json_is_a_mapping() -> None:
         assert speculative_config(EngineArgs(speculative_config=value)) == expected  # type: ignore[arg-type]
 
 
+def test_vllms_older_names_of_prediction_layers_are_known() -> None:
+    args = EngineArgs(speculative_config={"method": "deepseek_mtp", "draft_tensor_parallel_size": 1})
+    config = speculative_config(args)
+    assert config is not None
+    assert config.method == "mtp"
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -46,6 +53,7 @@ def test_a_text_of_json_is_a_mapping() -> None:
         ({"method": "draft_model"}, "method is draft_model, and model is not set"),
         ({"method": "draft_model", "model": ""}, "method is draft_model, and model is not set"),
         ({"method": "draft_model", "model": "x", "quantization": "fp3"}, "'fp3'.* quantization is one of int8, int4"),
+        ({"method": "eagle", "model": "x", "draft_tensor_parallel_size": 2}, "2 - at `[$].draft_tensor_parallel_size`"),
         ({"method": "ngram", "model": "x"}, "model is set, but method is ngram, which runs no model"),
         ({"method": "ngram", "prompt_lookup_min": 9}, "prompt_lookup_min is 9, must be at most prompt_lookup_max"),
     ],
