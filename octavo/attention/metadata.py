@@ -6,9 +6,9 @@ The runner builds these once per step; models, layers and attention backends onl
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -167,6 +167,13 @@ class ModelInput:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has only what a recorded step reads; adapters are read elsewhere (`lora.step_slots`)."""
-        others = (self.rope_positions, self.embeddings, self.spans, self.token_types, self.seeing)
-        return not self.encoded and all(each is None for each in others)
+        """Whether it has nothing but what a step that is repeated without Python reads."""
+        others = [getattr(self, name) for name in _OTHERS]
+        return all(each is None or (isinstance(each, Sequence) and not each) for each in others)
+
+
+_REPEATED: Final = frozenset(
+    {"token_ids", "positions", "attention", "kv_caches", "received", "packed", "adapter_of_token"}
+)
+"""The fields of `ModelInput` that a repeated step reads. Products read adapters elsewhere (`lora.step_slots`)."""
+_OTHERS: Final = tuple(each.name for each in fields(ModelInput) if each.name not in _REPEATED)
