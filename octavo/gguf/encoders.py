@@ -15,7 +15,11 @@ from octavo.gguf.reader import Array, GGUFFile
 
 _MODES: Final = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK: Final = 4
+_APART_FROM: Final = 4096
+"""Width from which Qwen3's rerankers have a head of their own."""
 _HEADS: Final = ("cls.weight", "cls.output.weight")
+JUDGE: Final = ("cls.output.weight",)
+"""The rows of a head for tokens that stand for yes and no, in files of rerankers."""
 DENSE: Final = ("dense_2.weight", "dense_3.weight")
 """Linear layers behind the pooling of EmbeddingGemma."""
 
@@ -26,8 +30,19 @@ def pooling(meta: Metadata) -> dict[str, Any]:
     if kind not in (0, *_MODES, _RANK):
         raise meta.error("pooling_type", "0 (none), 1 (mean), 2 (first token), 3 (last token) or 4 (scores)")
     own: dict[str, Any] = {"pooling_mode": _MODES[kind]} if kind in _MODES else {}
+    if kind == _RANK and meta.architecture.startswith("qwen3"):
+        _check_judge(meta)
     own |= {"is_ranking": True} if kind == _RANK else {}
     return own if meta.bool("attention.causal", True) else {**own, "is_causal": False}
+
+
+def _check_judge(meta: Metadata) -> None:
+    """Refuse a reranker whose head is not its table of embeddings, of which files have two rows alone."""
+    if "output.weight" not in meta.types and meta.positive("embedding_length") >= _APART_FROM:
+        raise UnsupportedModel(
+            f"{meta.where}: output.weight is missing: of rerankers of this size the converter keeps only the rows of "
+            "the head for yes and no; read the checkpoint in Hugging Face layout"
+        )
 
 
 def bert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:

@@ -167,7 +167,12 @@ def test_a_file_that_judges_by_yes_and_no_has_these_tokens(tmp_path: Path) -> No
     words = {"model": "gpt2", "pre": "qwen2", "tokens": [*(f"t{n}" for n in range(98)), "no", "yes"]}
     words |= {"token_type": [1] * 100, "merges": []}
     more: dict[str, Any] = {f"tokenizer.ggml.{name}": each for name, each in words.items()}
-    file = convert_encoder(folder, "qwen3", {"pooling_type": 4, "attention.causal": True, **more})
+
+    def judged(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        head = found.get("output.weight", found["token_embd.weight"])
+        return {**found, "cls.output.weight": head[[99, 98]].clone()}
+
+    file = convert_encoder(folder, "qwen3", {"pooling_type": 4, "attention.causal": True, **more}, judged)
     assert Checkpoint.open(file).gguf == read_gguf(file)
     scores = []
     for model, options in ((file, {}), (folder, {"convert": "embed"})):
@@ -176,3 +181,10 @@ def test_a_file_that_judges_by_yes_and_no_has_these_tokens(tmp_path: Path) -> No
             assert pooling is not None
             scores.append(pooling.token_ids)
     assert scores == [(99, 98), ()]
+    wide = convert_encoder(folder, "qwen3", {"pooling_type": 4, "embedding_length": 4096, **more}, without_head)
+    with pytest.raises(UnsupportedModel, match=r"output\.weight is missing: of rerankers of this size"):
+        Checkpoint.open(wide)
+
+
+def without_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each for name, each in tensors.items() if name != "output.weight"}
