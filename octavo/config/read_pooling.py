@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -54,67 +55,88 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
         return None
     head = None if args.convert == EMBED else _head(checkpoint)
     modules = None if checkpoint.gguf else listed_modules(checkpoint.path)
-    is_pooling = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY) or is_encoder or head is not None
-    # without a head for tokens
-    is_pooling |= re.search("(?<!LMHead)(?<!Chat)Model$", _architecture(checkpoint)) is not None
+    is_asked = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY)
+    lacks_head = re.search("(?<!LMHead)(?<!Chat)Model$", _architecture(checkpoint)) is not None  # for tokens
     stated, is_judge = _of_metadata(checkpoint)
     is_judge &= head is None and args.convert != EMBED
-    if not (is_pooling or stated or is_judge) and modules is None:
+    has_files = stated is not None or modules is not None
+    if not (is_asked or is_encoder or head is not None or lacks_head or has_files or is_judge):
         return None
-    found = PoolingConfig(
-        is_causal=not is_encoder,
-        modes=("cls" if checkpoint.values.get("model_type") in ENCODERS else "lasttoken",),
-        normalize=True,
-    )
-    if "Bidirectional" in _architecture(checkpoint):
-        # the names of NVIDIA's configs
-        modes = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
-        found = msgspec.structs.replace(found, modes=(modes[checkpoint.expect("pooling", *modes, default="avg")],))
-    if stated:
-        found = msgspec.structs.replace(found, modes=(stated,))
-    if checkpoint.gguf is not None:
-        file = str(checkpoint.gguf.path.absolute())
-        behind = (
-            DenseModule("", inputs, outputs, bias=False, file=file, prefix=prefix)
-            for prefix, inputs, outputs in dense_layers(checkpoint.gguf)
-        )
-        found = msgspec.structs.replace(found, dense=tuple(behind))
-    if modules is not None:
-        found = read_modules(checkpoint.path, modules, found)
-    if (kind := checkpoint.values.get("model_type")) in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        # the first rows of the table of positions stand for padding
-        num_rows = checkpoint.max_model_len()
-        padding = 1 if kind == "mpnet" else checkpoint.int("pad_token_id", 1)
-        if not -1 <= padding < num_rows - 1:
-            raise checkpoint.error("pad_token_id", f"-1 to {num_rows - 2:,}, with rows of positions behind it")
-        longest = num_rows - padding - 1
-        found = msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
+    found = _with_longest(checkpoint, _pooling(checkpoint, stated, modules, is_causal=not is_encoder))
     if found.late is None and _architecture(checkpoint) in ARCHITECTURES:
         late, dense = colbert_files(checkpoint)
         found = msgspec.structs.replace(found, task=TOKEN_EMBED, late=late, dense=(dense,))
     if head is not None:
-        found = msgspec.structs.replace(found, **_HEADS[head])
-        if checkpoint.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
-            mode = checkpoint.expect("classifier_pooling", "cls", "mean")
-            found = msgspec.structs.replace(found, modes=(mode,))
-        return found if found.labels else _classifier(checkpoint, found)
+        return _with_head(checkpoint, found, head)
     if args.convert == CLASSIFY or is_judge or (found.token_ids and args.convert != EMBED):
-        token_ids = found.token_ids or _yes_and_no(checkpoint)
-        vocab_size = checkpoint.positive("vocab_size")
-        if not all(0 <= each < vocab_size for each in token_ids):
-            raise CheckpointError(
-                f"{checkpoint.path}: scores are made of the logits of the tokens {token_ids}, expected tokens from 0 "
-                f"to {vocab_size - 1:,}"
-            )
-        return _classifier(checkpoint, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
-    size = found.dense[-1].outputs if found.dense else checkpoint.positive("hidden_size") * len(found.modes)
-    if _architecture(checkpoint) == "BertSpladeSparseEmbeddingModel":
+        return _judge(checkpoint, found)
+    return _vectors(checkpoint, found)
+
+
+def _pooling(
+    c: Checkpoint, stated: str | None, modules: list[tuple[str, Path]] | None, *, is_causal: bool
+) -> PoolingConfig:
+    """Return which hidden states make a vector, and the layers behind them.
+
+    stated: by a GGUF file. modules: those of sentence-transformers, where there are any.
+    """
+    mode = "cls" if c.values.get("model_type") in ENCODERS else "lasttoken"
+    if "Bidirectional" in _architecture(c):
+        # the names of NVIDIA's configs
+        modes = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
+        mode = modes[c.expect("pooling", *modes, default="avg")]
+    found = PoolingConfig(is_causal=is_causal, modes=(stated or mode,), normalize=True)
+    if c.gguf is not None:
+        file = str(c.gguf.path.absolute())
+        behind = (
+            DenseModule("", inputs, outputs, bias=False, file=file, prefix=prefix)
+            for prefix, inputs, outputs in dense_layers(c.gguf)
+        )
+        return msgspec.structs.replace(found, dense=tuple(behind))
+    return found if modules is None else read_modules(c.path, modules, found)
+
+
+def _with_longest(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
+    """Return the config with the longest prompt, where the first rows of the table of positions stand for padding."""
+    if (kind := c.values.get("model_type")) not in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+        return found
+    num_rows = c.max_model_len()
+    padding = 1 if kind == "mpnet" else c.int("pad_token_id", 1)
+    if not -1 <= padding < num_rows - 1:
+        raise c.error("pad_token_id", f"-1 to {num_rows - 2:,}, with rows of positions behind it")
+    longest = num_rows - padding - 1
+    return msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
+
+
+def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
+    """Return the config of a model with a head of labels, an ending of `_HEADS`."""
+    found = msgspec.structs.replace(found, **_HEADS[head])
+    if c.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
+        found = msgspec.structs.replace(found, modes=(c.expect("classifier_pooling", "cls", "mean"),))
+    return found if found.labels else _classifier(c, found)
+
+
+def _judge(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
+    """Return the config of a model whose scores are made of the logits of tokens."""
+    token_ids, vocab_size = found.token_ids or _yes_and_no(c), c.positive("vocab_size")
+    if not all(0 <= each < vocab_size for each in token_ids):
+        raise CheckpointError(
+            f"{c.path}: scores are made of the logits of the tokens {token_ids}, expected tokens from 0 to "
+            f"{vocab_size - 1:,}"
+        )
+    return _classifier(c, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
+
+
+def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
+    """Return the config of a model that makes vectors."""
+    size = found.dense[-1].outputs if found.dense else c.positive("hidden_size") * len(found.modes)
+    if _architecture(c) == "BertSpladeSparseEmbeddingModel":
         found = msgspec.structs.replace(found, sparse="max", normalize=False)
     if found.sparse is not None:
-        return msgspec.structs.replace(found, size=checkpoint.positive("vocab_size"))
+        return msgspec.structs.replace(found, size=c.positive("vocab_size"))
     if found.late is not None:
         return msgspec.structs.replace(found, size=size)
-    return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size, token_heads=_token_heads(checkpoint))
+    return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size, token_heads=_token_heads(c))
 
 
 def _of_metadata(c: Checkpoint) -> tuple[str | None, bool]:
