@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -171,22 +171,7 @@ class AsyncLLM:
             options = msgspec.structs.replace(options, lora_request=adapter)
         read = [Prompt.read(prompt) for prompt in prompts]
         params = self.default_sampling_params() if sampling_params is None else sampling_params
-
-        def process(start: int) -> list[EngineCoreRequest]:
-            turn = slice(start, start + _PROMPTS_OF_TURN)
-            return [
-                self.input.process(request_id, prompt, params, options)
-                for request_id, prompt in zip(request_ids[turn], read[turn], strict=True)
-            ]
-
-        requests: list[EngineCoreRequest] = []
-        for start in range(0, len(read), _PROMPTS_OF_TURN):
-            requests += await self._process_turn(process, start, read)
-        num_listed = requests[0].params.prompt_logprobs if requests else None
-        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
-        if (pooling := self.input.vectors.config) is not None:
-            vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
-            check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
+        requests = await self._requests(list(zip(request_ids, read, strict=True)), params, options)
         reader = Reader(direct)
         in_use = ExitStack()
         await self._open(requests, read, reader)
@@ -207,19 +192,34 @@ class AsyncLLM:
             # the id of one that is finished may be another request's by now
             await self.abort([request_ids[index] for index in reader.open])
 
-    async def _process_turn(
-        self, process: Callable[[int], list[EngineCoreRequest]], start: int, prompts: Sequence[Prompt]
+    async def _requests(
+        self,
+        prompts: list[tuple[str, Prompt]],
+        params: SamplingParams | PoolingParams,
+        options: RequestOptions | None,
     ) -> list[EngineCoreRequest]:
-        """Process some prompts: in a thread where it takes long to tokenise them, else one request after the other, so
-        that one with many prompts does not block the others."""
-        turn = prompts[start : start + _PROMPTS_OF_TURN]
-        num_chars = sum(len(prompt.text or "") for prompt in turn if prompt.token_ids is None)
-        if num_chars >= LONG_TEXT_CHARS:
-            return await asyncio.to_thread(process, start)
-        async with self._turn:
-            if start:
-                await asyncio.sleep(0)
-            return process(start)
+        """Make the requests of prompts and their ids, whose answers together are within the limits: in a thread where
+        it takes long to tokenise some, else a few at a time, so that one with many does not block the others."""
+
+        def process(turn: list[tuple[str, Prompt]]) -> list[EngineCoreRequest]:
+            return [self.input.process(request_id, prompt, params, options) for request_id, prompt in turn]
+
+        requests: list[EngineCoreRequest] = []
+        for start in range(0, len(prompts), _PROMPTS_OF_TURN):
+            turn = prompts[start : start + _PROMPTS_OF_TURN]
+            if sum(len(each.text or "") for _, each in turn if each.token_ids is None) >= LONG_TEXT_CHARS:
+                requests += await asyncio.to_thread(process, turn)
+                continue
+            async with self._turn:
+                if start:
+                    await asyncio.sleep(0)
+                requests += process(turn)
+        num_listed = requests[0].params.prompt_logprobs if requests else None
+        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
+        if (pooling := self.input.vectors.config) is not None:
+            vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
+            check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
+        return requests
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; each reader gets a last output with finish reason "abort".
