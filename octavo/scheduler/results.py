@@ -64,22 +64,23 @@ class Results:
                 else:
                     result.deltas += self._fork(group, sequence, row.tokens)
             elif row.pooled is not None:
-                self._note_tokens(group, now)
-                sequence.num_pending -= 1
                 result.pooled = row.pooled
-                last = SequenceDelta(index=0, token_ids=[], logprobs=[])
-                result.deltas.append(self._end(group, sequence, SequenceStatus.FINISHED_STOPPED, last))
+                result.deltas.append(self._end_pooled(group, sequence, now))
             elif row.candidates is not None:
                 result.deltas += self._take_candidates(group, sequence, row.candidates, now)
             if not group.live:
-                result.finished = True
-                result.metrics = group.metrics
-                result.cache_miss_reason = group.cache_miss_reason
-                status = SequenceStatus.FINISHED_STOPPED
-                if group.beams is not None and not group.beams.finished:
-                    result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
-                registry.end_group(group, status, now)
+                self._finish(group, result, now)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
+
+    def _finish(self, group: SequenceGroup, result: EngineCoreOutput, now: float) -> None:
+        """End a group whose sequences have all ended; `result` becomes its last output."""
+        result.finished = True
+        result.metrics = group.metrics
+        result.cache_miss_reason = group.cache_miss_reason
+        status = SequenceStatus.FINISHED_STOPPED
+        if group.beams is not None and not group.beams.finished:
+            result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
+        self._registry.end_group(group, status, now)
 
     def _step_back(self, group: SequenceGroup, sequence: Sequence) -> bool:
         """Let the last token of a sequence be computed once more for its logits. Returns False where a state cannot go
@@ -144,6 +145,12 @@ class Results:
             last.stop_reason = token_id
         self._registry.end_sequence(group, sequence, status)
         return last
+
+    def _end_pooled(self, group: SequenceGroup, sequence: Sequence, now: float) -> SequenceDelta:
+        self._note_tokens(group, now)
+        sequence.num_pending -= 1
+        last = SequenceDelta(index=0, token_ids=[], logprobs=[])
+        return self._end(group, sequence, SequenceStatus.FINISHED_STOPPED, last)
 
     def _take_candidates(
         self, group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs, now: float
