@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -54,20 +53,15 @@ class CacheEngine:
         """arenas: of each cache group; together they have every layer, some in several of them. num_draft_groups: how
         many of them, the last ones, are of a draft model, whose layers follow those of the model. swap_space: what was
         begun for these arenas, on a device that pins it; None to begin now."""
-        self._copy_blocks = device.copy_blocks
-        self._arenas, self._new_tier, self._is_beside = (
-            arenas,
-            partial(_host_tier, device=device),
-            device.launches_beside_host,
-        )
+        self._arenas, self._device = arenas, device
         if swap_space is None and device.launches_beside_host:
             swap_space = begin_swap_space(arenas, device)
         memories = (zeroed(*_memory_of(each.layout, len(each.layers)), device=device.torch_device) for each in arenas)
-        self._device = [_tier(each) for each in memories]
-        self._host: list[CacheTier | None] = [None] * len(arenas) if swap_space is None else list(swap_space())
+        self._tiers = [_tier(each) for each in memories]
+        self._host_tiers: list[CacheTier | None] = [None] * len(arenas) if swap_space is None else list(swap_space())
         by_place = {
             (layer, place): cache
-            for place, (arena, tier) in enumerate(zip(arenas, self._device, strict=True))
+            for place, (arena, tier) in enumerate(zip(arenas, self._tiers, strict=True))
             for layer, cache in zip(arena.layers, tier.caches, strict=True)
         }
         first = len(arenas) - num_draft_groups
@@ -87,12 +81,12 @@ class CacheEngine:
         swaps, 0 where they are not known."""
         swap_s = self._swap(ops) if ops.swap_outs or ops.swap_ins else 0.0
         for group, copies in self._by_group(ops.copies):
-            self._copy_blocks(self._device[group], self._device[group], copies)
+            self._device.copy_blocks(self._tiers[group], self._tiers[group], copies)
         return swap_s
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Release the memory of device blocks, for each cache group, as far as it is whole large pages of the host."""
-        for tier, block_ids in zip(self._device, blocks, strict=True):
+        for tier, block_ids in zip(self._tiers, blocks, strict=True):
             first = tier.caches[0] if tier.caches else None
             if first is None or first.device.type != "cpu":
                 continue
@@ -105,11 +99,11 @@ class CacheEngine:
         hosts = {group: self._host_tier(group) for group, _ in outs + ins}  # making them is no part of moving
         began = time.perf_counter()
         for group, copies in outs:
-            self._copy_blocks(self._device[group], hosts[group], copies)
+            self._device.copy_blocks(self._tiers[group], hosts[group], copies)
         for group, copies in ins:
-            self._copy_blocks(hosts[group], self._device[group], copies)
+            self._device.copy_blocks(hosts[group], self._tiers[group], copies)
         # what is launched takes time that is not known here
-        return 0.0 if self._is_beside else time.perf_counter() - began
+        return 0.0 if self._device.launches_beside_host else time.perf_counter() - began
 
     def _by_group(self, copies: Sequence[BlockCopy]) -> list[tuple[int, Sequence[BlockCopy]]]:
         """Return the copies of each cache group that has any, in their order."""
@@ -122,10 +116,10 @@ class CacheEngine:
         return [(group, each) for group, each in enumerate(groups) if each and self._arenas[group].layers]
 
     def _host_tier(self, group: int) -> CacheTier:
-        tier = self._host[group]
+        tier = self._host_tiers[group]
         if tier is None:
             assert self._arenas[group].num_host_blocks > 0, "a step swaps, but there is no swap space"
-            tier = self._host[group] = self._new_tier(self._arenas[group])()
+            tier = self._host_tiers[group] = _host_tier(self._arenas[group], self._device)()
         return tier
 
 

@@ -73,7 +73,7 @@ def test_swap_space_that_the_host_has_no_room_for_is_refused_by_number(monkeypat
 def test_swap_space_is_there_from_the_start_and_swaps_have_no_time_that_the_host_knows() -> None:
     device = InterpretedCuda(DeviceConfig(device="cuda", threads=1), Platform.detect(), "asked for")
     engine = CacheEngine([Arena([0, 1], CacheLayout((2, 9, 2, 4, 3), torch.float32), 4)], device)
-    assert engine._host[0] is not None
+    assert engine._host_tiers[0] is not None
     for cache in engine.caches:
         cache += torch.arange(9).view(1, 9, 1, 1, 1)
     assert engine.apply(BlockOps(swap_outs=copies((3, 1), (4, 4)))) == 0
