@@ -102,8 +102,9 @@ def _with_longest(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
         return found
     num_rows = c.max_model_len()
     padding = 1 if kind == "mpnet" else c.int("pad_token_id", 1)
-    if not -1 <= padding < num_rows - 1:
-        raise c.error("pad_token_id", f"-1 to {num_rows - 2:,}, with rows of positions behind it")
+    least = 0 if c.gguf is None else -1  # a GGUF file may have no rows for padding
+    if not least <= padding < num_rows - 1:
+        raise c.error("pad_token_id", f"{least} to {num_rows - 2:,}, with rows of positions behind it")
     longest = num_rows - padding - 1
     return msgspec.structs.replace(found, max_tokens=min(longest, found.max_tokens or longest))
 
