@@ -28,7 +28,8 @@ from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
 from octavo.engine.metrics import Metrics
-from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turns
+from octavo.engine.open_request import OpenRequest
+from octavo.engine.output_processor import OutputProcessor, in_turns
 from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas

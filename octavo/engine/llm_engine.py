@@ -26,7 +26,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
-from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
+from octavo.engine.open_request import OpenRequest
+from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from octavo.core.outputs import RequestOutput
-from octavo.engine.output_processor import OpenRequest
+from octavo.engine.open_request import OpenRequest
 
 
 class DirectReader(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.engine.output_processor import OpenRequest
+from octavo.engine.open_request import OpenRequest
 from octavo.engine.readers import Reader
 
 pytestmark = pytest.mark.anyio
