@@ -33,25 +33,45 @@ def check_encoder(section: Section | None) -> None:
     for name, value in section.values.items():
         if name.endswith("_config"):
             check_encoder(section.section(name))
-        if value is None:
-            continue
-        if name.endswith("dropout") and not 0.0 <= section.float(name) <= 1.0:
-            raise section.error(name, "a share, 0 to 1")
-        if name.endswith("eps") and section.float(name) < 0.0:
-            raise section.error(name, "a number of at least 0")
-        if not _SIZE.fullmatch(name):
-            continue
-        if isinstance(value, list):
-            if not all(type(each) is int and each > 0 for each in value):
-                raise section.error(name, "integers of at least 1")
-        elif isinstance(value, float):
-            section.positive_float(name)
-        elif section.positive(name) > (most := _LONGEST if name in _LENGTHS else _LARGEST):
-            raise section.error(name, f"at most {most:,}")
+        if value is not None:
+            _check_value(section, name, value)
     rope = section.section("rope_parameters") or Section({}, section.where)
     rope.positive_float("rope_theta", 1.0)
     if rope.positive_float("partial_rotary_factor", 1.0) > 1.0:
         raise rope.error("partial_rotary_factor", "a share of a head, at most 1")
+    _check_heads(section)
+    for name, parts in _AT_LEAST:
+        if all(type(section.values.get(each)) is int for each in (name, *parts)):
+            least = math.prod(map(section.int, parts))
+            if section.int(name) < least:
+                raise section.error(name, f"at least {' times '.join(parts)}, which is {least}")
+    equal = [each for each in _EQUAL if section.values.get(each) is not None]
+    for name in equal[1:]:
+        if section.int(name) != section.int(equal[0]):
+            raise section.error(name, f"the same as {equal[0]}, which is {section.int(equal[0])}")
+    if equal and section.values.get("pixel_shuffle_ratio") is not None:
+        _check_shuffle(section)
+
+
+def _check_value(section: Section, name: str, value: object) -> None:
+    """Raise CheckpointError where a value that is a share or a size by its name is none."""
+    if name.endswith("dropout") and not 0.0 <= section.float(name) <= 1.0:
+        raise section.error(name, "a share, 0 to 1")
+    if name.endswith("eps") and section.float(name) < 0.0:
+        raise section.error(name, "a number of at least 0")
+    if not _SIZE.fullmatch(name):
+        return
+    if isinstance(value, list):
+        if not all(type(each) is int and each > 0 for each in value):
+            raise section.error(name, "integers of at least 1")
+    elif isinstance(value, float):
+        section.positive_float(name)
+    elif section.positive(name) > (most := _LONGEST if name in _LENGTHS else _LARGEST):
+        raise section.error(name, f"at most {most:,}")
+
+
+def _check_heads(section: Section) -> None:
+    """Raise CheckpointError where heads do not make the width."""
     width, heads = _first(section, _WIDTHS), _first(section, _HEADS)
     if width and heads and section.values.get("head_dim") is None and section.int(width) % section.int(heads):
         raise section.error(width, f"a multiple of {heads}, which is {section.int(heads)}")
@@ -59,18 +79,6 @@ def check_encoder(section: Section | None) -> None:
         size, number = section.positive("hidden_size", 1024), section.positive("num_attention_heads", 16)
         if section.positive("head_dim", size // number) * number != size:
             raise section.error("head_dim", f"hidden_size over num_attention_heads, which are {size} and {number}")
-    for name, parts in _AT_LEAST:
-        sizes = [section.values.get(each) for each in (name, *parts)]
-        if all(type(each) is int for each in sizes) and section.int(name) < (
-            least := math.prod(map(section.int, parts))
-        ):
-            raise section.error(name, f"at least {' times '.join(parts)}, which is {least}")
-    equal = [each for each in _EQUAL if section.values.get(each) is not None]
-    for name in equal[1:]:
-        if section.int(name) != section.int(equal[0]):
-            raise section.error(name, f"the same as {equal[0]}, which is {section.int(equal[0])}")
-    if equal and section.values.get("pixel_shuffle_ratio") is not None:
-        _check_shuffle(section)
 
 
 def _check_shuffle(section: Section) -> None:
