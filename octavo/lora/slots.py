@@ -91,7 +91,7 @@ class AdaptedModel:
         self._adapted = self._make() if records else self._model
 
 
-class Adapters:
+class AdapterSlots:
     """Adapters by their digests, and slots from 1 on. Files are read by a thread; the rest is for the worker's."""
 
     def __init__(

@@ -30,7 +30,7 @@ from octavo.worker.prompt_encodings import encodings_of
 from octavo.worker.shared_sampler import shared
 
 if TYPE_CHECKING:
-    from octavo.lora.slots import Adapters
+    from octavo.lora.slots import AdapterSlots
     from octavo.worker.draft_model import DraftModel
 
 _log = logging.getLogger(__name__)
@@ -76,10 +76,10 @@ class RankParts:
             self.draft.load(device, self.backend, loaded, max_positions, max_model_len, dummy_seed)
         adapters = None
         if self.lora.enable_lora:
-            from octavo.lora.slots import Adapters
+            from octavo.lora.slots import AdapterSlots
 
             sizes = self.lora, self.scheduler.max_num_batched_tokens
-            adapters = Adapters(loaded, device.ops, *sizes, device.torch_device)
+            adapters = AdapterSlots(loaded, device.ops, *sizes, device.torch_device)
         if not self.is_recordable and self.mesh.rank == 0:
             _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")
         return LoadedRank(self, loaded, adapters)
@@ -121,7 +121,7 @@ class LoadedRank:
 
     parts: RankParts
     loaded: DecoderStack
-    adapters: Adapters | None
+    adapters: AdapterSlots | None
 
     @property
     def num_recorded(self) -> int:

@@ -16,7 +16,7 @@ from octavo.config.schema import LoRAConfig
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
-from octavo.lora.slots import Adapters
+from octavo.lora.slots import AdapterSlots
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
 from octavo.quantization.registry import method_named
@@ -49,7 +49,7 @@ class AdaptedRun:
         name = str(dtype).removeprefix("torch.")
         sizes = {"max_loras": 4, "max_cpu_loras": 4, "max_lora_rank": 16}
         lora = LoRAConfig(enable_lora=True, enable_lora_experts=experts, lora_dtype=name, **sizes)
-        self.adapters = Adapters(self.loaded, ops, lora, MOST_TOKENS, torch.device("cpu"))
+        self.adapters = AdapterSlots(self.loaded, ops, lora, MOST_TOKENS, torch.device("cpu"))
         self.model: Any = self.adapters.around(self.loaded, lambda: self.loaded)
         self.slot_of_token: list[int] = []
         for slot, folder in enumerate(folders, start=1):

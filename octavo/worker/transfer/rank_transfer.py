@@ -29,7 +29,7 @@ from octavo.kv_transfer.messages import (
 from octavo.pipes.pipe import Listener
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.pieces import bounds
-from octavo.worker.transfer.receiving import Fetch
+from octavo.worker.transfer.receiving import RankFetch
 from octavo.worker.transfer.sending import Sender
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class RankTransfer:
         self._secret: bytes | None = None
         self._lock = threading.Lock()
         """Guards what follows."""
-        self._fetches: set[Fetch] = set()
+        self._fetches: set[RankFetch] = set()
         self._ending: set[bytes] = set()
         """Transfers that end with their fetches."""
 
@@ -147,11 +147,11 @@ class RankTransfer:
             return
         try:
             with self._lock:
-                self._fetches.add(Fetch(command, self._blocks, self._secret, self._end_fetch))
+                self._fetches.add(RankFetch(command, self._blocks, self._secret, self._end_fetch))
         except RuntimeError as error:  # there can be no more threads
             self._send(RankNotes(fetched=[Fetched(command.fetch_id, str(error))]))
 
-    def _end_fetch(self, fetch: Fetch, fetched: Fetched) -> None:
+    def _end_fetch(self, fetch: RankFetch, fetched: Fetched) -> None:
         with self._lock:
             self._fetches.discard(fetch)
             transfer = fetch.command.transfer

@@ -27,14 +27,14 @@ def connect_to(peer: PeerRank, secret: bytes) -> Pipe:
     return connect(address, secret, _DEADLINE_S)
 
 
-class Fetch:
+class RankFetch:
     """Receives the blocks of one command, in a thread for each rank of the other engine that has some of them.
 
     A piece is written only when it is one that is missing and its content is what the other rank has read.
     """
 
     def __init__(
-        self, command: FetchBlocks, blocks: BlockIO, secret: bytes, on_end: Callable[[Fetch, Fetched], None]
+        self, command: FetchBlocks, blocks: BlockIO, secret: bytes, on_end: Callable[[RankFetch, Fetched], None]
     ) -> None:
         """on_end: called when no thread writes any more; from a thread of the fetch."""
         self.command = command
