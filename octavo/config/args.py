@@ -212,13 +212,13 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
     target_step_ms: float | None = arg(
         None,
         "Milliseconds that a step may take that computes prompts while other requests decode: prompts are cut into "
-        "pieces for it; 0 is no limit. By default 2.5 times what a step takes that only decodes, and at least 20; "
+        "chunks for it; 0 is no limit. By default 2.5 times what a step takes that only decodes, and at least 20; "
         "0 for LLM.",
         ge=0,
         le=1e6,
     )
     enable_chunked_prefill: bool = arg(
-        True, "Compute long prompts in pieces, together with decoding; off, a step is all prefill or all decode."
+        True, "Compute long prompts in chunks, together with decoding; off, a step is all prefill or all decode."
     )
     scheduling_policy: Literal["fcfs", "priority", "fair-share", "deadline", "prefix-match"] = arg(
         "fcfs",

@@ -52,18 +52,18 @@ class Budget:
 
 
 class TokenBudget(Budget):
-    """Tokens of the step. A prompt gets what is left, in pieces if need be.
+    """Tokens of the step. A prompt gets what is left, in chunks if need be.
 
-    longest_piece: the most tokens of one prompt; 0 is no limit.
+    longest_chunk: the most tokens of one prompt; 0 is no limit.
     for_prompts: how much of `remaining`, if there is as much, sequences with more than one token to compute may take.
     has_declined: a row was granted less than it could use, since the caller last set this to False.
     """
 
     limits_rows = True
 
-    def __init__(self, limit: int, longest_piece: int = 0) -> None:
+    def __init__(self, limit: int, longest_chunk: int = 0) -> None:
         self.remaining = self.for_prompts = limit
-        self._longest_piece = longest_piece or limit
+        self._longest_chunk = longest_chunk or limit
         self.has_declined = False
 
     @property
@@ -71,7 +71,7 @@ class TokenBudget(Budget):
         return self.remaining <= 0 or self.for_prompts <= 0
 
     def grant(self, group: SequenceGroup, start: int, want: int) -> int:
-        limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts, self._longest_piece)
+        limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts, self._longest_chunk)
         if want <= limit:
             return want
         self.has_declined = True

@@ -1,4 +1,4 @@
-"""The default way to fill a step: running sequences continue, and prompts, whole or in pieces, take what is left."""
+"""The default way to fill a step: running sequences continue, and prompts, whole or in chunks, take what is left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
 _SMALLEST_PIECE: Final = 256
-"""Prompt tokens that stages share as pieces, and fewer do not: of a smaller step most is the reading of weights."""
+"""Prompt tokens that stages share as chunks, and fewer do not: of a smaller step most is the reading of weights."""
 
 
 class ContinuousPlanner:
-    """Plans next tokens of running groups, then pieces of running prompts, swapped and preempted groups, and new ones.
+    """Plans next tokens of running groups, then chunks of running prompts, swapped and preempted groups, and new ones.
 
     `rates` limit the prompt tokens of a step in which other sequences decode.
     """
@@ -42,7 +42,7 @@ class ContinuousPlanner:
         if plan.rows and (prompts or self._registry.has_queued):
             tokens.for_prompts = self._rates.num_prompt_tokens_beside(len(plan.rows), tokens.remaining)
         if self._rows.num_turns > 1:
-            tokens.for_prompts = min(tokens.for_prompts, self._fair_piece(prompts))
+            tokens.for_prompts = min(tokens.for_prompts, self._fair_chunk(prompts))
         outranked = self._outranked(now)
         self._plan_prompts([group for group in prompts if group not in outranked], plan)
         if outranked:
@@ -52,13 +52,13 @@ class ContinuousPlanner:
             self._admit(plan, now)
         return plan
 
-    def _fair_piece(self, prompts: SequenceABC[SequenceGroup]) -> int:
+    def _fair_chunk(self, prompts: SequenceABC[SequenceGroup]) -> int:
         """Return the prompt tokens of a step when all steps in flight have an equal part, unless that is small."""
         num_tokens = self._registry.num_queued_tokens + sum(group.num_prompt_tokens for group in prompts)
         return max(_SMALLEST_PIECE, -(-num_tokens // self._rows.num_turns))
 
     def _plan_prompts(self, groups: SequenceABC[SequenceGroup], plan: StepPlan) -> None:
-        """Plan pieces for those of the groups that still run, in this order, as far as the tokens go."""
+        """Plan chunks for those of the groups that still run, in this order, as far as the tokens go."""
         for group in groups:
             if group.status is SequenceStatus.RUNNING and not plan.tokens.is_full:
                 self._rows.plan_group(group, plan)

@@ -18,7 +18,7 @@ _MEMORY: Final = 0.8
 _TARGET_RATIO: Final = 2.5
 """A step that computes prompts while others decode may take this many times as long as one that only decodes."""
 _SHORTEST_TARGET_S: Final = 0.02
-"""A step may always take this long: readers notice no shorter gaps, and small pieces cost a fast model throughput."""
+"""A step may always take this long: readers notice no shorter gaps, and small chunks cost a fast model throughput."""
 _RATIO_PER_SHARE: Final = 10.0
 """How much that ratio grows with the share of such steps beyond one half: then they are the usual ones, and their time
 is the median of the times between tokens."""

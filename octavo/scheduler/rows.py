@@ -1,4 +1,4 @@
-"""Rows for groups that have blocks: prompts, pieces of prompts, and next tokens are computed by the same code."""
+"""Rows for groups that have blocks: prompts, chunks of prompts, and next tokens are computed by the same code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The scheduler: closes the gap between known and computed tokens of every sequence, within budgets and blocks.
 
-Prefill, a piece of a prefill, decode and resumption are the same line: a row computes the next tokens of a sequence,
+Prefill, a chunk of a prefill, decode and resumption are the same line: a row computes the next tokens of a sequence,
 and draws when it reaches the last. Steps may be planned before earlier ones have returned; what is computed does not
 depend on when they do.
 """

@@ -191,7 +191,7 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Return the rate of a long prefill, whose pieces follow each other over the stages."""
+        """Return the rate of a long prefill, whose chunks follow each other over the stages."""
         return self.num_stages / (self.flops_per_token / self.flops_per_s + self.token_s)
 
     def describe(self) -> str:

@@ -40,7 +40,7 @@ class TestTokens:
         tokens.take(one, 0, 2, 9)
         assert not tokens.is_full
         assert tokens.grant(one, 0, 5) == 1
-        # the last token of a prompt that is cached otherwise is no piece of a prompt
+        # the last token of a prompt that is cached otherwise is no chunk of a prompt
         tokens.take(one, 0, 1, 1)
         assert tokens.is_full
         assert tokens.grant(one, 0, 5) == 0
@@ -52,10 +52,10 @@ class TestTokens:
         tokens.take(one, 0, 3, 5)
         assert tokens.is_full
         assert tokens.grant(one, 0, 1) == 1
-        tokens.refund(one, 2, 1, 3)  # a piece of one token
+        tokens.refund(one, 2, 1, 3)  # a chunk of one token
         assert tokens.grant(one, 2, 3) == 1
 
-    def test_a_prompt_gets_a_piece_at_most(self) -> None:
+    def test_a_prompt_gets_a_chunk_at_most(self) -> None:
         tokens, one = TokenBudget(8, 3), group()
         assert tokens.grant(one, 0, 5) == 3
         assert tokens.has_declined

@@ -155,7 +155,7 @@ def grants(rates: Rates, now: float, num_steps: int, rows: int = 4, wanted: int 
 
 def test_the_first_step_with_others_only_measures_them_and_the_next_ones_converge() -> None:
     found = grants(Rates(), 0.0, 16)
-    assert found[:2] == [0, 16], "nothing is known of prompts: the smallest piece"
+    assert found[:2] == [0, 16], "nothing is known of prompts: the smallest chunk"
     # 2.5 × 30 ms / 3 ms a token, without the four that decode
     assert found[-1] == pytest.approx(21, abs=1)
 
@@ -170,7 +170,7 @@ def test_prompts_always_advance() -> None:
     assert min(grants(Rates(target_step_s=1e-6), 0.0, 40)) == 16
 
 
-def test_without_a_target_pieces_are_as_large_as_they_may_be() -> None:
+def test_without_a_target_chunks_are_as_large_as_they_may_be() -> None:
     assert set(grants(Rates(target_step_s=0.0), 0.0, 5)) == {2048}
 
 
@@ -183,7 +183,7 @@ def test_steps_without_prompts_are_measured_again_after_a_while_and_when_others_
     assert found[-1] > 2 * 21, "they take longer, and so may prompts"
 
 
-def test_pieces_grow_where_prompts_always_wait() -> None:
+def test_chunks_grow_where_prompts_always_wait() -> None:
     found = grants(Rates(), 0.0, 3000)
     assert max(found[:200]) <= 22, "a load of some seconds keeps the ratio of 2.5"
     assert found[-1] == pytest.approx(7.2 * 10 - 4, rel=0.1), "nearly all steps compute prompts: a ratio of about 7.3"
@@ -221,7 +221,7 @@ def test_sequences_that_decode_are_served_before_older_prompts() -> None:
     assert tokens == [[8], [2, 6], [1, 7], [1, 7], [1, 7], [5]]
 
 
-def test_a_piece_is_cut_while_a_sequence_decodes_and_whole_when_none_does() -> None:
+def test_a_chunk_is_cut_while_a_sequence_decodes_and_whole_when_none_does() -> None:
     core = make_core(max_num_batched_tokens=64, target_step_ms=None)
     core.add_request(make_request("first", range(40), max_tokens=4))
     core.step()

@@ -23,7 +23,7 @@ def test_log_probabilities_of_a_prompt_go_out_once_however_often_it_is_computed(
         return [token.token_id for token in found.tokens]
 
     assert owed(1, 4) == [1, 2, 3]
-    # preempted: all again, in other pieces
+    # preempted: all again, in other chunks
     assert owed(1, 3) is None
     assert owed(3, 6) == [4, 5]
     assert owed(6, 7) == [6]

@@ -36,7 +36,7 @@ def preempt_in_a_step(core: EngineCore) -> None:
 
 
 class TestBatching:
-    def test_a_long_prompt_is_computed_in_pieces_beside_running_sequences(self) -> None:
+    def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences(self) -> None:
         core = make_core(max_num_batched_tokens=8)
         core.add_request(make_request("a", range(4), max_tokens=6))
         core.step()
@@ -45,12 +45,12 @@ class TestBatching:
             core.step()
         assert row_tokens(core) == [[4], [1, 7], [1, 7], [1, 6], [1, 1]]
 
-    def test_long_prompts_share_steps_where_pieces_have_a_limit(self) -> None:
+    def test_long_prompts_share_steps_where_chunks_have_a_limit(self) -> None:
         core = make_core(max_num_batched_tokens=8, long_prefill_token_threshold=3)
         run(core, [make_request(name, range(start, start + length), max_tokens=1) for name, start, length in PROMPTS])
         assert row_tokens(core) == [[3, 3, 2], [3, 2], [1]]
 
-    def test_only_the_piece_with_the_last_token_draws(self) -> None:
+    def test_only_the_chunk_with_the_last_token_draws(self) -> None:
         core = make_core(max_num_batched_tokens=8)
         run(core, [make_request("a", range(20), max_tokens=1)])
         assert [[row.num_samples for row in step.rows] for step in steps_of(core)] == [[0], [0], [1]]
@@ -250,7 +250,7 @@ class TestPreemption:
         assert core.stats().num_recomputed_tokens == (0 if enable_prefix_caching else 21) + known_tails - 3
         assert run(core, collected=seen).token_ids == run_alone(request).token_ids
 
-    def test_a_preempted_prompt_longer_than_the_step_comes_back_in_pieces(self) -> None:
+    def test_a_preempted_prompt_longer_than_the_step_comes_back_in_chunks(self) -> None:
         core = make_core(num_blocks=16, max_num_batched_tokens=8, enable_prefix_caching=False)
         request = make_request("a", range(5), max_tokens=30)
         core.add_request(request)

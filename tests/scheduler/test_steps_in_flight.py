@@ -80,15 +80,15 @@ def test_the_parts_of_a_prompt_follow_each_other_without_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_stages", "pieces"), [(1, [1200]), (2, [600, 600]), (3, [400] * 3), (8, [256] * 4 + [176])]
+    ("num_stages", "chunks"), [(1, [1200]), (2, [600, 600]), (3, [400] * 3), (8, [256] * 4 + [176])]
 )
-def test_prompts_are_cut_into_a_piece_for_each_stage(num_stages: int, pieces: list[int]) -> None:
+def test_prompts_are_cut_into_a_chunk_for_each_stage(num_stages: int, chunks: list[int]) -> None:
     core, _ = staged(num_stages, max_num_batched_tokens=2048, max_model_len=2048, num_blocks=100, block_size=16)
     core.add_request(make_request("a", range(1200), max_tokens=1))
     planned = []
     while (step := core.scheduler.schedule(0.0)) is not None:
         planned.append(step.num_tokens)
-    assert planned == pieces
+    assert planned == chunks
 
 
 def test_sequences_that_join_and_end_are_spread_anew() -> None:
@@ -118,7 +118,7 @@ def test_beams_of_a_search_may_be_in_several_stages() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_small_pieces_in_a_small_pool_change_no_token(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_in_a_small_pool_change_no_token(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "_SMALLEST_PIECE", 2)
     source = random.Random(seed)
     core, _ = staged(source.choice([2, 3, 4]), num_blocks=12, policy=source.choice(["fcfs", "fair-share"]))
@@ -136,7 +136,7 @@ def test_small_pieces_in_a_small_pool_change_no_token(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("sends_tokens", [False, True])
 @pytest.mark.parametrize("width", [{}, {"n": 2}, {"n": 2, "use_beam_search": True}])
-def test_rows_that_wait_for_a_grammar_draw_once_behind_pieces(width: dict[str, object], sends_tokens: bool) -> None:
+def test_rows_that_wait_for_a_grammar_draw_once_behind_chunks(width: dict[str, object], sends_tokens: bool) -> None:
     forms: dict[str, object] = {"structured_outputs": {"json_object": True}, **width}
     requests = [make_request(name, [seed] * 9, seed=seed, **forms) for seed, name in enumerate("ab", start=1)]
     core = make_core(depth=2, compile_steps=1, max_num_batched_tokens=6, sends_tokens=sends_tokens)
