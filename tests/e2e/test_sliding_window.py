@@ -67,14 +67,13 @@ def spoil_free_blocks(llm: LLM) -> None:
     """From one step to the next nothing can be read in blocks without users and content."""
     executor: Any = core_of(llm).executor
     pools = [cache.pool for cache in core_of(llm).scheduler.block_manager.groups]
-    tiers = executor._runner.cache._device
+    tiers = executor._runner.cache._tiers
     submit = executor.submit
 
     def submit_and_spoil(step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = submit(step)
         for pool, tier in zip(pools, tiers, strict=True):
-            free = [block for block in range(1, pool.num_blocks + 1) if not pool.num_users(block)]
-            spoilt = torch.tensor([0, *(block for block in free if not pool.has_content(block))])
+            spoilt = torch.tensor([0, *pool.empty_blocks()])
             for cache in tier.caches:
                 cache.view(torch.uint8)[:, spoilt] = 0xFF
         return future
