@@ -41,15 +41,8 @@ class RowPlanner:
         running, tokens = self._registry.running, plan.tokens
         if self.num_turns > 1:
             plan.num_turns_left = self._fair_share()
-        if self._proposer is not None and self._proposer.num_resting:
-            self._proposer.num_resting -= 1
-            plan.is_resting = True
-        elif self._proposer is not None:
-            num_decoding = self._registry.num_running_sequences
-            plan.proposals = self._proposer.proposals(num_decoding)
-            plan.may_draft = self._proposer.begin_step(num_decoding) and not any(
-                group.is_computing_prompt for group in running
-            )
+        if self._proposer is not None:
+            self._begin_guesses(self._proposer, plan)
         plan.is_plain = self.num_turns == 1 and not plan.may_draft and not plan.proposals.num_rows
         unfinished: list[SequenceGroup] = []
         index = 0
@@ -64,6 +57,18 @@ class RowPlanner:
             else:  # groups were preempted, before it in the list or behind, perhaps itself
                 index = bisect_right(running, group.arrival, key=lambda other: other.arrival)
         return unfinished
+
+    def _begin_guesses(self, proposer: Proposer, plan: StepPlan) -> None:
+        """Note whether rows of this step may verify guesses, and how many may bring back new ones."""
+        if proposer.num_resting:
+            proposer.num_resting -= 1
+            plan.is_resting = True
+            return
+        num_decoding = self._registry.num_running_sequences
+        plan.proposals = proposer.proposals(num_decoding)
+        plan.may_draft = proposer.begin_step(num_decoding) and not any(
+            group.is_computing_prompt for group in self._registry.running
+        )
 
     def _plan_next_token(
         self, group: SequenceGroup, sequence: Sequence, plan: StepPlan, sent: tuple[int, ...] = ()
