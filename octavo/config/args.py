@@ -127,6 +127,11 @@ class LoRAArgs(ArgumentGroup, heading="Adapters (LoRA)"):
         "below this folder.",
     )
 
+    @property
+    def num_host_adapters(self) -> int:
+        """Adapters that are kept in host memory."""
+        return self.max_cpu_loras or self.max_loras
+
 
 class PoolingArgs(ArgumentGroup, heading="Vectors"):
     """Whether the model writes text, or makes vectors or scores of its prompts."""

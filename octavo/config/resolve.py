@@ -160,16 +160,15 @@ def _keeps_activations(args: EngineArgs, checkpoint: Checkpoint) -> bool:
 
 def _lora_config(args: EngineArgs, dtype: DType) -> LoRAConfig:
     """Return the section of adapters for a model in `dtype`. Raises ConfigError."""
-    num_host = args.max_cpu_loras or args.max_loras
-    if num_host < args.max_loras:
+    if args.num_host_adapters < args.max_loras:
         raise ConfigError(
-            f"max_cpu_loras is {num_host}, must be at least max_loras, which is {args.max_loras}: every adapter that "
-            "runs is in host memory, too; raise the one or lower the other"
+            f"max_cpu_loras is {args.max_cpu_loras}, must be at least max_loras, which is {args.max_loras}: every "
+            "adapter that runs is in host memory, too; raise the one or lower the other"
         )
     if args.enable_lora and args.record_trace is not None:
         raise ConfigError("enable_lora is set, and record_trace does not record when adapters are read; leave one out")
     lora_dtype = dtype if args.lora_dtype == "auto" else args.lora_dtype
-    return LoRAConfig.of(args, lora_dtype=lora_dtype, max_cpu_loras=num_host)
+    return LoRAConfig.of(args, lora_dtype=lora_dtype)
 
 
 def _most_threads(args: EngineArgs, platform: Platform) -> int:
@@ -256,7 +255,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int, *, has_gpus: bool = F
     depth = args.max_steps_in_flight or max(args.pipeline_parallel_size, 2 if has_gpus else 1)
     loras = {}
     if args.enable_lora:
-        loras = {"max_loras": args.max_loras, "max_cpu_loras": args.max_cpu_loras or args.max_loras}
+        loras = {"max_loras": args.max_loras, "max_cpu_loras": args.num_host_adapters}
     return SchedulerConfig.of(args, max_model_len=max_model_len, max_steps_in_flight=depth, **loras)
 
 

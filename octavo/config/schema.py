@@ -130,7 +130,7 @@ class DeviceConfig(DeviceArgs):
 ObservabilityConfig = ObservabilityArgs
 
 LoRAConfig = LoRAArgs
-"""Its `lora_dtype` and `max_cpu_loras` are resolved."""
+"""Its `lora_dtype` is resolved."""
 
 
 class ReplicaConfig(ReplicaArgs):

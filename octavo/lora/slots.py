@@ -169,7 +169,7 @@ def planned_bytes(model: DecoderStack, config: LoRAConfig, num_tokens: int) -> i
     layers = list(layers_of(model, config.max_loras, DTYPES[config.lora_dtype]))
     targets: list[Target | ExpertTarget] = [*layers, *_experts(model, config)]
     each = sum(target.num_elements(config.max_lora_rank) * target.shape.dtype.itemsize for target in targets)
-    return (config.max_cpu_loras or config.max_loras) * each + 4 * num_tokens * _widest(layers)
+    return config.num_host_adapters * each + 4 * num_tokens * _widest(layers)
 
 
 def _experts(model: DecoderStack, config: LoRAConfig) -> list[ExpertTarget]:
