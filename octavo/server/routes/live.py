@@ -116,12 +116,13 @@ class Watch:
 
 
 def _core(before: LiveState | None, now: LiveState, role: str | None) -> LiveCore:
-    requests = before.requests if before is not None else {}
-    cells = {(each.tier, each.group): each.cells for each in before.maps} if before is not None else {}
-    decisions = before.decisions if before is not None else []
-    ended = {each.request_id for each in before.ended} if before is not None else set()
-    gone: dict[str, dict[str, Any] | None] = {str(number): None for number in requests.keys() - now.requests.keys()}
-    changes = {str(number): _changed(requests.get(number), each) for number, each in now.requests.items()}
+    known = before or msgspec.structs.replace(now, requests={}, maps=[], decisions=[], ended=[])
+    cells = {(each.tier, each.group): each.cells for each in known.maps}
+    ended = {each.request_id for each in known.ended}
+    gone: dict[str, dict[str, Any] | None] = {
+        str(number): None for number in known.requests.keys() - now.requests.keys()
+    }
+    changes = {str(number): _changed(known.requests.get(number), each) for number, each in now.requests.items()}
     return LiveCore(
         role=role,
         time=now.time,
@@ -137,7 +138,7 @@ def _core(before: LiveState | None, now: LiveState, role: str | None) -> LiveCor
             ),
             *(MapChange(tier, group, 0, []) for tier, group in cells),
         ],
-        decisions=[each for each in now.decisions if each not in decisions],
+        decisions=[each for each in now.decisions if each not in known.decisions],
         ended=[each for each in now.ended if each.request_id not in ended],
     )
 
