@@ -14,7 +14,7 @@ import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES
-from octavo.config.released_intern import INTERN
+from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, KeysAndValues, Latent, State
@@ -42,7 +42,7 @@ _TWO = {
 _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
-    "InternVLForConditionalGeneration": set(INTERN),
+    "InternVLForConditionalGeneration": set(INTERN - {QIANFAN}),
     KIMI: {RELEASED},
     "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},
     "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},

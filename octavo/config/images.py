@@ -8,7 +8,7 @@ from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
-from octavo.config.released_intern import INTERN, intern_settings
+from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import kimi_settings
 from octavo.config.section import Section
 
@@ -107,7 +107,7 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             if checkpoint.architecture == "MllamaForConditionalGeneration":
                 _check_tiles(Section(found, str(file)), checkpoint.stored)
             return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file), _fixed_side(checkpoint))
-    if checkpoint.architecture in INTERN:
+    if checkpoint.architecture in INTERN - {QIANFAN}:
         return _checked(intern_settings(checkpoint.stored), checkpoint.where)
     unstated = _UNSTATED.get(checkpoint.architecture)
     return None if unstated is None else {"image_processor_type": unstated}

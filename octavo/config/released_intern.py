@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from octavo.config.section import Section
 
-INTERN: Final = frozenset({"InternVLChatModel", "SkyworkR1VChatModel"})
+QIANFAN: Final = "QianfanOCRForConditionalGeneration"
+"""Whose weights have the names of such releases, and whose config is transformers'."""
+INTERN: Final = frozenset({"InternVLChatModel", QIANFAN, "SkyworkR1VChatModel"})
 """Architectures of such releases."""
 _MOST_TILES: Final = 12
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
-from octavo.config.released_intern import INTERN
+from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
@@ -32,7 +32,7 @@ _TEXT_MODELS: Final = ("language_model", "text_model")
 _DOTS_OCR: Final = "DotsOCRForCausalLM"
 _LIBRARY: Final = {
     "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
-    **dict.fromkeys(INTERN, "InternVLForConditionalGeneration"),
+    **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
 }
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
 _SMALL: Final = {

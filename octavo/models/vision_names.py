@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from octavo.config.released_intern import INTERN
+from octavo.config.released_intern import INTERN, QIANFAN
 
 _ALL: Final = (
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
@@ -106,4 +106,4 @@ def todays_name(architecture: str, name: str) -> str:
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)
-    return name
+    return name.replace("vision_tower.encoder.layer.", "vision_tower.layers.") if architecture == QIANFAN else name

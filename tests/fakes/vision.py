@@ -52,8 +52,9 @@ def write_random(path: Path, config: Any, processor: Any, architecture: str, see
         warnings.simplefilter("ignore")
         model.save_pretrained(path)
         processor.save_pretrained(path)
-    if architecture.startswith("Kimi"):  # transformers 5.24 writes names of layers that no release has
-        rename_tensors(path, "language_model.model.blocks", "language_model.model.layers")
+    # transformers 5.24 writes names of layers that no release has
+    for name in ("blocks", "encoder.layers") if architecture.startswith(("Kimi", "Qianfan")) else ():
+        rename_tensors(path, f"language_model.model.{name}", "language_model.model.layers")
     written = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**written, "architectures": [architecture]}))
     _write_tokenizer(path)

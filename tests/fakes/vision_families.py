@@ -336,6 +336,13 @@ def _kimi_k25() -> tuple[Any, Any]:
     return config, Settings("Kimi_K25ImageProcessor", size={"max_height": 8, "max_width": 8}, max_patches=24)
 
 
+def _qianfan_ocr() -> tuple[Any, Any]:
+    text, (internvl, processor) = tf.Qwen3Config(**TEXT).to_dict(), _internvl()
+    tower = {name: value for name, value in internvl.vision_config.to_dict().items() if name != "model_type"}
+    config = tf.QianfanOCRConfig(text_config=text, vision_config=tower, image_token_id=IMAGE, image_seq_length=4)
+    return config, processor
+
+
 def _mllama() -> tuple[Any, Any]:
     text = {**NO_HEAD_DIM, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "max_position_embeddings": 512}
     tower = {name: SIZELESS_TOWER[name] for name in ("hidden_size", "intermediate_size", "patch_size")}
@@ -378,6 +385,7 @@ FAMILIES = {
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
     "kimi_k25": (_kimi_k25, "Kimi_K25ForConditionalGeneration"),
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
+    "qianfan_ocr": (_qianfan_ocr, "QianfanOCRForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),
     "lfm2_vl": (_lfm2_vl, "Lfm2VlForConditionalGeneration"),
