@@ -94,8 +94,11 @@ def test_after_prefix_hits(checkpoint: Path, oracle: Oracle, prompts: list[list[
 
 
 SMALL: dict[str, Any] = {
-    "num_gpu_blocks_override": 40, "max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 128,
-}  # fmt: skip
+    "num_gpu_blocks_override": 40,
+    "max_num_batched_tokens": 16,
+    "max_num_seqs": 8,
+    "max_model_len": 128,
+}
 
 
 @pytest.mark.parametrize(

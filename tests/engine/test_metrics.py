@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from prometheus_client import REGISTRY
 
 from octavo.core.messages import SchedulerStats
@@ -19,12 +18,23 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_totals_of_the_core_become_counters_and_the_rest_gauges() -> None:
     metrics = Metrics("m")
     metrics.observe_stats(SchedulerStats(num_running=3, num_waiting=2, num_blocks=8, num_generated_tokens=10))
-    later = SchedulerStats(num_running=1, num_generated_tokens=15, num_prompt_tokens=7, num_pinned_blocks=4)
-    later = msgspec.structs.replace(
-        later, num_blocks=8, num_used_blocks=2, num_host_blocks=10, num_used_host_blocks=9, num_preemptions=5,
-        num_preemptions_by_swap=2, num_swapped_out_blocks=7, num_swapped_in_blocks=4, num_recomputed_tokens=5,
-        num_queried_tokens=9, num_cached_tokens=6,
-    )  # fmt: skip
+    later = SchedulerStats(
+        num_running=1,
+        num_generated_tokens=15,
+        num_prompt_tokens=7,
+        num_pinned_blocks=4,
+        num_blocks=8,
+        num_used_blocks=2,
+        num_host_blocks=10,
+        num_used_host_blocks=9,
+        num_preemptions=5,
+        num_preemptions_by_swap=2,
+        num_swapped_out_blocks=7,
+        num_swapped_in_blocks=4,
+        num_recomputed_tokens=5,
+        num_queried_tokens=9,
+        num_cached_tokens=6,
+    )
     metrics.observe_stats(later)
     expected = {
         "generation_tokens_total": 15,

@@ -9,7 +9,6 @@ import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.core import frames
-from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import Began, RecordedScheduler, Recorder
@@ -34,8 +33,10 @@ COSTS = msgspec.structs.replace(
 )
 
 
-def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted) -> None:
-    """A run in simulated time, recorded as a server would."""
+def recorded_core(
+    path: Path, settings: SchedulerSettings, costs: Fitted
+) -> tuple[EngineCore, SimulatedExecutor, Clock]:
+    """A core in simulated time, recorded to `path` as a server would."""
     clock = Clock()
     executor = SimulatedExecutor(costs, settings.cache.block_size, clock)
     ready = CoreReady(cache=settings.limits, max_model_len=256, vocab_size=0, plan="")
@@ -49,6 +50,11 @@ def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted)
         clock=clock,
         on_shutdown=recorder.close,
     )
+    return core, executor, clock
+
+
+def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted) -> None:
+    core, executor, clock = recorded_core(path, settings, costs)
     waiting = sorted(range(len(trace)), key=lambda number: trace.requests[number].arrival_s)
     while waiting or core.has_unfinished():
         if not core.has_unfinished():
@@ -63,17 +69,8 @@ def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted)
 
 
 def test_what_a_reset_of_the_cache_forgot_is_not_found(tmp_path: Path) -> None:
-    clock, settings = Clock(), make_settings(max_num_batched_tokens=64)
-    executor = SimulatedExecutor(COSTS, 4, clock)
-    ready = CoreReady(cache=CacheLimits.of_one_group(64, 4), max_model_len=256, vocab_size=0, plan="")
-    recorder = Recorder(str(tmp_path / "run"), settings, 1)
-    core = EngineCore(
-        executor,
-        RecordedScheduler.around(build_scheduler(settings), recorder),
-        ready,
-        clock=clock,
-        on_shutdown=recorder.close,
-    )
+    settings = make_settings(max_num_batched_tokens=64)
+    core, executor, clock = recorded_core(tmp_path / "run", settings, COSTS)
     trace = Trace([TraceRequest(request_id=str(i), prompt_token_ids=[7] * 33, output_len=2) for i in range(4)])
     for number in range(4):
         request, script = trace.request(number, clock.now)
@@ -215,17 +212,7 @@ def test_requests_that_are_aborted_or_stopped_end_where_they_were(tmp_path: Path
 
 @pytest.mark.parametrize("how", ["abort", "stop"])
 def test_a_wait_behind_a_request_that_was_given_up_is_no_step(tmp_path: Path, how: str) -> None:
-    settings, costs, clock = make_settings(), make_costs(step_s=0.1), Clock()
-    executor = SimulatedExecutor(costs, 4, clock)
-    ready = CoreReady(cache=CacheLimits.of_one_group(64, 4), max_model_len=256, vocab_size=0, plan="")
-    recorder = Recorder(str(tmp_path / "run"), settings, 1)
-    core = EngineCore(
-        executor,
-        RecordedScheduler.around(build_scheduler(settings), recorder),
-        ready,
-        clock=clock,
-        on_shutdown=recorder.close,
-    )
+    core, executor, clock = recorded_core(tmp_path / "run", make_settings(), make_costs(step_s=0.1))
     trace = Trace([TraceRequest(num_prompt_tokens=5, output_len=9) for _ in range(3)])
     for number in range(3):
         request, script = trace.request(number, clock.now)
