@@ -127,8 +127,11 @@ class GrammarProcessor:
         assert wanted is not None
         if state.is_first or state.num_recompiled == _MOST_RECOMPILED:
             reason = progress.error or "its tokens are not of the form"
+            said = f"takes too much work here: {reason:.200}; simplify it"
+            if reason.startswith("NoExtension"):  # llguidance's word for no token that goes on
+                said = "allows no text here: a rule that only refers to itself has no end; change it"
             return RequestError(
-                f"the grammar takes too much work here: {reason:.200}; simplify it",
+                f"the grammar {said}",
                 field="structured_outputs",
                 code="invalid_grammar",
                 is_client_error=True,

@@ -139,6 +139,13 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_anything_runs(llm: LLM)
     assert "uniqueItems" in output.error.message
 
 
+@pytest.mark.parametrize("form", [{"grammar": "start: start"}, {"json": {"$ref": "#"}}], ids=str)
+def test_a_grammar_of_no_text_is_said_to_be_one(llm: LLM, form: dict[str, Any]) -> None:
+    [output] = llm.generate([PROMPT], SamplingParams(structured_outputs=form), use_tqdm=False)
+    assert output.error is not None
+    assert output.error.message.endswith("allows no text here: a rule that only refers to itself has no end; change it")
+
+
 def test_a_form_that_ends_before_min_tokens_is_named_in_the_error(llm: LLM) -> None:
     params = SamplingParams(min_tokens=15, structured_outputs={"choice": ["yes", "no"]})
     error = llm.generate(PROMPT, params)[0].error
