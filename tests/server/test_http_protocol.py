@@ -422,6 +422,16 @@ def test_connections_without_a_request_do_not_hold_up_the_end(start_server: Star
         assert all(is_closed(connection) for connection in connections)
 
 
+def test_a_refused_client_that_stays_does_not_hold_up_the_end(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=3600.0)
+    with opened(server.url) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        assert answer(connection)[0] == 400
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < http_protocol._LINGER_S
+
+
 def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: Start) -> None:
     for _ in range(3):
         server = start_server(shutdown_timeout_s=20.0)
