@@ -167,5 +167,7 @@ def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _watched(batch: ModelInput, watch: _Watch) -> ModelInput:
     """Return an input that notices reads of lengths on the host, which are others in the next step."""
-    lengths = WatchedLengths(batch.attention[0].lengths, watch.meet)
-    return replace(batch, attention=[replace(each, lengths=lengths, derived={}) for each in batch.attention])
+    attention = [
+        replace(each, lengths=WatchedLengths(each.lengths, watch.meet), derived={}) for each in batch.attention
+    ]
+    return replace(batch, attention=attention)

@@ -197,6 +197,21 @@ def test_a_model_that_does_more_than_call_kernels_is_not_recorded_and_the_log_sa
     assert obstacle in line
 
 
+class LengthsModel(NormModel):
+    """Reads lengths of its second cache group on the host."""
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        return torch.tensor(batch.attention[1].lengths)
+
+
+def test_a_step_in_which_recording_is_given_up_has_the_lengths_of_each_cache_group() -> None:
+    runtime = CpuRuntime.open()
+    recorded = RecordedModel(LengthsModel(runtime.bind()), runtime)
+    plain = Steps().batch((0, 5, 1))
+    batch = replace(plain, attention=[*plain.attention, replace(plain.attention[0], lengths=(33,))])
+    assert [recorded(batch).tolist() for _ in range(3)] == [[33]] * 3
+
+
 def test_a_model_that_fails_while_it_is_recorded_leaves_the_runtime_usable() -> None:
     recorded, model, steps = make_model()
     recorded(steps.batch((0, 5, 1)))
