@@ -45,7 +45,7 @@ _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
 
 
 class MediaReader:
-    """Checks what a model takes. Nothing is read or imported before a prompt brings something."""
+    """Checks what a model takes. Nothing is read or imported before a prompt brings something, but for `examples`."""
 
     def __init__(
         self, model: ModelConfig, ready: CoreReady, encode: Callable[..., list[int]], max_num_batched_tokens: int
