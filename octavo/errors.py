@@ -80,11 +80,6 @@ _NAME = re.compile("[a-z]+(?:_[a-z]+)+")
 """A name of a field that is no ordinary word."""
 
 
-def id_in_use(request_id: str) -> InvalidRequest:
-    """Return the error of a request whose id another open one has."""
-    return InvalidRequest(f"request id {request_id!r} is in use; give another", field="request_id", code="duplicate_id")
-
-
 class ContextTooLong(InvalidRequest):
     """The prompt, or the prompt and max_tokens together, exceed the model's context."""
 

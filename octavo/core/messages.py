@@ -93,6 +93,13 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
         )
 
 
+def id_in_use(request_id: str) -> errors.InvalidRequest:
+    """Return the error of a request whose id another open one has."""
+    return errors.InvalidRequest(
+        f"request id {request_id!r} is in use; give another", field="request_id", code="duplicate_id"
+    )
+
+
 class AddRequests(msgspec.Struct, frozen=True, tag="add"):
     """Requests of which the core accepts all or refuses all."""
 

@@ -20,7 +20,7 @@ from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.live import LiveState
-from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
+from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs, id_in_use
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.resume import check_resumed
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -29,7 +29,7 @@ from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.sleep import Sleep
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest, id_in_use
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence, id_in_use
 from octavo.core.outputs import RequestOutput
 from octavo.core.step import PromptLogprobs
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import id_in_use
 
 if TYPE_CHECKING:
     from octavo.engine.metrics import Metrics
