@@ -65,7 +65,11 @@ class ImagePrompts:
         self._videos = VIDEO_FAMILIES.get(checkpoint.architecture)
         if self._videos is not None and any(key in config.values for key in self._videos.marker):
             self._video_token = first_positive(config, self._videos.token)
-            self._markers[first_positive(config, self._videos.marker)] = "video"
+            own = first_positive(config, self._videos.marker)
+            if own == marker:
+                key = next(each for each in self._videos.marker if config.values.get(each) is not None)
+                raise config.error(key, "another token than the one that stands for an image")
+            self._markers[own] = "video"
         self._path, self._settings = checkpoint.path, settings
         self._processor: Any = None
 

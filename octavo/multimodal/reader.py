@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -16,7 +17,7 @@ from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.schema import ModelConfig
-from octavo.config.sounds import sound_section
+from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from octavo.multimodal.omni_prompts import OmniPrompts
     from octavo.multimodal.sound_prompts import SoundPrompts
 
+_log = logging.getLogger(__name__)
 
 _PLURALS: Final = {"image": "images", "video": "videos", "audio": "sounds"}
 _EXAMPLES: Final[Mapping[str, Callable[[], Any]]] = {
@@ -42,6 +44,11 @@ _EXAMPLES: Final[Mapping[str, Callable[[], Any]]] = {
 _MOST_ELEMENTS: Final = 1 << 17
 """Of arrays that an encoder reads within a fraction of a second."""
 _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
+_STATED: Final = (
+    ("image", READ_IMAGES, "neither preprocessor_config.json nor processor_config.json has image_processor_type"),
+    ("audio", READ_SOUND, "config.json has no audio_config"),
+)
+"""Kinds, the architectures that read them, and why a checkpoint of one does not."""
 
 
 class MediaReader:
@@ -152,6 +159,21 @@ class MediaReader:
     def _reads(self) -> str:
         """What the model reads, in words."""
         return " and ".join(["text", *sorted(_PLURALS[kind] for kind in self._kinds)]) if self._kinds else "text alone"
+
+    def warn_of_unread(self) -> None:
+        """Log why images or sounds are refused, where the checkpoint lacks what its architecture reads them with."""
+        if self._model.mmproj is not None or not (Path(self._model.path) / CONFIG).is_file():
+            return
+        architecture, limits = Checkpoint.of(self._model).architecture, media_limits(self._model)
+        for kind, architectures, reason in _STATED:
+            if architecture in architectures and limits[kind] and kind not in self._kinds:
+                _log.warning(
+                    "%s: %s are not read: %s; download the JSON files again, or set limit_mm_per_prompt %s=0",
+                    self._model.path,
+                    _PLURALS[kind],
+                    reason,
+                    kind,
+                )
 
     def examples(self) -> list[MediaInput]:
         """Return what encoders read of a small image and of a second of silence, where the model reads such.

@@ -18,6 +18,7 @@ from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from octavo.worker.prompt_encodings import kept_encodings_bytes
+from tests.fakes.hearing import make_hearing_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
 from tests.fakes.vision_families import FAMILIES
@@ -312,6 +313,7 @@ def test_layers_and_tiles_that_do_not_fit_are_refused(change: dict[str, Any], wr
         ("granite4_vision", "config", {"image_grid_pinpoints": None}, "image_grid_pinpoints is .*, expected those of"),
         ("llama4", "config", {"vision_config": {"num_attention_heads": None}}, "the encoder fails with a small image"),
         ("gemma3", "config", {"mm_tokens_per_image": 7}, "makes 12 vectors of a small image, for which .* 21 tok"),
+        ("qwen2_5_vl", "config", {"image_token_id": 7}, "video_token_id is 7, expected another token than the one"),
         ("gemma3", "config", {"eoi_token_index": 10**9}, "an image cannot be .*has 1000000000 .*expected tokens below"),
         ("paddleocr_vl", "preprocessor_config", {"temporal_patch_size": 2}, "the encoder fails .* but got 6 channels"),
         (
@@ -333,6 +335,26 @@ def test_sizes_with_which_no_image_is_read_are_refused_at_the_start(
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     with pytest.raises(CheckpointError, match=said):
         LLM(str(tmp_path), dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4)
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "key", "said"),
+    [
+        ("llava", "preprocessor_config", "image_processor_type", "images are not read: neither preprocessor_config"),
+        ("qwen2_audio", "config", "audio_config", "sounds are not read: config.json has no audio_config; "),
+    ],
+)
+def test_the_log_says_why_a_model_that_reads_more_reads_text_alone(
+    family: str, file: str, key: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = make_vision_checkpoint if family in FAMILIES else make_hearing_checkpoint
+    path = make(family, tmp_path) / f"{file}.json"
+    values = json.loads(path.read_text())
+    del values[key]
+    path.write_text(json.dumps(values))
+    for limit, lines in ({"image": 0, "audio": 0}, 0), ({}, 1):
+        generate(tmp_path, ["w1"], limit_mm_per_prompt=limit)
+        assert sum(said in each for each in caplog.messages) == lines
 
 
 @pytest.mark.parametrize(
