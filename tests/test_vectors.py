@@ -21,7 +21,7 @@ from octavo.core.pooling import PoolingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config, edit_tensors
-from tests.fakes.vector_models import save, write_modules, write_tokenizer
+from tests.fakes.vector_models import save, write_modules, write_splade, write_tokenizer
 from tests.fakes.whole_engines import started
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(70)), "w9 w8 w7 w6 w5 w4 w3 w2"]
@@ -202,15 +202,7 @@ def test_scores_of_labels_for_each_token(tmp_path: Path, family: str) -> None:
 def test_weights_of_all_tokens_of_the_vocabulary(tmp_path: Path, family: str, strategy: str, function: str) -> None:
     own = {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96} if family == "DistilBert" else {}
     model = save(tmp_path, f"{family}ForMaskedLM", **own)
-    place = "sentence_transformers.sparse_encoder.models"
-    names = ["MLMTransformer", "SpladePooling"]
-    (tmp_path / "modules.json").write_text(
-        json.dumps([{"type": f"{place}.{name}", "path": f"{n}_{name}" if n else ""} for n, name in enumerate(names)])
-    )
-    (tmp_path / "1_SpladePooling").mkdir()
-    (tmp_path / "1_SpladePooling" / "config.json").write_text(
-        json.dumps({"pooling_strategy": strategy, "activation_function": function, "word_embedding_dimension": 100})
-    )
+    write_splade(tmp_path, strategy, function)
 
     def expected(ids: Tensor) -> Tensor:
         weights = model(input_ids=ids).logits[0].relu().log1p()
@@ -350,7 +342,6 @@ def test_configs_of_scores_of_no_model_are_refused(tmp_path: Path, values: dict[
 def test_arguments_without_effect_on_vectors_are_refused(tmp_path: Path) -> None:
     save(tmp_path, "Qwen3Model", **QWEN)
     for arguments, message in (
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"speculative_config": {"method": "ngram"}}, "speculative_config is set"),
         ({"convert": "classify"}, "convert is classify, but Qwen3Model has no scores of labels, and its tokenizer no"),
         ({"runner": "generate", "convert": "embed"}, "convert is embed, but runner is generate"),

@@ -280,12 +280,11 @@ def _for_whole_prompts(args: EngineArgs, pooling: PoolingConfig | None) -> Engin
     prefix cache. Raises ConfigError for arguments that have no effect on vectors."""
     if pooling is None:
         return args
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(args, name) > 1:
-            raise ConfigError(
-                f"{name} is {getattr(args, name)}, but a model that makes vectors runs in one rank; use "
-                "data_parallel_size for more throughput"
-            )
+    if pooling.sparse is not None and args.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {args.tensor_parallel_size}, but weights of tokens (SPLADE) are made by one; "
+            "use data_parallel_size for more throughput"
+        )
     for name, off in (("speculative_config", {}), ("role", None), ("prefill", 0), ("record_trace", None)):
         if getattr(args, name) != off:
             raise ConfigError(f"{name} is set, but the model makes vectors, not text; leave it out")

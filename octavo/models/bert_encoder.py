@@ -57,11 +57,11 @@ class Encoder(GatedDecoder):
         self._first_types: list[Tensor] = []
         """Zeros for steps without second texts, each tensor longer than the one before it."""
 
-    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+    def add_scores(self, num_labels: int, head: str = "classifier") -> None:
         if head == "vocabulary":
             raise UnsupportedModel(f"{type(self).__name__} with weights of tokens (SPLADE) is not implemented")
         made = LabelHead if head == "token" and not self.encoder_config.is_head_normed else ClassifierHead
-        self.score = made(self.encoder_config, num_labels, mesh)
+        self.score = made(self.encoder_config, num_labels)
 
     def own_name(self, name: str) -> str:
         for pattern, ours in self.NAMES.items():
@@ -143,10 +143,10 @@ class BertEncoder(Encoder):
         """Return the output of the last layer, which ends in a norm."""
         return x
 
-    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+    def add_scores(self, num_labels: int, head: str = "classifier") -> None:
         if head != "vocabulary":
-            return super().add_scores(num_labels, mesh, head)
-        self.masked_head = MaskedHead(self.encoder_config, mesh)
+            return super().add_scores(num_labels, head)
+        self.masked_head = MaskedHead(self.encoder_config)
         return None
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

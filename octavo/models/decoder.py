@@ -51,7 +51,7 @@ class DecoderStack(nn.Module):
     """What is said of a checkpoint that lacks tensors."""
     FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens", "embed_positions")
     """The modules that only the first stage has."""
-    LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")
+    LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head", "score")
     """The modules that only the last stage has."""
 
     replaces_tokens: ClassVar[bool] = False
@@ -216,12 +216,15 @@ class DecoderStack(nn.Module):
         """
         raise NotImplementedError
 
-    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
-        """Add what makes scores of labels: the family's head of a classifier, "token" or "reward" (`PoolingConfig`)."""
+    def add_scores(self, num_labels: int, head: str = "classifier") -> None:
+        """Add what makes scores of labels: the family's head of a classifier, "token" or "reward" (`PoolingConfig`).
+
+        Each tensor rank has all of it: it is small, and labels may be fewer than ranks.
+        """
         size = self.config.hidden_size
-        self.score = ColumnLinear(size, num_labels, mesh, bias=head != "classifier")
+        self.score = ColumnLinear(size, num_labels, Mesh(), bias=head != "classifier")
         if head == "reward":
-            self.score = nn.Sequential(ColumnLinear(size, size, mesh, bias=True), nn.ReLU(), self.score)
+            self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.ReLU(), self.score)
 
     def proof(self, ops: Ops, attention: Callable[[int], AttentionBackend], folder: Path | None) -> str | None:
         """Return in words what was proved of the class before it is used; None for a family, which tests prove.

@@ -68,9 +68,9 @@ class DisentangledAttention(RotaryAttention):
 class LabelHead(nn.Module):
     """The scores of the labels alone."""
 
-    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
+    def __init__(self, c: EncoderConfig, num_labels: int) -> None:
         super().__init__()
-        self.classifier = ColumnLinear(c.hidden_size, num_labels, mesh, bias=True)
+        self.classifier = ColumnLinear(c.hidden_size, num_labels, Mesh(), bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, hidden] → [rows, labels]."""
@@ -80,9 +80,9 @@ class LabelHead(nn.Module):
 class ClassifierHead(LabelHead):
     """Dense layer and activation, perhaps a norm, and the scores of the labels."""
 
-    def __init__(self, c: EncoderConfig, num_labels: int, mesh: Mesh) -> None:
-        super().__init__(c, num_labels, mesh)
-        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=c.head_bias)
+    def __init__(self, c: EncoderConfig, num_labels: int) -> None:
+        super().__init__(c, num_labels)
+        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, Mesh(), bias=c.head_bias)
         self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
         self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
 
@@ -108,9 +108,9 @@ class MaskedHead(nn.Module):
     """What BERT guesses masked tokens with: dense layer, activation and norm before the embedding's table, and a bias
     behind it."""
 
-    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+    def __init__(self, c: EncoderConfig) -> None:
         super().__init__()
-        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, mesh, bias=True)
+        self.dense = ColumnLinear(c.hidden_size, c.hidden_size, Mesh(), bias=True)
         self.act = activation(c.activation)
         self.norm = c.norm(c.hidden_size, c.norm_eps)
         self.decoder = TokenBias(c.vocab_size)

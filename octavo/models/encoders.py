@@ -115,7 +115,7 @@ class NomicBertModel(BertEncoder):
         rope = read_rope(c, config.heads.dim) if "rope_parameters" in c.values else Rope(config.heads.dim, 1000.0)
         return replace(config, rope=rope, qkv_bias=False, out_bias=False, mlp_bias=False)
 
-    def add_scores(self, num_labels: int, mesh: Mesh, head: str = "classifier") -> None:
+    def add_scores(self, num_labels: int, head: str = "classifier") -> None:
         raise UnsupportedModel("NomicBERT with a head for labels is not implemented; convert embed makes vectors")
 
 

@@ -105,10 +105,10 @@ class LoadedModel:
         shape = config.shape(mesh)
         with torch.device("meta"), possible_sizes(checkpoint):
             model = model_class(config, mesh)
-            if pooling is not None and pooling.labels and not pooling.token_ids:
-                model.add_scores(len(pooling.labels), mesh, pooling.head)
+            if pooling is not None and pooling.labels and not pooling.token_ids and model.is_last:
+                model.add_scores(len(pooling.labels), pooling.head)
             if pooling is not None and pooling.sparse is not None:
-                model.add_scores(config.vocab_size, mesh, "vocabulary")
+                model.add_scores(config.vocab_size, "vocabulary")
             model.to(dtype)
             view = _view(checkpoint, model, method, kept_as)
             methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of

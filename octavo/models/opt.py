@@ -40,7 +40,7 @@ class OPTForCausalLM(GatedDecoder):
     # left over from the training framework
     IGNORED = ("version",)
     FIRST_STAGE = ("embed_tokens", "embed_positions", "project_in")
-    LAST_STAGE = ("norm", "project_out", "lm_head")
+    LAST_STAGE = (*GatedDecoder.LAST_STAGE, "project_out")
 
     @classmethod
     def read(cls, c: Checkpoint) -> OPTConfig:

@@ -157,8 +157,8 @@ class LoadedRank:
         runner.note_states([i for i, each in enumerate(shape.cache_groups) if isinstance(each.keeps, State)])
         if parts.draft is not None:
             runner.drafter = parts.draft.drafter(device, runner, sampler, block_size)
-        if model.pooling is not None:
-            runner.pool(model.pooling, loaded, Path(model.path))
+        if model.pooling is not None and loaded.is_last:
+            runner.pool(model.pooling, loaded, mesh, Path(model.path))
         runner.grammars = grammars
         return runner
 

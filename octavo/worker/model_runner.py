@@ -17,6 +17,7 @@ from octavo.core.media import MediaInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
 from octavo.devices.token_store import TokenStore
+from octavo.distributed.mesh import Mesh
 from octavo.models.decoder import DecoderStack
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.processor import GrammarProcessor
@@ -87,11 +88,11 @@ class ModelRunner:
         """Note which cache groups keep states of recurrent layers."""
         self._builder.state_groups = groups
 
-    def pool(self, config: PoolingConfig, model: DecoderStack, folder: Path) -> None:
+    def pool(self, config: PoolingConfig, model: DecoderStack, mesh: Mesh, folder: Path) -> None:
         """Make vectors of prompts from now on instead of drawing. Raises CheckpointError."""
         from octavo.worker.pooling import Pooler
 
-        self.drawing = Pooler(config, model, folder)
+        self.drawing = Pooler(config, model, mesh, folder)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.config.pooling_config import DenseModule, PoolingConfig
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
 from octavo.core.step import RowOutput
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.layer import WHOLE
 from octavo.models.decoder import DecoderStack
@@ -25,6 +26,7 @@ from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.refusals import not_finite
 from octavo.worker.drawing import LOGITS_BYTES
 from octavo.worker.input_batch import BatchRow
+from octavo.worker.shared_sampler import logits_of_all
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "identity": lambda x: x,
@@ -55,10 +57,11 @@ _MODES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 class Pooler:
     """Pools the hidden states of prompts as `config` says, in float32."""
 
-    def __init__(self, config: PoolingConfig, model: DecoderStack, folder: Path) -> None:
+    def __init__(self, config: PoolingConfig, model: DecoderStack, mesh: Mesh, folder: Path) -> None:
         """Read the dense modules in `folder`. Raises CheckpointError."""
         self._config = config
         self._model = model
+        self._mesh = mesh
         self._dense = [_Dense.read(folder, each) for each in config.dense]
         heads = config.token_heads
         self._token_heads = {}
@@ -119,7 +122,8 @@ class Pooler:
     def _scores(self, hidden: Tensor, task: str | None) -> Tensor:
         """Return the float32 scores of the labels, [labels] or [tokens, labels]."""
         if self._config.token_ids:
-            logits = self._model.compute_logits(hidden[-1:])[0]
+            share = self._model.compute_logits(hidden[-1:])
+            logits = logits_of_all(share, self._mesh, self._model.config.vocab_size)[0]
             true, *false = (logits[token_id] for token_id in self._config.token_ids)
             return (true - false[0] if false else true)[None]
         x = self._picked(hidden, task).to(hidden.dtype)

@@ -68,6 +68,17 @@ def write_modules(path: Path, pooling: dict[str, Any] | str, *after: str, dense:
         save_file({f"linear.{name}": value for name, value in dense.state_dict().items()}, folder / "model.safetensors")
 
 
+def write_splade(path: Path, strategy: str = "max", function: str = "relu") -> None:
+    """Write modules.json and what it names of a model whose vectors have a weight for each token."""
+    place = "sentence_transformers.sparse_encoder.models"
+    names = ["MLMTransformer", "SpladePooling"]
+    modules = [{"type": f"{place}.{name}", "path": f"{n}_{name}" if n else ""} for n, name in enumerate(names)]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_SpladePooling").mkdir()
+    config = {"pooling_strategy": strategy, "activation_function": function, "word_embedding_dimension": 100}
+    (path / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+
+
 SIZES: dict[str, Any] = {
     "vocab_size": 100,
     "hidden_size": 64,

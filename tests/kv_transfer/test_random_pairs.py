@@ -142,6 +142,7 @@ def test_random_handovers_lose_no_block_and_change_no_bit(seed: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(0)
 def test_many_random_handovers_lose_no_block_and_change_no_bit() -> None:
     for seed in range(100, 600):
         chaos = Chaos(seed)
