@@ -282,8 +282,8 @@ def _for_whole_prompts(args: EngineArgs, pooling: PoolingConfig | None) -> Engin
         return args
     if pooling.sparse is not None and args.tensor_parallel_size > 1:
         raise ConfigError(
-            f"tensor_parallel_size is {args.tensor_parallel_size}, but weights of tokens (SPLADE) are made by one; "
-            "use data_parallel_size for more throughput"
+            f"tensor_parallel_size is {args.tensor_parallel_size}, but a model of SPLADE runs in one rank; use "
+            "data_parallel_size for more throughput"
         )
     for name, off in (("speculative_config", {}), ("role", None), ("prefill", 0), ("record_trace", None)):
         if getattr(args, name) != off:
