@@ -1,5 +1,5 @@
-"""The reference pages of arguments, sampling parameters, limits, models and devices, made from the annotated fields,
-the table, the families and the devices.
+"""The reference pages of arguments, sampling parameters, commands, limits, models and devices, made from the annotated
+fields, the help of the commands, the table, the families and the devices.
 
 python -m tools.reference docs/reference
 """
@@ -24,7 +24,7 @@ from octavo.core.request_limits import (
     MAX_SEQUENCES,
     REQUEST_LIMITS,
 )
-from tools import devices, families
+from tools import commands, devices, families
 
 _INTRODUCTION = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the fields in octavo/{source} instead. -->
@@ -51,6 +51,12 @@ Fields of `SamplingParams`, of a request to the server, and flags of `octavo run
 outside its limits; the message names the field, the value and the limit.
 """
 
+_COMMANDS_TEXT = """\
+What commands take besides the [engine arguments](engine-arguments.md), the [server arguments](server-arguments.md) and
+the [sampling parameters](sampling-parameters.md); `octavo COMMAND --help` lists these where a command has them.
+`--config FILE` reads engine and server arguments from a YAML file. A name in capitals stands for a word that needs no
+flag, as in `octavo run MODEL PROMPT`.
+"""
 
 _LIMITS_TEXT = """\
 The most that lists and texts of one request may hold; `octavo serve` refuses more with status 400 and the name of the
@@ -71,6 +77,7 @@ def pages() -> dict[str, str]:
         "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, EngineArgs, "config/args.py"),
         "server-arguments.md": _page("Server arguments", _SERVER_TEXT, ServerArgs, "config/server_args.py"),
         "sampling-parameters.md": _sampling_page(),
+        "commands.md": _commands_page(),
         "request-limits.md": _limits_page(),
         "models.md": families.page(),
         "devices.md": devices.page(),
@@ -106,12 +113,15 @@ def _page(title: str, text: str, cls: type, source: str) -> str:
     groups: dict[str, list[str]] = {}
     for argument in arguments(cls).values():
         limits = describe_limits(argument)
-        meaning = _FLAG.sub(r"`\g<0>`", argument.arg.doc).replace("|", r"\|")
-        row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {meaning} |"
+        row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {_as_code(argument.arg.doc)} |"
         groups.setdefault(argument.group, []).append(row)
     parts = [_INTRODUCTION.format(title=title, text=text.strip(), source=source)]
     parts += [f"## {group}\n\n{_arguments('argument', 'values', rows)}" for group, rows in groups.items()]
     return "\n".join(parts)
+
+
+def _as_code(meaning: str) -> str:
+    return _FLAG.sub(r"`\g<0>`", meaning).replace("|", r"\|")
 
 
 def _arguments(name: str, limits: str, rows: Sequence[str]) -> str:
@@ -137,6 +147,14 @@ def _sampling_page() -> str:
         title="Sampling parameters", text=_SAMPLING_TEXT.strip(), source="core/sampling_params.py"
     )
     return f"{introduction}\n{_arguments('parameter', 'limits', rows)}"
+
+
+def _commands_page() -> str:
+    parts = [_INTRODUCTION.format(title="Flags of commands", text=_COMMANDS_TEXT.strip(), source="cli")]
+    for command, flags in commands.own_flags():
+        rows = [f"| `{flag}` | {_as_code(meaning)} |" for flag, meaning in flags.items()]
+        parts.append(f"## {command}\n\n" + name_table(["| flag | meaning |", "|---|---|", *rows]))
+    return "\n".join(parts)
 
 
 def _limits_page() -> str:

@@ -41,24 +41,27 @@ class AlignedHelp:
 
 
 def _entry_text(entry: HelpEntry, left: int, width: int) -> str:
-    names = _names(entry)
-    meaning = _text(entry.description)
-    if entry.default is not None:
-        meaning = f"{meaning} [default: {entry.default}]"
-    if entry.choices:
-        meaning = f"{meaning} [one of: {', '.join(entry.choices)}]"
-    lines = textwrap.wrap(meaning, max(20, width - left - 1)) or [""]
-    shown = f"  {names}".ljust(left)
+    lines = textwrap.wrap(meaning(entry), max(20, width - left - 1)) or [""]
+    shown = f"  {names(entry)}".ljust(left)
     if len(shown) > left:
         return "\n".join([shown, *(" " * left + line for line in lines)])
     return "\n".join([(shown + lines[0]).rstrip(), *(" " * left + line for line in lines[1:])])
 
 
-def _names(entry: HelpEntry) -> str:
+def meaning(entry: HelpEntry) -> str:
+    """Return what an option or a command is for, with its default and choices."""
+    said = _text(entry.description)
+    if entry.default is not None:
+        said = f"{said} [default: {entry.default}]"
+    return f"{said} [one of: {', '.join(entry.choices)}]" if entry.choices else said
+
+
+def names(entry: HelpEntry) -> str:
+    """Return the names of an option with its kind of value, or that of a command."""
     if entry.negative_names:
         return ", ".join(f"--[no-]{name.removeprefix('--')}" for name in entry.positive_names)
-    names = ", ".join(entry.display_labels)
-    return f"{names} {entry.metavar}" if entry.metavar else names
+    labels = ", ".join(entry.display_labels)
+    return f"{labels} {entry.metavar}" if entry.metavar else labels
 
 
 def _text(value: Any) -> str:

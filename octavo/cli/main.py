@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the parser is imported while the core of a server is
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
-_COMMANDS = (
+COMMANDS = (
     ("run", "octavo.cli.run:run", "Continue a text, written as it is generated."),
     ("chat", "octavo.cli.chat:chat", "Talk to a model."),
     ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
@@ -43,7 +43,7 @@ _POSITIONAL = {
 }
 """What the line `Usage` of a command names; cyclopts calls what may be left out [ARGS]."""
 
-_BENCHMARKS = (
+BENCHMARKS = (
     ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
     ("serve", "octavo.cli.bench_serve:serve", "Times and throughput of any OpenAI server under load."),
     ("latency", "octavo.cli.bench:latency", "Seconds of one batch, and per token."),
@@ -72,7 +72,7 @@ def build_app(core: SpawnedCore | None = None) -> App:
         group_parameters=Group("Options"),
         suppress_keyboard_interrupt=False,
     )
-    for position, (name, target, text) in enumerate(_COMMANDS):
+    for position, (name, target, text) in enumerate(COMMANDS):
         command: str | Callable[..., int] = target
         if name == "serve" and core is not None:
             from octavo.cli.serve import serving
@@ -83,9 +83,9 @@ def build_app(core: SpawnedCore | None = None) -> App:
     bench = App(
         name="bench",
         help="Measure throughput, latency, start-up or a server; fit a cost model and check it.",
-        sort_key=len(_COMMANDS),
+        sort_key=len(COMMANDS),
     )
-    for position, (name, target, text) in enumerate(_BENCHMARKS):
+    for position, (name, target, text) in enumerate(BENCHMARKS):
         bench.command(target, name=name, help=text, sort_key=position)
     app.command(bench)
     return app

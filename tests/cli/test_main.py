@@ -14,7 +14,7 @@ import pytest
 
 from octavo import __version__
 from octavo.__main__ import main as console_script
-from octavo.cli.main import _COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
+from octavo.cli.main import COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
 from tests.cli.conftest import Command
 
 
@@ -174,7 +174,7 @@ def test_help_begins_with_what_is_particular_to_the_command(arguments: list[str]
 
 def test_usage_names_what_a_command_takes_without_a_flag(command: Command) -> None:
     usages = {}
-    for name, *_ in _COMMANDS:
+    for name, *_ in COMMANDS:
         usages[name] = command(name, "--help").out.splitlines()[0]
     assert usages["serve"] == "Usage: octavo serve [MODEL] [OPTIONS]"
     assert not [usage for usage in usages.values() if "[ARGS]" in usage]
@@ -278,7 +278,7 @@ def test_every_command_is_where_the_table_says() -> None:
     from octavo.cli import main as module
 
     folder = Path(module.__file__).parent
-    for _, target, _ in module._COMMANDS + module._BENCHMARKS:
+    for _, target, _ in module.COMMANDS + module.BENCHMARKS:
         assert (folder / f"{target.partition(':')[0].rpartition('.')[2]}.py").is_file()
 
 
