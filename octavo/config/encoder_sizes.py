@@ -15,6 +15,8 @@ _SIZE: Final = re.compile(
 _EQUAL: Final = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
 _WIDTHS: Final = ("embed_dim", "d_model", "hidden_size")
 _HEADS: Final = ("num_attention_heads", "num_heads", "encoder_attention_heads")
+_SHARES: Final = ("dropout", "dropout_prob", "dropout_rate", "layerdrop", "drop_path_rate")
+_SIDES: Final = ("image_size", "patch_size")
 _LENGTHS: Final = ("image_size", "window_size", "max_source_positions")
 _LONGEST: Final = 1 << 16
 """More pixels, frames or positions would take all memory."""
@@ -36,7 +38,8 @@ def check_encoder(section: Section | None) -> None:
         if value is not None:
             _check_value(section, name, value)
     rope = section.section("rope_parameters") or Section({}, section.where)
-    rope.positive_float("rope_theta", 1.0)
+    if "rope_theta" in rope.values:  # for which transformers takes a null
+        rope.positive_float("rope_theta")
     if rope.positive_float("partial_rotary_factor", 1.0) > 1.0:
         raise rope.error("partial_rotary_factor", "a share of a head, at most 1")
     _check_heads(section)
@@ -55,18 +58,21 @@ def check_encoder(section: Section | None) -> None:
 
 def _check_value(section: Section, name: str, value: object) -> None:
     """Raise CheckpointError where a value that is a share or a size by its name is none."""
-    if name.endswith("dropout") and not 0.0 <= section.float(name) <= 1.0:
+    if name.endswith(_SHARES) and not 0.0 <= section.float(name) <= 1.0:
         raise section.error(name, "a share, 0 to 1")
     if name.endswith("eps") and section.float(name) < 0.0:
         raise section.error(name, "a number of at least 0")
     if not _SIZE.fullmatch(name):
         return
+    most = _LONGEST if name in _LENGTHS else _LARGEST
     if isinstance(value, list):
-        if not all(type(each) is int and each > 0 for each in value):
-            raise section.error(name, "integers of at least 1")
+        if not all(type(each) is int and 0 < each <= most for each in value):
+            raise section.error(name, f"integers from 1 to {most:,}")
+        if name in _SIDES and len(value) != 2:
+            raise section.error(name, "an integer, or a height and a width")
     elif isinstance(value, float):
         section.positive_float(name)
-    elif section.positive(name) > (most := _LONGEST if name in _LENGTHS else _LARGEST):
+    elif section.positive(name) > most:
         raise section.error(name, f"at most {most:,}")
 
 

@@ -61,16 +61,30 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
         ) from error
 
 
-def library_module(make: Callable[[], nn.Module]) -> nn.Module:
+def library_module(make: Callable[[], nn.Module], library: Any) -> nn.Module:
     """Return the module that `make` makes, without memory for its weights, as it computes results.
 
-    Raises CheckpointError for sizes that no tensor can have.
+    library: transformers' config that it is made of. Raises CheckpointError for sizes that no tensor can have, and for
+    names that transformers does not know.
     """
     try:
         with torch.device("meta"):
             return make().eval().requires_grad_(False)
     except Exception as error:  # whatever it raises is about the config
-        reason = f"it knows no {error}" if isinstance(error, LookupError) else one_line(error)
+        reason = one_line(error)
+        if isinstance(error, KeyError):
+            keys = " or ".join(_keys_of(error.args[0], library.to_dict())) or "a value"
+            reason = f"it does not know {error}, which is {keys}"
         raise CheckpointError(
-            f"transformers {library_version()} cannot make the encoder that the config describes: {reason}"
+            f"transformers {library_version()} cannot make the encoder that config.json describes: {reason}; download "
+            "config.json again"
         ) from error
+
+
+def _keys_of(value: object, values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys of values that are `value`, behind those of the objects that they are in."""
+    for name, each in values.items():
+        if isinstance(each, Mapping):
+            yield from _keys_of(value, each, f"{prefix}{name}.")
+        elif each == value:
+            yield f"{prefix}{name}"

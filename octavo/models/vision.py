@@ -99,7 +99,7 @@ class ImageReader(DecoderStack):
         super().__init__(c, mesh, *arguments, **named)
         self._held: dict[str, Layer] = {}
         if self.is_first:
-            self.encoder = library_module(self._make_encoder)
+            self.encoder = library_module(self._make_encoder, c.library)
             swap_encoder(self.encoder)
             if self.ARCHITECTURE == "DeepseekOCRForCausalLM":
                 clip = self.encoder.get_submodule("vision_tower.vision_encoder")

@@ -33,7 +33,8 @@ def check_features(config: Section, library: Any) -> None:
     depth = getattr(vision, "num_hidden_layers", None)
     if layers is not None and depth is not None:
         each_layer = layers if isinstance(layers, list | tuple) else [layers]
-        if not each_layer or not all(-depth - 1 <= each <= depth for each in each_layer):
+        # a single 0 is taken for no layer
+        if layers == 0 or not each_layer or not all(-depth - 1 <= each <= depth for each in each_layer):
             raise config.error("vision_feature_layer", f"a layer of the encoder, which has {depth}, or several")
     own = config.section("vision_config") or Section({}, config.where)
     for part, name in ((config, "merge_kernel_size"), (own, "window_kernel_size")):
