@@ -40,16 +40,23 @@ _UNSTATED: Final = {
 _FIXED: Final = {
     "AyaVisionForConditionalGeneration": 384,
     "DeepseekVLForConditionalGeneration": 224,
+    "Gemma3ForConditionalGeneration": 224,
     "GotOcr2ForConditionalGeneration": 1024,
+    "Idefics3ForConditionalGeneration": 224,
+    "InternVLForConditionalGeneration": 448,
     "JanusForConditionalGeneration": 384,
     "Llama4ForConditionalGeneration": 448,
     "MllamaForConditionalGeneration": 448,
     "Ovis2ForConditionalGeneration": 224,
     "PaliGemmaForConditionalGeneration": 224,
+    "SmolVLMForConditionalGeneration": 224,
+    QIANFAN: 448,
 }
 """Architectures whose encoders read images of one size, and that size where their configs leave it out."""
 _CUT: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Granite4Vision", "LlavaNext", "VipLlava"))
 """Architectures whose images are cut into pieces of the size that their encoders read."""
+_TILED: Final = frozenset({"Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"})
+"""Architectures whose images are cut into tiles of that size."""
 _PROCESSOR: Final = "processor_config.json"
 _FILES: Final = ("preprocessor_config.json", _PROCESSOR)
 _MOST_PIXELS: Final = 1 << 25
@@ -166,8 +173,11 @@ def _fixed_side(checkpoint: Checkpoint) -> tuple[str, int] | None:
     if checkpoint.architecture in _CUT or (is_clip and checkpoint.architecture == "LlavaForConditionalGeneration"):
         side = vision.optional_positive("image_size")
         return None if side is None else ("crop_size", side)
-    default = _FIXED.get(checkpoint.architecture)
-    return None if default is None else ("size", vision.positive("image_size", default))
+    default, sides = _FIXED.get(checkpoint.architecture), vision.values.get("image_size")
+    if default is None or (isinstance(sides, list) and len({*sides}) != 1):  # of InternVL's, some are no squares
+        return None
+    side = sides[0] if isinstance(sides, list) else vision.positive("image_size", default)
+    return "max_image_size" if checkpoint.architecture in _TILED else "size", side
 
 
 def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -187,10 +197,12 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
     """
     name, side = fixed or ("size", 0)
     if fixed is not None and settings.get(name) is None:
-        settings = {**settings, name: {"height": side, "width": side}}
+        own = ("longest_edge",) if name == "max_image_size" else ("height", "width")
+        settings = {**settings, name: dict.fromkeys(own, side)}
     sizes = _flat(settings)
     section = Section({**settings, **sizes}, where)
-    if fixed is not None and any(sizes.get(f"{name}.{each}", side) != side for each in ("height", "width")):
+    ways = (name, *(f"{name}.{each}" for each in ("height", "width", "longest_edge")))
+    if fixed is not None and any(sizes.get(each, side) != side for each in ways):
         raise section.error(name, f"the image_size of vision_config, {side} x {side}")
     _check_steps(section)
     counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR", "VideoLlama"))

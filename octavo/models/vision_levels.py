@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import isqrt, prod
 from typing import Any, Final
 
 from octavo.config.section import Section
@@ -52,6 +53,28 @@ def check_features(config: Section, library: Any) -> None:
         num_patches = side // patch
         if num_patches % config.positive("downsample_factor", library.downsample_factor):
             raise config.error("downsample_factor", f"a divisor of {num_patches} patches")
+    if library.model_type in ("gemma3", "idefics3", "internvl", "smolvlm"):
+        _check_counts(config, own, library)
+
+
+def _check_counts(config: Section, own: Section, library: Any) -> None:
+    """Raise CheckpointError where a prompt has another number of tokens for an image than an encoder makes vectors."""
+    vision, kind = library.vision_config, library.model_type
+    if kind == "internvl":
+        ratio = config.positive_float("downsample_ratio", library.downsample_ratio)
+        sides = zip(vision.image_size, vision.patch_size, strict=True)
+        name, made = "image_seq_length", prod(int(side // patch * ratio) for side, patch in sides)
+    else:
+        side, patch = (own.positive(each, getattr(vision, each)) for each in ("image_size", "patch_size"))
+        side //= patch
+        if kind != "gemma3":
+            if side % config.positive("scale_factor", library.scale_factor):
+                raise config.error("scale_factor", f"a divisor of {side} patches")
+            return
+        name = "mm_tokens_per_image"
+        made = (side // max(1, side // isqrt(config.positive(name, library.mm_tokens_per_image)))) ** 2
+    if config.positive(name, getattr(library, name)) != made:
+        raise config.error(name, f"{made:,}, as many vectors as the encoder makes of an image")
 
 
 def _check_kimi(config: Section, own: Section, library: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
@@ -73,7 +74,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llava", {"size": {"shortest_edge": "x"}}, 'size.shortest_edge is "x", expected a number'),
     ("internvl", {"max_patches": 2.5}, "max_patches is 2.5, expected an integer"),
     ("llava", {"size": {"shortest_edge": 1 << 20}}, "size.shortest_edge is 1048576, expected 1 to 8,192"),
-    ("llava", {"crop_size": 0}, "crop_size is 0, expected 1 to 8,192"),
+    ("lfm2_vl", {"tile_size": 0}, "tile_size is 0, expected 1 to 8,192"),
     ("qwen2_vl", {"size": {"shortest_edge": 1 << 26, "longest_edge": 1 << 27}}, "67108864, expected 1 to 33,554,432"),
     ("qwen2_vl", {"size": {"shortest_edge": 9, "longest_edge": 8}}, "is 9, expected at most size.longest_edge, which"),
     ("qwen2_vl", {"min_pixels": 9, "max_pixels": 8}, "min_pixels is 9, expected at most max_pixels, which is 8"),
@@ -82,6 +83,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2_vl", {"tile_size": 1 << 20}, "tile_size is 1048576, expected 1 to 8,192"),
     ("lfm2_vl", {"min_image_tokens": 3}, "min_image_tokens is 3, expected at most max_image_tokens, which is 2"),
     ("got_ocr2", {"size": {"height": 56, "width": 84}}, r"size is .*, expected the image_size of vision_config, 56 x"),
+    *(
+        (family, {"size": {"height": 896, "width": 896}}, "size is .*, expected the image_size of vision_config, 56 x")
+        for family in ("gemma3", "internvl", "qianfan_ocr")
+    ),
+    ("internvl", {"size": 896}, "size is 896, expected the image_size of vision_config, 56 x 56"),
+    ("smolvlm", {"max_image_size": {"longest_edge": 364}}, "max_image_size is .*, expected the image_size of vision"),
     ("minicpmv4_6", {"max_slice_nums": 1 << 30}, "max_slice_nums is 1073741824, expected 1 to 256"),
     (
         "lighton_ocr",
@@ -117,11 +124,28 @@ def test_other_pieces_of_images_than_the_processor_cuts_are_refused(tmp_path: Pa
         image_settings(Checkpoint.open(tmp_path, changes))
 
 
-def test_a_size_that_is_left_out_is_the_encoder_s(tmp_path: Path) -> None:
-    file = make_vision_checkpoint("aya_vision", tmp_path) / "preprocessor_config.json"
+@pytest.mark.parametrize(("family", "name"), [("aya_vision", "size"), ("smolvlm", "max_image_size")])
+def test_a_size_that_is_left_out_is_the_encoder_s(family: str, name: str, tmp_path: Path) -> None:
+    file = make_vision_checkpoint(family, tmp_path) / "preprocessor_config.json"
     stated = image_settings(Checkpoint.open(tmp_path))
-    file.write_text(json.dumps({**json.loads(file.read_text()), "size": None}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: None}))
     assert image_settings(Checkpoint.open(tmp_path)) == stated
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("gemma3", {"mm_tokens_per_image": 15}, "mm_tokens_per_image is 15, expected "),
+        ("internvl", {"image_seq_length": 5}, "image_seq_length is 5, expected 4, as many vectors as"),
+        ("smolvlm", {"scale_factor": 3}, "scale_factor is 3, expected a divisor of 4 patches"),
+    ],
+)
+def test_counts_of_vectors_that_no_encoder_makes_are_refused(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint(family, tmp_path), changes)
+    with pytest.raises(CheckpointError, match=said):
+        LoadedModel.open(checkpoint, Mesh.single(), torch.float32)
 
 
 def test_a_null_is_no_setting(tmp_path: Path) -> None:

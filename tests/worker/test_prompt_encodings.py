@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from octavo.core.media import MediaInput, TypedArray
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence, ScheduledSequence
 from octavo.devices.token_store import HostTokenStore
+from octavo.errors import CheckpointError
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.prompt_encodings import PromptEncodings
 from octavo.worker.sequence_state import Sequences
@@ -88,3 +90,12 @@ def test_what_was_used_longest_ago_goes_first_and_unfinished_prompts_keep_theirs
     f.add(4, media(2, (0, 2)))
     f.step((4, 0, 2))
     assert f.calls == [1, 2, 3, 2]
+
+
+def test_another_number_of_vectors_than_a_prompt_has_is_refused_and_nothing_of_a_trial_is_kept() -> None:
+    f = Fixture()
+    f.sizes[1] = 12
+    with pytest.raises(CheckpointError, match="makes 12 vectors of a small image, for which a prompt has 21 tokens"):
+        f.encodings.check(media(1, (0, 21)))
+    f.encodings.check(media(1, (0, 12)))
+    assert f.encodings.num_kept == 0
