@@ -6,7 +6,8 @@
     │   └── UnsupportedModel     its architecture, or an option of it, is not implemented
     ├── InvalidRequest           a request is refused before it is accepted; HTTP status 400
     │   ├── ContextTooLong       the prompt does not fit the model's context
-    │   └── RequestTooLarge      the request can never fit the KV cache, even alone
+    │   ├── RequestTooLarge      the request can never fit the KV cache, even alone
+    │   └── MissingLibrary       what it brings is read by a library that is not installed
     ├── RequestFailed            an accepted request ended with an error of its own
     ├── EngineUnresponsiveError  the engine core is stopped or hangs; it may go on, or is started again
     ├── EngineRestartingError    the engine core has gone and is being started again
@@ -90,6 +91,12 @@ class RequestTooLarge(InvalidRequest):
     """The request needs more KV blocks or sequences than the engine has, even when it runs alone."""
 
     code = "request_too_large"
+
+
+class MissingLibrary(InvalidRequest):
+    """A request brings what a library reads that is not installed."""
+
+    code = "missing_library"
 
 
 class RequestFailed(OctavoError, RuntimeError):

@@ -13,7 +13,7 @@ from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.images import MOST_CROSS_IMAGES, WHOLE_PROMPTS
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, MissingLibrary
 from octavo.multimodal.families import FAMILIES, Context, first_positive
 from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.images import decoded
@@ -224,7 +224,8 @@ def _typed(array: NDArray[Any]) -> TypedArray:
 def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[str], config: Section) -> Any:
     """Return the image processor of a checkpoint, which computes with Pillow and numpy: mostly transformers' own.
 
-    changes: names of the settings that a person has made. Raises CheckpointError, ConfigError or UnsupportedModel.
+    changes: names of the settings that a person has made. Raises CheckpointError, ConfigError, UnsupportedModel or
+    MissingLibrary.
     """
     name = str(settings["image_processor_type"]).removesuffix("Fast").removesuffix("Pil")
     if (own := OWN_PROCESSORS.get(name)) is not None:
@@ -234,7 +235,8 @@ def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError("images need transformers: pip install 'octavo[images]'") from error
+        said = "images need transformers: pip install 'octavo[images]'"
+        raise MissingLibrary(said, field="multi_modal_data") from error
     name += "Pil"
     made = getattr(transformers, name, None)
     if made is None:

@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import Any, Final
 
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import InvalidRequest, MissingLibrary
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_PIXELS: Final = 1 << 25
@@ -88,5 +88,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("images need Pillow: pip install 'octavo[images]'") from error
+        raise MissingLibrary("images need Pillow: pip install 'octavo[images]'", field="multi_modal_data") from error
     return Image

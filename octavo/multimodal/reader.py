@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
@@ -25,7 +26,7 @@ from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
 from octavo.core.prompt_embeds import FIELD
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import CheckpointError, ConfigError, InvalidRequest, one_line
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest, MissingLibrary, one_line
 from octavo.multimodal.media_urls import MediaUrls
 
 if TYPE_CHECKING:
@@ -190,9 +191,10 @@ class MediaReader:
             try:
                 assert self._written is not None
                 token_ids, media = self._written.expand([marker], {kind: _EXAMPLES[kind]()})
-            except (CheckpointError, ConfigError) as error:
-                if isinstance(error.__cause__, ImportError):
-                    continue  # without the library each image is refused
+            except MissingLibrary as error:
+                _log.warning("%s: %s are refused: %s", self._model.path, _PLURALS[kind], error)
+                continue
+            except (CheckpointError, ConfigError):
                 raise
             except Exception as error:  # whatever it raises is about them
                 raise CheckpointError(f"{where} ({one_line(error)}); download its JSON files again") from error
@@ -208,7 +210,8 @@ class MediaReader:
     def warm_up(self) -> None:
         """Import what prepares images, where the model reads them, so that forks of this process have it."""
         if self._written is not None:
-            self._written.open()
+            with suppress(MissingLibrary):  # `examples` has said so, and each image is refused
+                self._written.open()
 
     def read(
         self, prompt: Prompt, token_ids: list[int], num_kept: int | None = None

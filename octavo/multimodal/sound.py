@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import InvalidRequest, MissingLibrary
 
 Samples = NDArray[np.float32]
 
@@ -39,7 +39,7 @@ def decoded(data: bytes, rate: int, field: str, most_s: float = MAX_SECONDS) -> 
     try:
         import soundfile
     except (ImportError, OSError) as error:
-        raise ConfigError(f"sounds are decoded by soundfile: pip install 'octavo[audio]' ({error})") from error
+        raise MissingLibrary(f"sounds need soundfile: pip install 'octavo[audio]' ({error})", field=field) from error
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,25 @@ def test_the_log_says_why_a_model_that_reads_more_reads_text_alone(
     for limit, lines in ({"image": 0, "audio": 0}, 0), ({}, 1):
         generate(tmp_path, ["w1"], limit_mm_per_prompt=limit)
         assert sum(said in each for each in caplog.messages) == lines
+
+
+@pytest.mark.parametrize("library", ["transformers", "PIL"])
+def test_without_a_library_images_are_refused_and_text_is_read(
+    library: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = make_vision_checkpoint("llava", tmp_path)
+    monkeypatch.setitem(sys.modules, library, None)
+    if library == "transformers":
+        monkeypatch.setattr("octavo.models.registry.library_version", lambda: None)
+    with LLM(str(path)) as llm:
+        (said,) = [each.message for each in caplog.records if "pip install 'octavo[images]'" in each.message]
+        assert "images are refused" in said
+        llm.engine.input.media.warm_up()
+        text, refused = llm.generate([PROMPTS[-1], PROMPTS[0]])
+    assert text.error is None
+    assert refused.error is not None
+    assert refused.error.code == "missing_library"
+    assert "pip install 'octavo[images]'" in refused.error.message
 
 
 @pytest.mark.parametrize(
