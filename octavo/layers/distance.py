@@ -17,7 +17,7 @@ from octavo.ops.rotary import Rotation
 
 
 class DistanceBiases(Layer):
-    """What all layers add to scores; `table` is float32 [heads, 2 · reach + 1], as in the operator."""
+    """What all layers add to scores; `table` is float32 [this rank's heads, 2 · reach + 1], as in the operator."""
 
     table: Tensor
 
@@ -26,8 +26,10 @@ class BucketBiases(DistanceBiases):
     """A stored number for each bucket of distances and each head: near distances have buckets of their own, those up to
     `reach` share them by logarithm. Source: Raffel et al., https://arxiv.org/abs/1910.10683."""
 
-    def __init__(self, num_buckets: int, heads: int, reach: int = 128) -> None:
+    def __init__(self, num_buckets: int, heads: int, own: slice, reach: int = 128) -> None:
+        """own: those of the heads that this rank has."""
         super().__init__()
+        self._own = own
         self.weight = nn.Parameter(torch.empty(num_buckets, heads), requires_grad=False)
         self._reach = reach
 
@@ -40,7 +42,7 @@ class BucketBiases(DistanceBiases):
         buckets = torch.where(distances < near, distances, (near + logarithms.trunc()).clamp(max=half - 1)).long()
         # keys before the query, nearest last, and those behind it
         both = torch.cat((buckets.flip(0), buckets[1:] + half)).to(self.weight.device)
-        self.table = self.weight.float()[both].T.contiguous()
+        self.table = self.weight.float()[both].T[self._own].contiguous()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         super().restore(state)
@@ -50,14 +52,15 @@ class BucketBiases(DistanceBiases):
 class SlopeBiases(DistanceBiases):
     """ALiBi to both sides: less for each token of distance, by a slope of each head."""
 
-    def __init__(self, heads: int, reach: int) -> None:
+    def __init__(self, heads: int, reach: int, own: slice) -> None:
+        """own: those of the heads that this rank has."""
         super().__init__()
-        self._heads, self._reach = heads, reach
+        self._slopes, self._reach = alibi_slopes(heads)[own], reach
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
         distances = torch.arange(-self._reach, self._reach + 1).abs().float()
-        self.table = (-torch.tensor(alibi_slopes(self._heads))[:, None] * distances).to(binding.device)
+        self.table = (-torch.tensor(self._slopes)[:, None] * distances).to(binding.device)
 
 
 class SlopeAttention(PagedAttention):

@@ -36,7 +36,8 @@ class Encoder(GatedDecoder):
     )
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
-        biases = None if c.biases is None else c.biases()
+        start, count = (width // c.heads.dim for width in c.heads.query_share(mesh))
+        biases = None if c.biases is None else c.biases(slice(start, start + count))
 
         def attention(index: int) -> nn.Module:
             if isinstance(biases, RelativePlaces):

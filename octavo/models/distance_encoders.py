@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
 from octavo.layers.disentangled import RelativePlaces
 from octavo.layers.distance import BucketBiases, SlopeBiases
 from octavo.layers.norm import WidthLayerNorm
@@ -89,13 +90,18 @@ class DebertaV2Model(BertEncoder):
         longest = c.int("max_relative_positions", -1)
         longest = longest if longest > 0 else c.max_model_len()
         eps = c.positive_float("layer_norm_eps", 1e-7)
-        biases = partial(RelativePlaces, c.positive("position_buckets"), longest, c.positive("hidden_size"), eps)
-        own |= {"position_offset": None, "num_types": c.count("type_vocab_size", 0), "norm_eps": eps, "biases": biases}
+        sizes = c.positive("position_buckets"), longest, c.positive("hidden_size"), eps
+        own |= {"position_offset": None, "num_types": c.count("type_vocab_size", 0), "norm_eps": eps}
+        own["biases"] = lambda _: RelativePlaces(*sizes)  # all heads have the same
         own["head_function"] = c.expect("pooler_hidden_act", "gelu")
         config = super().read(c, **own)
         return replace(config, attention_scale=(3 * config.heads.dim) ** -0.5)
 
 
 def _width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
-    """Make norms over all heads of a token together."""
+    """Make norms over all heads of a token together, which one rank has."""
+    if mesh.tensor.size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {mesh.tensor.size}, but norms go over all heads of a token in this model; use 1"
+        )
     return WidthLayerNorm(c.hidden_size, c.norm_eps), WidthLayerNorm(c.hidden_size, c.norm_eps)

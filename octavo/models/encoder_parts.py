@@ -25,12 +25,12 @@ from octavo.models.config import DecoderConfig, even_share
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
-    """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes what scores have
-    of distances. The others are of a classifier's head: the function of its dense layer, whether that has a bias, and
-    whether a norm follows."""
+    """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes, for some of the heads,
+    what scores have of distances. The others are of a classifier's head: the function of its dense layer, whether that
+    has a bias, and whether a norm follows."""
 
     num_types: int = 0
-    biases: Callable[[], DistanceBiases | RelativePlaces] | None = None
+    biases: Callable[[slice], DistanceBiases | RelativePlaces] | None = None
     head_function: str = "tanh"
     head_bias: bool = True
     is_head_normed: bool = False

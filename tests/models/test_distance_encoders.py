@@ -16,10 +16,23 @@ from octavo.errors import UnsupportedModel
 from octavo.layers.distance import alibi_slopes
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config
+from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vector_models import SIZES, save, write_modules, write_tokenizer
 from tests.models.test_encoders import TEXTS, hidden_of
 
 LONG = [*TEXTS[:2], " ".join(f"w{number * 7 % 96}" for number in range(200))]
+
+
+def test_ranks_have_the_biases_of_their_heads(tmp_path: Path) -> None:
+    for make in (lambda path: save(path, "MPNetModel"), lambda path: random_jina(path, is_for_code=False)):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        make(folder)
+        write_modules(folder, "mean")
+        with LLM(str(folder)) as llm:
+            expected = [output.outputs for output in llm.embed(TEXTS)]
+        with llm_of_ranks(folder, 2) as llm:
+            assert [output.outputs for output in llm.embed(TEXTS)] == expected
 
 
 @pytest.mark.parametrize("device", ["auto", "reference"])

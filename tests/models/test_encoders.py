@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.errors import CheckpointError, ConfigError
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
+from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vector_models import save, write_modules
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(100)), "w9 w8 w7 w6 w5 w4 w3 w2"]
@@ -248,3 +249,14 @@ def test_a_step_that_is_recorded_has_its_types_of_tokens_after_a_longer_one(tmp_
         held = [torch.full((4,), 1) for _ in range(4096)]  # in what was given back meanwhile
         assert llm.embed("w4 w5")[0].outputs == first
         assert held
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ENCODERS)
+def test_two_ranks_make_the_bits_of_one(tmp_path: Path, family: str) -> None:
+    save(tmp_path, f"{family}Model", **ENCODERS[family])
+    write_modules(tmp_path, "mean")
+    with LLM(str(tmp_path)) as llm:
+        expected = [output.outputs for output in llm.embed(TEXTS)]
+    with llm_of_ranks(tmp_path, 2) as llm:
+        assert [output.outputs for output in llm.embed(TEXTS)] == expected
