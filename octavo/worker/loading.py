@@ -99,7 +99,7 @@ class RankParts:
         ]
         values.append(("weights", self.opened.stored_as(), opened.stored_as()))
         for name, our, their in values:
-            if our != their and not callable(our):
+            if _plain(our) != _plain(their) and not callable(our):
                 raise ConfigError(
                     f"{config.model.path} has another model: its {name} is {their}, that of this engine {our}; give a "
                     "checkpoint of the same model, or start another engine"
@@ -113,6 +113,12 @@ class RankParts:
     def is_recordable(self) -> bool:
         """Whether the calls between ranks may be part of recorded steps."""
         return self.mesh.tensor.size == 1 or self.mesh.tensor_group.is_recordable
+
+
+def _plain(value: Any) -> Any:
+    """Return what a value is compared by: of a config of transformers its values, as those of layers that differ cannot
+    be read by one name."""
+    return value.to_dict() if hasattr(value, "to_dict") else value
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import ConfigError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_tensors, load_oracle, make_checkpoint, to_pytorch_archive
+from tests.fakes.vision import image, make_vision_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
 
 PROMPTS = [[7 * i % 100 for i in range(length)] for length in (40, 3, 17)]
@@ -97,6 +98,17 @@ def test_so_does_any_engine(args: dict[str, Any], old: Path, new: Path) -> None:
         assert generated(llm) == before
     with opened(new, **args) as expected:
         assert after == generated(expected)
+
+
+def test_a_model_whose_layers_differ_in_the_library_s_config_reads_images_of_other_weights(tmp_path: Path) -> None:
+    old, new = (make_vision_checkpoint("gemma4", tmp_path / name) for name in ("old", "new"))
+    tensors = load_file(new / "model.safetensors")
+    save_file({name: each.flip(0) for name, each in tensors.items()}, new / "model.safetensors")
+    prompt = {"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}
+    with opened(old, block_size=16) as llm, opened(new, block_size=16) as expected:
+        assert results(llm.generate([prompt], DRAWN)) != results(expected.generate([prompt], DRAWN))
+        llm.update_weights_from_disk(new)
+        assert results(llm.generate([prompt], DRAWN)) == results(expected.generate([prompt], DRAWN))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
