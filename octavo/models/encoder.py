@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,6 +15,11 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
 from octavo.models.fallback.library import INSTALL, library_version
+
+_STACKS: Final = ("layers", "layer", "blocks", "block")
+"""What transformers calls the layers of an encoder."""
+_IN_TUPLES: Final = ("Llama4VisionEncoderLayer",)
+"""Layers that return what they make in a tuple."""
 
 
 class Held(Layer):
@@ -88,3 +94,28 @@ def _keys_of(value: object, values: Mapping[str, Any], prefix: str = "") -> Iter
             yield from _keys_of(value, each, f"{prefix}{name}.")
         elif each == value:
             yield f"{prefix}{name}"
+
+
+@contextmanager
+def without_layers(encoder: nn.Module) -> Iterator[None]:
+    """Let the layers of an encoder return what they are given, which in most has the shape of what they make."""
+    lists = [part for name, part in encoder.named_modules() if name.rpartition(".")[2] in _STACKS]
+    layers = [layer for part in lists if isinstance(part, nn.ModuleList) for layer in part]
+    own = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = _in_tuple if type(layer).__name__ in _IN_TUPLES else _unchanged
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, own, strict=True):
+            del layer.__dict__["forward"]
+            if forward is not None:
+                layer.forward = forward
+
+
+def _unchanged(*arguments: Any, **named: Any) -> Any:
+    return next(iter((*arguments, *named.values())))
+
+
+def _in_tuple(*arguments: Any, **named: Any) -> Any:
+    return (_unchanged(*arguments, **named),)

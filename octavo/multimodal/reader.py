@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PLURALS: Final = {"image": "images", "video": "videos", "audio": "sounds"}
-_EXAMPLES: Final[Mapping[str, Callable[[], Any]]] = {
-    "image": lambda: np.full((56, 84, 3), 127, np.uint8),
-    "audio": lambda: np.zeros(16_000, np.float32),
+_EXAMPLES: Final[Mapping[str, Sequence[Callable[[], Any]]]] = {
+    # a square is often cut into fewer tiles
+    "image": (lambda: np.full((56, 84, 3), 127, np.uint8), lambda: np.full((56, 56, 3), 127, np.uint8)),
+    "audio": (lambda: np.zeros(16_000, np.float32),),
 }
-_MOST_ELEMENTS: Final = 1 << 17
-"""Of arrays that an encoder reads within a fraction of a second."""
+_MOST_ELEMENTS: Final = 1 << 22
+"""Of arrays that an encoder without its layers reads within a fraction of a second."""
 _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
 _STATED: Final = (
     ("image", READ_IMAGES, "neither preprocessor_config.json nor processor_config.json has image_processor_type"),
@@ -179,33 +180,40 @@ class MediaReader:
     def examples(self) -> list[MediaInput]:
         """Return what encoders read of a small image and of a second of silence, where the model reads such.
 
-        What would take an encoder seconds is left out: images that are all scaled up, windows of half a minute. Raises
+        What would take an encoder seconds is left out: small images that are cut into many tiles. Raises
         CheckpointError where the settings of the checkpoint let none be read.
         """
-        found: list[MediaInput] = []
         limits = media_limits(self._model)
-        for kind, marker in self.markers.items():
-            if not limits[kind]:
-                continue
-            where = f"{self._model.path}: {_ONE[kind]} cannot be read with the sizes and settings of the checkpoint"
-            try:
-                assert self._written is not None
-                token_ids, media = self._written.expand([marker], {kind: _EXAMPLES[kind]()})
-            except MissingLibrary as error:
-                _log.warning("%s: %s are refused: %s", self._model.path, _PLURALS[kind], error)
-                continue
-            except (CheckpointError, ConfigError):
-                raise
-            except Exception as error:  # whatever it raises is about them
-                raise CheckpointError(f"{where} ({one_line(error)}); download its JSON files again") from error
-            if not token_ids or max(token_ids) >= self._vocab_size:
-                token = max(token_ids, default="no token")
-                raise CheckpointError(
-                    f"{where}: a prompt has {token} in its place, expected tokens below {self._vocab_size}, the size "
-                    "of the vocabulary; download its JSON files again"
-                )
-            found += [each for each in media if each.kind == kind and _num_elements(each) <= _MOST_ELEMENTS]
+        found: list[MediaInput] = []
+        for kind in self.markers:
+            for make in _EXAMPLES[kind] if limits[kind] else ():
+                media = self._example(kind, make())
+                if all(_num_elements(each) <= _MOST_ELEMENTS for each in media):
+                    found += media
+                    break
         return found
+
+    def _example(self, kind: str, given: Any) -> list[MediaInput]:
+        """Return what encoders read of an image or a sound; nothing without a library that reads it. Raises
+        CheckpointError."""
+        where = f"{self._model.path}: {_ONE[kind]} cannot be read with the sizes and settings of the checkpoint"
+        try:
+            assert self._written is not None
+            token_ids, media = self._written.expand([self.markers[kind]], {kind: given})
+        except MissingLibrary as error:
+            _log.warning("%s: %s are refused: %s", self._model.path, _PLURALS[kind], error)
+            return []
+        except (CheckpointError, ConfigError):
+            raise
+        except Exception as error:  # whatever it raises is about them
+            raise CheckpointError(f"{where} ({one_line(error)}); download its JSON files again") from error
+        if not token_ids or max(token_ids) >= self._vocab_size:
+            token = max(token_ids, default="no token")
+            raise CheckpointError(
+                f"{where}: a prompt has {token} in its place, expected tokens below {self._vocab_size}, the size "
+                "of the vocabulary; download its JSON files again"
+            )
+        return [each for each in media if each.kind == kind]
 
     def warm_up(self) -> None:
         """Import what prepares images, where the model reads them, so that forks of this process have it."""

@@ -30,12 +30,15 @@ class Fixture:
         self.calls: list[int] = []
         self.sizes: dict[int, int] = {}
         self.sequences = Sequences(HostTokenStore())
-        self.encodings = PromptEncodings(self.encode, most, torch.device("cpu"))
+        self.encodings = PromptEncodings(self.encode, self.outline, most, torch.device("cpu"))
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         number = int(arrays["x"][0])
         self.calls.append(number)
         return number + torch.arange(self.sizes[number])[:, None] / 10
+
+    def outline(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        return torch.zeros(4, 1)
 
     def add(self, seq_id: int, *inputs: MediaInput) -> None:
         self.sizes.update((each.digest[0], each.num_embeddings) for each in inputs)
@@ -65,6 +68,19 @@ def test_each_row_gets_the_vectors_of_its_part_of_the_spans() -> None:
     assert f.step((0, 6, 4)) == {0: torch.tensor(1.3).item(), 3: 2.0}
     assert f.step((0, 10, 5)) == {}
     assert f.calls == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_vectors", "is_encoded"), [(1, 4, True), (1 << 18, 4, False), (1 << 18, 5, True)]
+)
+def test_a_large_example_is_encoded_only_where_its_outline_is_amiss(
+    num_bytes: int, num_vectors: int, is_encoded: bool
+) -> None:
+    f = Fixture()
+    f.sizes[1] = num_vectors
+    array = TypedArray("uint8", (num_bytes,), bytes([1]) * num_bytes)
+    f.encodings.check(MediaInput("image", bytes(32), ((0, num_vectors),), num_vectors, {"x": array}))
+    assert f.calls == [1] * is_encoded
 
 
 def test_the_same_content_is_encoded_once() -> None:

@@ -243,7 +243,11 @@ def test_steps_with_images_and_pairs_wait_for_no_copy_to_the_device() -> None:
         sequences.add(new_sequence(1, range(10, 18), [3, 1], **shown))
         sequences.add(new_sequence(2, range(20, 26), [2, 4], pooled=pair))
         builder = InputBatchBuilder([], sequences, block_size=4, max_num_tokens=16, device=device)
-        encodings = PromptEncodings(lambda *_: torch.ones(4, 5, device=device), 9, device)
+
+        def encode(*_: Any) -> Tensor:
+            return torch.ones(4, 5, device=device)
+
+        encodings = PromptEncodings(encode, encode, 9, device)
         rows = [BatchRow(row(1, 0, 8), sequences[1]), BatchRow(row(2, 0, 6), sequences[2])]
         batch = builder.build(rows, *encodings.read(rows, sequences.unfinished_media))
         turned, spanning, types, embeddings = batch.rope_positions, batch.spans, batch.token_types, batch.embeddings
