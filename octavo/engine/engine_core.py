@@ -364,7 +364,11 @@ def _loaded(executor: Executor) -> list[MemoryPlan]:
 def _try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> None:
     """Encode an image and a sound where the model reads such. Raises CheckpointError where it cannot."""
     ids: dict[str, int] = {}  # of texts around an image, which are no tokens of the config
-    reader = MediaReader(model, ready, lambda text, _: [~ids.setdefault(text, len(ids))], max_num_tokens)
+
+    def encode(text: str, _: bool) -> list[int]:
+        return [~ids.setdefault(text, len(ids))]
+
+    reader = MediaReader(model, ready, encode, max_num_tokens, splits_images=False)
     reader.warn_of_unread()
     if examples := reader.examples():
         executor.call("encode_media", [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in examples])

@@ -57,9 +57,17 @@ class MediaReader:
     """Checks what a model takes. Nothing is read or imported before a prompt brings something, but for `examples`."""
 
     def __init__(
-        self, model: ModelConfig, ready: CoreReady, encode: Callable[..., list[int]], max_num_batched_tokens: int
+        self,
+        model: ModelConfig,
+        ready: CoreReady,
+        encode: Callable[..., list[int]],
+        max_num_batched_tokens: int,
+        *,
+        splits_images: bool = True,
     ) -> None:
-        """encode: returns the ids of (text, add_special_tokens)."""
+        """encode: returns the ids of (text, add_special_tokens). splits_images: False leaves images whole that the
+        checkpoint's settings scale up and split, each into many tiles (`do_image_splitting`)."""
+        self._splits_images = splits_images
         self.urls = MediaUrls(model)
         self._model = model
         self._encode = encode
@@ -96,6 +104,8 @@ class MediaReader:
         is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
         if is_written and (settings := image_settings(checkpoint)) is not None:
             changes = self._model.mm_processor_kwargs
+            if not self._splits_images and "do_image_splitting" in settings:
+                settings = {**settings, "do_image_splitting": False}
             images = ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits, changes)
         return OmniPrompts(images, sounds) if images and sounds else images or sounds
 

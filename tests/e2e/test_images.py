@@ -317,10 +317,6 @@ def test_layers_and_tiles_that_do_not_fit_are_refused(change: dict[str, Any], wr
         ("qwen2_5_vl", "config", {"image_token_id": 7}, "video_token_id is 7, expected another token than the one"),
         ("gemma3", "config", {"eoi_token_index": 10**9}, "an image cannot be .*has 1000000000 .*expected tokens below"),
         ("paddleocr_vl", "preprocessor_config", {"temporal_patch_size": 2}, "the encoder fails .* but got 6 channels"),
-        # the size that is used instead is too large to be encoded at a start: its shapes are known before that
-        ("internvl", "preprocessor_config", {"size": None}, "the encoder fails with a small image"),
-        ("gemma3", "preprocessor_config", {"size": None}, "the encoder fails with a small image"),
-        ("smolvlm", "preprocessor_config", {"max_image_size": None}, "vectors of a small image, for which a prompt"),
         (
             "lighton_ocr",
             "preprocessor_config",

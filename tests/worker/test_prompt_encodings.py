@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.core.media import MediaInput, TypedArray
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence, ScheduledSequence
 from octavo.devices.token_store import HostTokenStore
 from octavo.errors import CheckpointError
+from octavo.models.encoder import without_layers
 from octavo.worker.input_batch import BatchRow
 from octavo.worker.prompt_encodings import PromptEncodings
 from octavo.worker.sequence_state import Sequences
@@ -81,6 +82,17 @@ def test_a_large_example_is_encoded_only_where_its_outline_is_amiss(
     array = TypedArray("uint8", (num_bytes,), bytes([1]) * num_bytes)
     f.encodings.check(MediaInput("image", bytes(32), ((0, num_vectors),), num_vectors, {"x": array}))
     assert f.calls == [1] * is_encoded
+
+
+def test_layers_are_left_out_of_an_encoder_for_a_while() -> None:
+    encoder = nn.Sequential(nn.Linear(2, 3))
+    encoder.add_module("layers", nn.ModuleList([nn.Linear(3, 3)]))
+    layer, given = encoder.get_submodule("layers.0"), torch.ones(1, 3)
+    made = layer(given)
+    with without_layers(encoder):
+        assert layer(input=given) is given
+        assert encoder[0](torch.ones(1, 2)).shape == (1, 3)
+    assert torch.equal(layer(given), made)
 
 
 def test_the_same_content_is_encoded_once() -> None:
