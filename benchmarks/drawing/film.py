@@ -115,5 +115,6 @@ def _users(
 
 
 def _blocks(pool: BlockPool, users: dict[int, BlockState]) -> list[BlockState]:
-    unused = {True: BlockState(CACHED), False: BlockState(EMPTY)}
-    return [users.get(block) or unused[pool.has_content(block)] for block in range(1, pool.num_blocks + 1)]
+    empty = set(pool.empty_blocks())
+    unused = {block: BlockState(EMPTY if block in empty else CACHED) for block in range(1, pool.num_blocks + 1)}
+    return [users.get(block) or state for block, state in unused.items()]
