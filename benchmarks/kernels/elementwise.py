@@ -41,7 +41,7 @@ def cases(tokens: int, hidden: int, dtype: torch.dtype) -> Iterator[tuple[str, t
     norms = torch.rand(2, HEAD_DIM).to(dtype).unbind()
     turned = 2 * tokens * (HEADS + KV_HEADS) * HEAD_DIM
     yield "rotary", (q, k, positions, table), turned
-    yield "rotary with norms", (q, k, positions, table, *norms, 1e-6), turned
+    yield "rotary with norms", (q, k, positions, table, *norms, (1e-6, 0.0)), turned
     wide = torch.randn(tokens, 6 * hidden).to(dtype)
     yield "silu_and_mul", (wide,), 9 * tokens * hidden
     yield "gelu", (wide,), 12 * tokens * hidden
