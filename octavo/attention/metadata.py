@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -159,7 +160,7 @@ class ModelInput:
     seeing: Tensor | None = None
     """int64 [tokens that see an encoder's output]: flat indices of these; None where all do or no model reads any."""
     encoded: Sequence[EncoderOutput] = ()
-    """What encoders made of inputs of this step's rows, where layers read it through caches; mostly empty."""
+    """What encoders made of inputs of this step's rows, where layers read it through caches; mostly ()."""
     received: IntermediateTensors | None = None
     """What the pipeline stage before this one sent, or the states that a draft head reads; else None."""
     packed: Tensor | None = None
@@ -168,12 +169,13 @@ class ModelInput:
     @property
     def is_plain(self) -> bool:
         """Whether it has nothing but what a step that is repeated without Python reads."""
-        others = [getattr(self, name) for name in _OTHERS]
-        return all(each is None or (isinstance(each, Sequence) and not each) for each in others)
+        return all(map(is_, _others(self), _DEFAULTS))
 
 
 _REPEATED: Final = frozenset(
     {"token_ids", "positions", "attention", "kv_caches", "received", "packed", "adapter_of_token"}
 )
 """The fields of `ModelInput` that a repeated step reads. Products read adapters elsewhere (`lora.step_slots`)."""
-_OTHERS: Final = tuple(each.name for each in fields(ModelInput) if each.name not in _REPEATED)
+_OTHERS: Final = tuple(each for each in fields(ModelInput) if each.name not in _REPEATED)
+_DEFAULTS: Final = tuple(each.default for each in _OTHERS)
+_others: Final = attrgetter(*[each.name for each in _OTHERS])

@@ -13,7 +13,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.norm import WidthNorm
 from octavo.models.blocks import GatedDecoder, GatedMLP, RotaryAttention
 from octavo.models.config import DecoderConfig
-from octavo.models.fields import BIAS, Read, fields
+from octavo.models.fields import BIAS, EPS, Read, fields
 
 
 class NormedAttention(RotaryAttention):
@@ -50,7 +50,7 @@ def _activation(c: Checkpoint) -> str:
 class BitNetForCausalLM(GatedDecoder):
     """The whole model. The first ones, of which there are files of llama.cpp, have silu."""
 
-    FIELDS = fields(bias=BIAS, activation=Read(_activation))
+    FIELDS = fields(norm_eps=EPS, bias=BIAS, activation=Read(_activation))
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         def attention(index: int) -> nn.Module:

@@ -204,10 +204,10 @@ class InputBatchBuilder:
             packed=None if has_unseen or self._cross is not None else packed,
         )
 
-    def _encoder_outputs(self, encoded: Sequence[Encoding]) -> list[EncoderOutput]:
+    def _encoder_outputs(self, encoded: Sequence[Encoding]) -> Sequence[EncoderOutput]:
         """Return what encoders made for sequences, with its places in the cache that layers read it from."""
         if self._cross is None:
-            return []
+            return ()
         return [
             EncoderOutput(each.states, self._cross.written(each.state.line, each.end - len(each.states), each.end))
             for each in encoded

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ MAX_RECORDINGS: Final = 64
 """The one that was not used for longest goes first."""
 
 _Key = tuple[int, ...]
+_num_guesses: Final = attrgetter("num_guesses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
-        is_plain = batch.is_plain and not any(group.num_guesses for group in batch.attention)
+        is_plain = batch.is_plain and not any(map(_num_guesses, batch.attention))
         if not self._is_recordable or not is_plain or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
