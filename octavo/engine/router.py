@@ -128,9 +128,9 @@ class Session:
 
 
 ROUTERS: Final[Mapping[str, Callable[[int], Router]]] = {
-    "round-robin": lambda block_size: RoundRobin(),
-    "least-loaded": lambda block_size: LeastLoaded(),
     "prefix-aware": PrefixAware,
+    "least-loaded": lambda block_size: LeastLoaded(),
+    "round-robin": lambda block_size: RoundRobin(),
     "session": lambda block_size: Session(),
 }
 """What makes a router, by its name; each is given the tokens of a block."""
