@@ -55,6 +55,19 @@ spec_method spec_model spec_tokens reasoning_parser_plugin reasoning_config weig
 moe_backend linear_backend kernel_config enable_flashinfer_autotune ir_op_priority safetensors_prefetch_num_threads
 safetensors_prefetch_block_size enable_layerwise_nvtx_tracing cudagraph_metrics enable_mfu_metrics kv_cache_metrics
 kv_cache_metrics_sample
+max_num_queued_reqs max_num_queued_tokens max_num_active_seqs max_num_scheduled_tokens scheduler_reserve_full_isl
+prefill_schedule_interval long_prefill_token_threshold_adaptive disable_chunked_mm_input device_memory_utilization
+device_ids renderer_num_workers model_class_overrides use_fp64_gumbel return_sampling_mask enable_trace_replay
+aux_output_config watermark_config diffusion_config per_request_spec_decode_metrics custom_histogram_buckets
+enable_logging_iteration_details logging_config sleep_mode_offload_cudagraph sleep_preserve_parameter_names
+prefix_cache_retention_interval prefix_match_unit enable_mamba_shared_prefix_checkpoint mamba_ssu_algorithm
+use_replayssm replayssm_buffer_len swa_bounded_replay kda_decode_backend kda_prefill_backend
+sparse_indexer_topk_backend enable_flash_late_interaction jit_monitor_mode jit_monitor_verbose
+max_lora_cls_labels enable_moe_shared_loras video_pruning_method mm_hasher_algorithm mm_device_do_normalize
+mm_processor_device mm_ipc_gpu_memory_gb mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
+mm_encoder_fp8_scale_save_margin dcp_q_replicate dp_sync_interval ec_manager_config elastic_ep_max_dp_size
+enable_batch_sharded_sampling enable_fault_tolerance fault_tolerance_config enable_hc_sp enable_nccl_comm_suspend
+enable_scale_out enable_shm_tensor_arena engram_config
 """
 
 VLLM_SERVER: Final = """
@@ -71,6 +84,8 @@ enable_tokenizer_info_endpoint disable_fastapi_docs api_server_count headless di
 shutdown_timeout enable_per_request_metrics fingerprint_mode fingerprint_value enable_log_deltas
 disable_access_log_for_endpoints enable_offline_docs tokens_only grpc data_parallel_supervisor_port
 dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
+sse_keep_alive_interval tool_strict_level trust_request_mm_kwargs anthropic_disabled_thinking_effort cohere_format
+cohere_is_reasoning_model grpc_port aggregate_engine_logging
 """
 
 VLLM_SAMPLING: Final = """
@@ -108,6 +123,7 @@ VLLM_NOTES: Final = {
     "device": "a GPU of NVIDIA, or the CPU",
     "host": "127.0.0.1 by default, where vLLM listens on all addresses",
     "max_loras": "requests without an adapter pass those that wait for a slot, others do not",
+    "sse_keep_alive_interval": "15 seconds by default, where vLLM sends no comments",
     "api_key": "guards all endpoints but `/health` and those of the version; keys with rights are in a file",
     "allowed_origins": "none by default, where vLLM allows all",
     "best_of": "still there",

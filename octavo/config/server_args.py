@@ -77,6 +77,13 @@ class ServerArgs(Arguments, heading="Server"):
     body_timeout_s: float = arg(
         60.0, "Seconds in which the body of a request must arrive, after its headers.", gt=0, le=86400
     )
+    sse_keep_alive_interval: float = arg(
+        15.0,
+        "Seconds after which a streamed response sends a comment, and again, so that proxies do not close it while a "
+        "request waits or a long prompt is computed; 0 sends none.",
+        ge=0,
+        le=3600,
+    )
     max_connections_per_address: int = arg(
         1024,
         "Most open connections of one client's address, or of one /64 network of IPv6. Beyond it GET /health is "

@@ -39,7 +39,7 @@ class ServerContext:
     """
 
     args: ServerArgs
-    open_requests: OpenRequests = field(default_factory=OpenRequests)
+    open_requests: OpenRequests = field(init=False)
     large_responses: LargeResponses = field(default_factory=LargeResponses)
     kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
     live: LiveFeed = field(default_factory=LiveFeed)
@@ -54,6 +54,9 @@ class ServerContext:
     _llm: AsyncLLM | None = None
     _texts: Texts | None = None
     _models: ServedModels | None = None
+
+    def __post_init__(self) -> None:
+        self.open_requests = OpenRequests(self.args.sse_keep_alive_interval)
 
     def load(self, config: EngineConfig) -> EngineConfig:
         """Note which model is loaded, and return its settings."""

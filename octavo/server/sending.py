@@ -8,8 +8,9 @@ slices. One large response is built at a time: the loop waits for one thread at 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ _MOST_LOGPROBS_OF_TURN: Final = 8 * SLICE
 """Log-probabilities of a response that is built on the loop: 4,096 of a chat take 10 ms."""
 
 DONE = b"data: [DONE]\n\n"
+_COMMENT: Final = b": keep-alive\n\n"
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -101,14 +103,16 @@ def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
 
 class OpenRequests:
     """All requests in progress. `started` is set while there is one. is_closing: the server stops, and streams that
-    have no end of their own are to end.
+    have no end of their own are to end. keep_alive_s: after so many seconds, and again, a stream sends a comment, so
+    that proxies do not close it while nothing is generated; 0: none does.
 
     All methods run on the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_alive_s: float = 0.0) -> None:
         self.started = asyncio.Event()
         self.is_closing = False
+        self.keep_alive_s = keep_alive_s
         # the reason why the task of a request has to end early; None while there is none
         self._reasons: dict[asyncio.Task[Any], Exception | None] = {}
 
@@ -163,9 +167,9 @@ class OpenRequests:
 class EventStream:
     """A response that sends events as they are made.
 
-    Headers are sent with the first event, so that a request that is refused still gets its status. `events` is closed
-    when the client closes its connection, and waits for a slow client. A later error is sent as the last event, which
-    `failed` returns.
+    Headers are sent with the first event or comment, so that a request that is refused still gets its status. `events`
+    is closed when the client closes its connection, and waits for a slow client. A later error is sent as the last
+    event, which `failed` returns.
     """
 
     def __init__(
@@ -177,6 +181,7 @@ class EventStream:
         self._events = events
         self._open_requests = open_requests
         self._failed = failed
+        self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # which a stream without an end would never answer
@@ -184,22 +189,59 @@ class EventStream:
             return
         num_sent = 0
         try:
-            async with aclosing(self._events) as events, self._open_requests.track(receive):
+            async with (
+                aclosing(self._events) as events,
+                self._open_requests.track(receive),
+                _Repeated(partial(self._send, send, _COMMENT), self._open_requests.keep_alive_s),
+            ):
                 async for data in events:
-                    if num_sent == 0:
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    await self._send(send, data)
                     num_sent += 1
                     if num_sent % _EVENTS_OF_TURN == 0:
                         await asyncio.sleep(0)
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            if num_sent == 0:
+            if not self._has_started:
                 raise
-            data = self._failed(as_api_error(error, scope["state"]["request_id"]))
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._send(send, self._failed(as_api_error(error, scope["state"]["request_id"])))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._has_started:
+            self._has_started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+class _Repeated:
+    """Calls `send` every `interval_s` seconds while the body of the `with` runs; with 0 never."""
+
+    def __init__(self, send: Callable[[], Coroutine[Any, Any, None]], interval_s: float) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sending is not None:  # what is sent halfway, such as headers, is sent to its end
+            await self._sending
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        if self._interval_s:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._begin)
+
+    def _begin(self) -> None:
+        self._sending = asyncio.create_task(self._send_one())
+
+    async def _send_one(self) -> None:
+        await self._send()
+        self._wait()
 
 
 class LargeResponses:

@@ -118,6 +118,53 @@ def test_events_that_are_all_ready_leave_turns_of_the_loop_to_others() -> None:
     assert num_turns >= 40
 
 
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_stream_that_waits_sends_comments(start_server: Callable[..., Served], num_tokens: int) -> None:
+    server = start_server(sse_keep_alive_interval=0.02)
+    server.llm.hold_after = num_tokens
+    with connect(server.url) as connection:
+        body = {"prompt": "a", "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        lines = [response.readline() for _ in range(2 * num_tokens + 4)]
+    assert [line[:6] for line in lines] == [b"data: ", b"\n"] * num_tokens + [b": keep", b"\n"] * 2
+    eventually(lambda: server.llm.aborted)
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.001])
+async def test_error_after_a_comment_is_an_event(interval_s: float) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.1)
+        raise ApiError(503, "the engine has stopped", code="engine_dead")
+        yield b""
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+        sent.append(message)
+
+    respond = EventStream(events(), OpenRequests(interval_s))
+    scope = {"type": "http", "method": "POST", "state": {"request_id": "a"}}
+    if not interval_s:
+        with pytest.raises(ApiError):
+            await respond(scope, receive, send)
+        assert sent == []
+        return
+    await respond(scope, receive, send)
+    start, *comments, error, end = sent
+    assert start["status"] == 200
+    assert {each["body"] for each in comments} == {b": keep-alive\n\n"}
+    assert b"engine_dead" in error["body"]
+    assert not end["more_body"]
+    await asyncio.sleep(0.02)
+    assert sent[-1] is end
+
+
 class Client:
     """A connection that can go away."""
 

@@ -26,7 +26,6 @@ POLL_S: Final = 0.1
 """How soon an event is sent after the step that caused it."""
 IDLE_POLL_S: Final = 1.0
 """The same for events without a step: a reset, a replica that is started again."""
-_KEEP_ALIVE_S: Final = 15.0
 _MOST_DIGESTS: Final = 256
 """Digests of one event."""
 _MOST_STARTS: Final = 512
@@ -78,8 +77,6 @@ async def _events(context: ServerContext, reader: Reader) -> AsyncGenerator[byte
                 yield event
             while context.llm.stats.num_steps == stats.num_steps and time.monotonic() - polled_at < IDLE_POLL_S:
                 await asyncio.sleep(POLL_S)
-            if time.monotonic() - reader.sent_at > _KEEP_ALIVE_S:
-                yield reader.keep_alive()
 
 
 def _position(request: Request) -> list[int]:
@@ -96,14 +93,13 @@ def _position(request: Request) -> list[int]:
 
 
 class Reader:
-    """What a client has of the events of all replicas. sent_at: when it was sent something, on the monotonic clock."""
+    """What a client has of the events of all replicas."""
 
     def __init__(self, block_size: int, position: Sequence[int]) -> None:
         self._block_size = block_size
         numbers = iter(position)
         self._read = dict(zip(numbers, numbers, strict=True))
         self._starts: dict[int, int] = {}
-        self.sent_at = time.monotonic()
 
     @property
     def position(self) -> list[int]:
@@ -128,11 +124,6 @@ class Reader:
                 yield self._sent(self._event(events, reply.replica))
             self._read[reply.start] = reply.sequence
 
-    def keep_alive(self) -> bytes:
-        """Return a comment, by which the client and machines between see that the connection works."""
-        self.sent_at = time.monotonic()
-        return b": nothing new\n\n"
-
     def _event(self, events: Sequence[BlockEvent], replica: int) -> KvEvent:
         first, last = events[0], events[-1]
         return KvEvent(
@@ -148,7 +139,6 @@ class Reader:
         )
 
     def _sent(self, event: KvEvent) -> bytes:
-        self.sent_at = time.monotonic()
         name = ",".join(f"{start}-{sequence}" for start, sequence in self._read.items())
         return b"id: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(event))
 

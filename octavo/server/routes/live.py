@@ -18,7 +18,6 @@ from octavo.server.errors import ApiError
 from octavo.server.live_feed import IDLE_INTERVAL_S, INTERVAL_S, MOST_WATCHERS, reports
 from octavo.server.sending import EventStream, event
 
-_KEEP_ALIVE_S: Final = 15.0
 _HISTORY_S: Final = 600.0
 """From how long ago the first event has decisions and ended requests."""
 _CHUNK: Final = 256
@@ -76,16 +75,11 @@ async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
         raise ApiError(429, f"{MOST_WATCHERS} clients watch the engine already", code="too_many_readers")
     async with feed.watchers:
         states = await reports(context.llm, "live", _HISTORY_S, LiveState)
-        sent_at = time.monotonic()
         yield b": live\n\n"
         while not context.open_requests.is_closing:
             changes = watch.changes(states, {each.number: each.role for each in context.llm.replicas})
             if changes is not None:
                 yield event(encoder, changes)
-                sent_at = time.monotonic()
-            elif time.monotonic() - sent_at > _KEEP_ALIVE_S:
-                yield b": nothing new\n\n"
-                sent_at = time.monotonic()
             stats, polled_at = context.llm.stats, time.monotonic()
             await asyncio.sleep(feed.pause_s)
             while context.llm.stats == stats and time.monotonic() - polled_at < IDLE_INTERVAL_S:
