@@ -6,6 +6,7 @@ The runner builds these once per step; models, layers and attention backends onl
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from operator import attrgetter, is_
@@ -104,6 +105,8 @@ class EncoderOutput(NamedTuple):
     """[vectors, width], in the model's type."""
     written: AttentionMetadata
     """Without rows; its `slot_mapping` has the slot of each vector."""
+    adapter: int = 0
+    """The index of its sequence's adapter, 0 for none."""
 
 
 class IntermediateTensors(NamedTuple):
@@ -165,11 +168,26 @@ class ModelInput:
     """What the pipeline stage before this one sent, or the states that a draft head reads; else None."""
     packed: Tensor | None = None
     """The one memory, uint8, of positions and of the tensors of `attention`, where they lie together; else None."""
+    with_adapters: Callable[[Tensor], AbstractContextManager[None]] | None = None
+    """Returns a context whose products have a row for each of these indices of adapters; None where no token has one,
+    or where all products have a row for each token."""
 
     @property
     def is_plain(self) -> bool:
         """Whether it has nothing but what a step that is repeated without Python reads."""
         return all(map(is_, _others(self), _DEFAULTS))
+
+    def products_of_tokens(self, tokens: Tensor) -> AbstractContextManager[None]:
+        """Return a context whose products have a row for each of these tokens alone, int64 flat indices."""
+        if self.with_adapters is None or self.adapter_of_token is None:
+            return nullcontext()
+        return self.with_adapters(self.adapter_of_token[tokens])
+
+    def products_of(self, output: EncoderOutput) -> AbstractContextManager[None]:
+        """Return a context whose products have a row for each vector of an encoder's output."""
+        if self.with_adapters is None or self.adapter_of_token is None:
+            return nullcontext()
+        return self.with_adapters(self.adapter_of_token.new_full((len(output.states),), output.adapter))
 
 
 _REPEATED: Final = frozenset(

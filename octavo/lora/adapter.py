@@ -92,7 +92,9 @@ def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterat
     """Yield the layers that adapters may change. dtype: of their values, which are held in float32 for float16."""
     held = held_type(dtype)
     for path, layer in model.layers_by_path():
-        if isinstance(layer, PreparedLayer) and not isinstance(layer, (LMHead, ExactLinear)):
+        # an encoder makes the vectors of an image for all requests
+        is_of_encoder = path in model.encoder_layers
+        if isinstance(layer, PreparedLayer) and not isinstance(layer, (LMHead, ExactLinear)) and not is_of_encoder:
             yield Target.of(path, layer, num_slots, held)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -40,7 +41,7 @@ class AdaptedLinear(PreparedLinear):
         if of_row is None:
             return self.base(x, add)
         assert add is None, "a product has one addend"
-        return self.base(x, self._slots(x, of_row, self._step.room))
+        return self.base(x, self._slots(x, of_row, self._step.room_for(len(of_row))))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.base.rows(ids)
@@ -61,6 +62,8 @@ class AdaptedModel:
 
     def __call__(self, batch: ModelInput) -> Any:
         """Return what the model does."""
+        if batch.adapter_of_token is not None and (batch.encoded or batch.seeing is not None):
+            batch = replace(batch, with_adapters=self._step.with_adapters)
         with self._slots_of(batch):
             return self._model_of(batch)(batch)
 

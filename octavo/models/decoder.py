@@ -93,6 +93,8 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last and c.has_head else None
+        self.encoder_layers: Mapping[str, Layer] = {}
+        """Of `layers_by_path` those that make vectors of images or sounds."""
         self.score: nn.Module | None = None
         """Makes scores of labels, [rows, labels], of the pooled hidden states [rows, hidden]."""
         self.embedding_factor = None if c.embedding_multiplier == 1 else Elementwise("scaled", c.embedding_multiplier)

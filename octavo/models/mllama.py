@@ -67,7 +67,8 @@ class ImageAttention(nn.Module):
     def store(self, batch: ModelInput) -> None:
         """Write the keys and values of images that are encoded in this step."""
         for each in batch.encoded:  # one by one: the bits of one do not depend on others
-            k, v = self.key_value(each.states)
+            with batch.products_of(each):
+                k, v = self.key_value(each.states)
             self.attention.store(self.k_norm(k), v, each.written, batch)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -93,7 +94,8 @@ class CrossLayer(nn.Module):
         if not len(batch.seeing):
             return x, residual
         residual = torch.zeros_like(x) if residual is None else residual
-        own_x, own_residual = self._seen(x[batch.seeing], residual[batch.seeing], batch)
+        with batch.products_of_tokens(batch.seeing):
+            own_x, own_residual = self._seen(x[batch.seeing], residual[batch.seeing], batch)
         return x.index_copy(0, batch.seeing, own_x), residual.index_copy(0, batch.seeing, own_residual)
 
     def _seen(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ class ImageReader(DecoderStack):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
-        self._held: dict[str, Layer] = {}
+        self.encoder_layers: dict[str, Layer] = {}
         if self.is_first:
             self.encoder = library_module(self._make_encoder, c.library)
             swap_encoder(self.encoder)
@@ -109,7 +109,7 @@ class ImageReader(DecoderStack):
             if self.ARCHITECTURE == KIMI:
                 num_heads = c.library.vision_config.num_attention_heads
                 stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "wqkv", num_heads)
-            self._held.update(held_layers(self.encoder, ""))
+            self.encoder_layers.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             # which a change of type makes real
             self._complex = [
@@ -183,7 +183,7 @@ class ImageReader(DecoderStack):
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))
-        yield from self._held.items()
+        yield from self.encoder_layers.items()
 
 
 def _joined(features: Any) -> Tensor:

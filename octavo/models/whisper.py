@@ -56,7 +56,8 @@ class EncoderAttention(nn.Module):
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         for each in batch.encoded:  # one by one: the bits of one do not depend on others
-            k, v = self.key_value(each.states)
+            with batch.products_of(each):
+                k, v = self.key_value(each.states)
             self.attention.store(k, v, each.written, batch)
         (q,) = self.query(x)
         return self.o_proj(self.attention.attend(q, batch))
@@ -127,7 +128,7 @@ class WhisperForConditionalGeneration(DecoderStack):
         super().__init__(c, mesh, lambda index: WhisperLayer(c, mesh, index), norm=LayerNorm)
         self.encoder = library_module(lambda: c.encoder._from_config(c.library, attn_implementation="sdpa"), c.library)
         swap_encoder(self.encoder)
-        self._held = dict(held_layers(self.encoder, "encoder"))
+        self.encoder_layers = dict(held_layers(self.encoder, "encoder"))
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of one sound, whose `input_features` are [mel bands, frames]."""
@@ -136,4 +137,4 @@ class WhisperForConditionalGeneration(DecoderStack):
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))
-        yield from self._held.items()
+        yield from self.encoder_layers.items()

@@ -209,7 +209,11 @@ class InputBatchBuilder:
         if self._cross is None:
             return ()
         return [
-            EncoderOutput(each.states, self._cross.written(each.state.line, each.end - len(each.states), each.end))
+            EncoderOutput(
+                each.states,
+                self._cross.written(each.state.line, each.end - len(each.states), each.end),
+                each.state.adapter,
+            )
             for each in encoded
         ]
 

@@ -12,9 +12,13 @@ import pytest
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.cli.main import main
 from octavo.core.outputs import RequestOutput
+from tests.e2e.test_whisper import heard
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
-from tests.lora.adapter_folders import LINEAR, make_adapter
+from tests.fakes.rank_threads import llm_of_ranks
+from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.whisper import make_whisper
+from tests.lora.adapter_folders import ATTENTION, LINEAR, make_adapter, merge
 
 PROMPTS = [[7 * i % 300 for i in range(length)] for length in (40, 3, 17)]
 NAMES = ("a", "b", "c")
@@ -165,3 +169,55 @@ def test_an_engine_without_adapters_names_the_argument(base: Path) -> None:
         [output] = llm.generate([PROMPTS[1]], params_of(0), lora_request=named(base, "a"))
         assert output.error is not None
         assert "enable_lora" in output.error.message
+
+
+READERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "mllama": (LINEAR, "language_model"),
+    "whisper": (("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "decoder"),
+}
+"""Families whose layers read what an encoder makes through caches: the modules of adapters, and where they are."""
+
+
+@pytest.mark.parametrize("family", READERS)
+def test_keys_and_values_of_images_and_sounds_have_the_adapter_of_their_request(family: str, tmp_path: Path) -> None:
+    asked: list[tuple[Any, int | None]]
+    if family == "mllama":
+        path = make_vision_checkpoint("mllama", tmp_path / "model")
+        seen = [{"prompt": f"w1 {'w2 ' * n}<image> w3", "multi_modal_data": {"image": image(n)}} for n in range(3)]
+        # tokens that see no image stand beside others in a step
+        asked = [(seen[0], 0), ("w5 w6", 1), (seen[1], None), (seen[2], 1), ("w7 w8 w9", 0), (seen[0], 1)]
+    else:
+        path = make_whisper(tmp_path / "model")
+        asked = [(heard(300.0), 0), (heard(440.0), None), (heard(300.0), 1), (heard(520.0), 1)]
+    targets, within = READERS[family]
+    folders = [make_adapter(path, tmp_path / name, targets, seed=seed, within=within) for seed, name in enumerate("ab")]
+    adapters = [LoRARequest(each.name, 1 + number, str(each)) for number, each in enumerate(folders)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
+    # a step has fewer tokens than there are vectors of a sound
+    sizes = {"block_size": 16, "num_gpu_blocks_override": 100, "max_num_seqs": 6, "max_num_batched_tokens": 20}
+    with opened(path, max_loras=1, **sizes) as llm:
+        alone = [
+            texts(llm.generate([prompt], params, lora_request=None if number is None else adapters[number]))[0]
+            for prompt, number in asked
+        ]
+    assert alone[0] != alone[-2 if family == "whisper" else -1]
+    with opened(path, max_loras=2, **sizes) as llm:
+        prompts, chosen = [prompt for prompt, _ in asked], [None if n is None else adapters[n] for _, n in asked]
+        for _ in range(2):  # the second time what the encoder makes is in the cache
+            assert texts(llm.generate(prompts, params, lora_request=chosen)) == alone
+    merged = merge(path, folders[0], tmp_path / "merged", 6 / 4)
+    with opened(merged, enable_lora=False, **sizes) as llm:
+        [expected] = texts(llm.generate([asked[0][0]], params))
+    assert alone[0][0].token_ids == expected[0].token_ids
+    assert alone[0][0].cumulative_logprob == pytest.approx(expected[0].cumulative_logprob, rel=1e-3)
+
+
+def test_adapters_of_encoders_are_refused_on_any_number_of_ranks(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("llava", tmp_path / "model")
+    adapter = LoRARequest("x", 1, str(make_adapter(path, tmp_path / "x", ATTENTION)))
+    for stages in (1, 2):
+        with llm_of_ranks(path, 1, stages, enable_lora=True, num_gpu_blocks_override=64) as llm:
+            [output] = llm.generate(["w1 w2"], params_of(0), lora_request=adapter)
+            assert output.error is not None
+            assert "vision_tower" in output.error.message
+            assert "is no linear layer of this model that adapters may change" in output.error.message

@@ -17,16 +17,23 @@ LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 
 def make_adapter(
-    base: Path, folder: Path, targets: tuple[str, ...] = ATTENTION, *, rank: int = 4, seed: int = 1, **config: Any
+    base: Path,
+    folder: Path,
+    targets: tuple[str, ...] = ATTENTION,
+    *,
+    rank: int = 4,
+    seed: int = 1,
+    within: str = "",
+    **config: Any,
 ) -> Path:
-    """Write an adapter for all modules of `base` with these last names. config: further fields of its config; the rank
-    of a module is that of a name in rank_pattern that its name ends with."""
+    """Write an adapter for all modules of `base` with these last names, and with `within` in their whole names. config:
+    further fields of its config; the rank of a module is that of a name in rank_pattern that its name ends with."""
     folder.mkdir(parents=True, exist_ok=True)
     generator, ranks = torch.Generator().manual_seed(seed), config.get("rank_pattern", {})
     tensors = {}
     for name, weight in load_file(base / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] in targets and weight.dim() == 2:
+        if module.rpartition(".")[2] in targets and weight.dim() == 2 and within in module:
             own = next((each for key, each in ranks.items() if module.endswith(key)), rank)
             outputs, inputs = weight.shape
             for which, shape in (("A", (own, inputs)), ("B", (outputs, own))):
