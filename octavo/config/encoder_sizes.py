@@ -66,7 +66,8 @@ def _check_value(section: Section, name: str, value: object) -> None:
         return
     most = _LONGEST if name in _LENGTHS else _LARGEST
     if isinstance(value, list):
-        if not all(type(each) is int and 0 < each <= most for each in value):
+        numbers = [each for part in value for each in (part if isinstance(part, list) else [part])]
+        if not all(type(each) is int and 0 < each <= most for each in numbers):
             raise section.error(name, f"integers from 1 to {most:,}")
         if name in _SIDES and len(value) != 2:
             raise section.error(name, "an integer, or a height and a width")

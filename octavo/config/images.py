@@ -15,11 +15,11 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Exaone4_5_", "Gemma3", "Gemma4", "Glm46V"),
-        *("Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr"),
-        *("Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2", "PaddleOCRVL"),
-        *("PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM"),
-        *("Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
+        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4"),
+        *("Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl"),
+        *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
+        *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
+        *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
         *("HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}

@@ -18,7 +18,7 @@ _GRANITE: Final = ("GraniteSpeech", "GraniteSpeechPlus")
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AudioFlamingo3", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe"),
+        *("AudioFlamingo3", "Gemma3n", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe"),
         "Voxtral",
     )
 )

@@ -2,7 +2,7 @@
 (LAuReL), sparse activations, and what Gemma 4 has, too: keys of earlier layers, and an embedding for each layer.
 
 Sources: https://ai.google.dev/gemma/docs/gemma-3n; AltUp, https://arxiv.org/abs/2301.13310; LAuReL,
-https://arxiv.org/abs/2411.07501. Of checkpoints that read images or sound, the text model.
+https://arxiv.org/abs/2411.07501. `gemma3n_encoders` reads images and sounds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -167,6 +168,8 @@ class StreamsLayer(SandwichLayer):
 
 class Gemma3nForCausalLM(SharingDecoder):
     """The whole model."""
+
+    READER: ClassVar = ("gemma3n_encoders", "Gemma3nReader")
 
     @classmethod
     def read(cls, c: Checkpoint) -> Gemma3nConfig:

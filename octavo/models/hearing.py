@@ -17,6 +17,7 @@ from octavo.models.vision import ImageReader
 
 _OF_PRODUCTS: Final = (
     *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
+    *("Gemma3nAudioAttention", "Gemma3nAudioConformerLightConv1d", "Gemma3nAudioSubSampleConvProjection"),
 )
 """Classes with products in batches or convolutions of one frame, whose bits depend on torch's threads; the linear
 layers in them have octavo's."""

@@ -158,7 +158,7 @@ class CrossReader(ImageReader):
 class MllamaForConditionalGeneration(DecoderStack):
     """The text model, which passes the layers that read images."""
 
-    READER: ClassVar = CrossReader
+    READER: ClassVar = ("mllama", "CrossReader")
     config: MllamaConfig
 
     @classmethod

@@ -18,7 +18,7 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.fallback.library import INSTALL, find_class, library_version
 
-_TEXT_ALONE: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Gemma3n", "KimiVL", "Step3p7"))
+_TEXT_ALONE: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("KimiVL", "Step3p7"))
 """Architectures whose images and sounds are not read."""
 _AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
@@ -133,12 +133,14 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
     if not reads_images or library_version() is None:
         return found
     made: ModelClass = found
+    place = None
     if sound_section(checkpoint) is not None:
-        name = "OmniReader" if checkpoint.architecture in READ_IMAGES else "SoundReader"
-        made = getattr(import_module("octavo.models.hearing"), name).of_text(checkpoint.architecture, found)
+        place = "hearing", "OmniReader" if checkpoint.architecture in READ_IMAGES else "SoundReader"
     elif image_settings(checkpoint) is not None:
-        reader = getattr(found, "READER", None) or import_module("octavo.models.vision").ImageReader
-        made = reader.of_text(checkpoint.architecture, found)
+        place = "vision", "ImageReader"
+    if place is not None:
+        module, name = getattr(found, "READER", place)
+        made = getattr(import_module(f"octavo.models.{module}"), name).of_text(checkpoint.architecture, found)
     return made
 
 

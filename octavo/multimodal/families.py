@@ -135,6 +135,12 @@ def _paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -
     return tokens if tokens[-len(lines) :] == lines else tokens + lines
 
 
+def _gemma3n(context: Context, token: int, arrays: Arrays) -> list[int]:
+    lines, count = context.encode("\n\n"), context.config.positive("vision_soft_tokens_per_image", 256)
+    begin, end = (context.config.positive(key) for key in ("boi_token_id", "eoi_token_id"))
+    return [*lines, begin, *[token] * count, end, *lines]
+
+
 def _gemma4(context: Context, token: int, arrays: Arrays) -> list[int]:
     begin, end = (context.config.positive(key) for key in ("boi_token_id", "eoi_token_id"))
     return [begin, *[token] * int(arrays["num_soft_tokens_per_image"][0]), end]
@@ -335,6 +341,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "DotsOCRForCausalLM": _QWEN_IN_LINE,
     "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
     "Gemma3ForConditionalGeneration": Family(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
+    "Gemma3nForConditionalGeneration": Family(
+        _gemma3n, others=lambda config: [config.positive("eoi_token_id")], joins_lines=True
+    ),
     "Gemma4ForConditionalGeneration": Family(_gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole),
     "Glm46VForConditionalGeneration": _QWEN,
     "Glm4vForConditionalGeneration": _QWEN,

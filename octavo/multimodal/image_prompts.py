@@ -17,7 +17,7 @@ from octavo.errors import CheckpointError, ConfigError, MissingLibrary
 from octavo.multimodal.families import FAMILIES, Context, first_positive
 from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.images import decoded
-from octavo.multimodal.placeholders import matched, spans_of
+from octavo.multimodal.placeholders import JoinedLines, matched, spans_of
 from octavo.multimodal.video_families import VIDEO_FAMILIES
 from octavo.multimodal.videos import decoded_video
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _EDGES: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Where image processors that do not have these settings keep the same numbers, in their size."""
-_MOST_LINES: Final = 31
-"""Line breaks that tokens of several are looked for with."""
 
 
 class ImagePrompts:
@@ -52,7 +50,7 @@ class ImagePrompts:
         self._changes = changes or {}
         settings = {**settings, **self._changes}
         config = checkpoint.stored
-        self._context = Context(config, settings, encode)
+        self._context, self._lines = Context(config, settings, encode), JoinedLines(encode)
         marker, self._token = self._tokens(config, encode)
         self._vectors = frozenset({self._token, *self.family.others(config)})
         self.word = self.family.word
@@ -126,27 +124,8 @@ class ImagePrompts:
         room = None if self.family.num_vectors is None else MOST_CROSS_IMAGES
         return matched(kind, marker, token_ids, brought, self._limits[kind], room)
 
-    @cached_property
-    def _lines(self) -> dict[int, int]:
-        """How many line breaks a token is, of those that are joined."""
-        if not self.family.joins_lines:
-            return {}
-        tokens = [self._context.encode("\n" * count) for count in range(1, 1 + _MOST_LINES)]
-        return {ids[0]: count for count, ids in enumerate(tokens, 1) if len(ids) == 1}
-
     def _with_lines(self, written: list[int], tokens: list[int]) -> list[int]:
-        """Return tokens behind `written`, whose last line breaks are removed where they are joined with theirs."""
-        count, num_tail, num_head = 0, 0, 0
-        while num_tail < len(written) and written[-1 - num_tail] in self._lines:
-            count += self._lines[written[-1 - num_tail]]
-            num_tail += 1
-        while num_head < len(tokens) and tokens[num_head] in self._lines:
-            count += self._lines[tokens[num_head]]
-            num_head += 1
-        if not num_tail or not num_head:
-            return tokens
-        del written[len(written) - num_tail :]
-        return [*self._context.encode("\n" * count), *tokens[num_head:]]
+        return self._lines.behind(written, tokens) if self.family.joins_lines else tokens
 
     def _image(self, context: Context, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
         """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""

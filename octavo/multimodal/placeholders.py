@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from octavo.errors import InvalidRequest
+
+_MOST_LINES: Final = 31
+"""Line breaks that tokens of several are looked for with."""
 
 
 def matched(
@@ -43,6 +47,34 @@ def spans_of(tokens: Sequence[int], those: Container[int], offset: int) -> Itera
         if is_token:
             yield offset, length
         offset += length
+
+
+class JoinedLines:
+    """Joins the line breaks around images and sounds with those of the prompt, as the tokenizer does in one text."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        """encode: returns the ids of a text."""
+        self._encode = encode
+
+    @cached_property
+    def _counts(self) -> dict[int, int]:
+        """How many line breaks a token is."""
+        tokens = [self._encode("\n" * count) for count in range(1, 1 + _MOST_LINES)]
+        return {ids[0]: count for count, ids in enumerate(tokens, 1) if len(ids) == 1}
+
+    def behind(self, written: list[int], tokens: list[int]) -> list[int]:
+        """Return tokens behind `written`, whose last line breaks are removed where they are joined with theirs."""
+        count, num_tail, num_head = 0, 0, 0
+        while num_tail < len(written) and written[-1 - num_tail] in self._counts:
+            count += self._counts[written[-1 - num_tail]]
+            num_tail += 1
+        while num_head < len(tokens) and tokens[num_head] in self._counts:
+            count += self._counts[tokens[num_head]]
+            num_head += 1
+        if not num_tail or not num_head:
+            return tokens
+        del written[len(written) - num_tail :]
+        return [*self._encode("\n" * count), *tokens[num_head:]]
 
 
 def _count(number: int, word: str) -> str:

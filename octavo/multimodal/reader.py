@@ -99,14 +99,18 @@ class MediaReader:
             return None
         checkpoint = Checkpoint.of(self._model)
         sounds = images = None
+
+        def encode(text: str) -> list[int]:
+            return self._encode(text, False)
+
         if limits["audio"] and (section := sound_section(checkpoint)) is not None:
-            sounds = SoundPrompts(checkpoint, section, limits, self._max_model_len, self._most_together)
+            sounds = SoundPrompts(checkpoint, section, encode, limits, self._max_model_len, self._most_together)
         is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
         if is_written and (settings := image_settings(checkpoint)) is not None:
             changes = self._model.mm_processor_kwargs
             if not self._splits_images and "do_image_splitting" in settings:
                 settings = {**settings, "do_image_splitting": False}
-            images = ImagePrompts(checkpoint, settings, lambda text: self._encode(text, False), limits, changes)
+            images = ImagePrompts(checkpoint, settings, encode, limits, changes)
         return OmniPrompts(images, sounds) if images and sounds else images or sounds
 
     @property

@@ -17,8 +17,9 @@ from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.families import first_positive
 from octavo.multimodal.log_mel import LogMel
-from octavo.multimodal.placeholders import matched
+from octavo.multimodal.placeholders import JoinedLines, matched
 from octavo.multimodal.sound import MAX_SECONDS, Samples, read_sound
+from octavo.multimodal.usm_mel import UsmMel
 
 FIELD = "multi_modal_data.audio"
 
@@ -27,12 +28,15 @@ class _Family(NamedTuple):
     """write: returns what the encoder reads of a sound, in order, without places in a prompt. window: returns the
     frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
     one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
-    there are no windows by themselves."""
+    there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
+    tokens before and behind a sound, between empty lines, of which the latter stands for its last vector."""
 
-    write: Callable[[LogMel, Section, Samples], list[MediaInput]]
+    write: Callable[[Any, Section, Samples], list[MediaInput]]
     window: Callable[[Section], tuple[int, int]] | None = None
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
     most_s: float = MAX_SECONDS
+    read: Callable[[Checkpoint, Section], UsmMel] | None = None
+    around: Callable[[Section], tuple[int, int]] | None = None
 
 
 class SoundPrompts:
@@ -45,21 +49,29 @@ class SoundPrompts:
         self,
         checkpoint: Checkpoint,
         section: Section,
+        encode: Callable[[str], list[int]],
         limits: Mapping[str, int],
         max_model_len: int,
         max_num_batched_tokens: int,
     ) -> None:
-        """section: of the encoder in config.json. limits: sounds of one prompt. Raises CheckpointError."""
+        """section: of the encoder in config.json. encode: returns the ids of a text. limits: sounds of one prompt.
+        Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
         self.marker = first_positive(config, ("audio_token_index", "audio_token_id"))
         """The token that stands for a sound before it is written out."""
         self._limit = limits["audio"]
         family = _FAMILIES[checkpoint.architecture]
-        sizes = {"num_mel_bins": family.bands(section)}
-        sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
-        self._log_mel = LogMel.of(checkpoint.path, sizes)
-        self._write, self._section = family.write, section
+        if family.read is None:
+            sizes = {"num_mel_bins": family.bands(section)}
+            sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
+            self._log_mel: LogMel | UsmMel = LogMel.of(checkpoint.path, sizes)
+        else:
+            self._log_mel = family.read(checkpoint, section)
+        self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
+        lines, around = ([], None) if family.around is None else (encode("\n\n"), family.around(config))
+        self._before: list[int] = [] if around is None else [*lines, around[0]]
+        self._end, self._behind = [] if around is None else [around[1]], lines
         num_windows = 1
         if family.window is not None:
             num_frames, num_vectors = family.window(section)
@@ -99,18 +111,25 @@ class SoundPrompts:
         written: list[int] = []
         media: list[MediaInput] = []
         places: list[int] = []
+        is_behind = False
         for token_id in token_ids:
             places.append(len(written))
             if token_id == self.marker:
+                written += self._joined(written, self._before)
                 made = self._sound(next(waiting), len(written))
                 media += made
-                written += [token_id] * sum(each.num_embeddings for each in made)
+                count = sum(each.num_embeddings for each in made)
+                written += [*[token_id] * (count - len(self._end)), *self._end, *self._behind]
             else:
-                written.append(token_id)
+                written += self._joined(written, [token_id]) if is_behind else [token_id]
+            is_behind = token_id == self.marker
         for each in others:
             spans = tuple((places[offset], length) for offset, length in each.spans)
             media.append(msgspec.structs.replace(each, spans=spans))
         return written, tuple(sorted(media, key=lambda each: each.spans))
+
+    def _joined(self, written: list[int], tokens: list[int]) -> list[int]:
+        return self._lines.behind(written, tokens) if self._behind else tokens
 
     def _sound(self, value: Any, offset: int) -> list[MediaInput]:
         """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""
@@ -295,6 +314,23 @@ def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[Media
     return [_input(arrays, num_vectors)]
 
 
+def _gemma3n_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
+    return UsmMel.of(checkpoint.path, section, checkpoint.stored.positive("audio_soft_tokens_per_image", 188))
+
+
+def _filled_up(settings: UsmMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return the whole sound, whose vectors are as many as those of the longest one. Raises InvalidRequest."""
+    features, mask = settings.features(samples)
+    if not len(features):
+        seconds = len(samples) / settings.sampling_rate
+        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.04 s", field=FIELD)
+    arrays = {
+        "input_features": TypedArray("float32", features.shape, features.tobytes()),
+        "input_features_mask": TypedArray("int64", mask.shape, mask.tobytes()),
+    }
+    return [_input(arrays, settings.num_vectors)]
+
+
 def _queried_window(section: Section) -> tuple[int, int]:
     """Return frames of the encoder's states that become vectors together, and these."""
     return 2 * section.positive("window_size"), section.positive("window_size") // section.positive("downsample_rate")
@@ -321,6 +357,12 @@ _MOST_FRAMES: Final = 1 << 16
 _GRANITE: Final = _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0)
 _FAMILIES: Final = {
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
+    "Gemma3nForConditionalGeneration": _Family(
+        _filled_up,
+        most_s=30.0,
+        read=_gemma3n_mel,
+        around=lambda config: (config.positive("boa_token_id"), config.positive("eoa_token_id")),
+    ),
     "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,

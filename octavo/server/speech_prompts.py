@@ -161,6 +161,7 @@ _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 _GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
+    "Gemma3nForConditionalGeneration": _OMNI,
     "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,

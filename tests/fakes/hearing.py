@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.families import FAMILIES as FAMILY_SIZES
 from tests.fakes.tekken import SPECIAL, VOCABULARY, write_tekken
 from tests.fakes.vision import write_random
-from tests.fakes.vision_sizes import IMAGE, SPECIALS, START, TEXT, VIDEO
+from tests.fakes.vision_sizes import END, IMAGE, SPECIALS, START, TEXT, VIDEO
 
 AUDIO = IMAGE
 """The token that stands for a sound."""
@@ -119,11 +120,14 @@ def _omni(
 class Processors:
     """Settings of images and sounds in one file."""
 
-    def __init__(self, images: Any) -> None:
-        self._images = images
+    def __init__(self, images: Any, sounds: Any = None) -> None:
+        self.images, self.sounds = images, sounds or extractor()
 
     def save_pretrained(self, path: Path) -> None:
-        values = {"image_processor": self._images.to_dict(), "feature_extractor": extractor().to_dict()}
+        values = {
+            "image_processor": self.images.to_dict(),
+            "feature_extractor": json.loads(self.sounds.to_json_string()),
+        }
         (path / "processor_config.json").write_text(json.dumps(values, default=str))
 
 
@@ -139,6 +143,32 @@ def _qwen3_omni_moe() -> tuple[Any, Any]:
     return _omni("Qwen3OmniMoe", experts, vision, audio, 16)
 
 
+def _gemma3n() -> tuple[Any, Any]:
+    """Tokens from 100 on are those of images, and from 114 on those of sounds."""
+    import transformers as tf
+
+    text = {**FAMILY_SIZES["gemma3n"][2], **TEXT, "num_hidden_layers": 6, "num_key_value_heads": 2}
+    text |= {"intermediate_size": [56] * 6, "vocab_size_per_layer_input": 100, "hidden_activation": "gelu_pytorch_tanh"}
+    tower = {"hidden_size": 32, "input_feat_size": 16, "conf_num_hidden_layers": 2, "conf_num_attention_heads": 2}
+    tower |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 14, "vocab_offset": 114}
+    seen = {"channel_multiplier": 1 / 16, "msfa_output_resolution": 2}
+    ids = {"boi_token_id": START, "eoi_token_id": 100, "image_token_id": 101}
+    ids |= {"boa_token_id": END, "eoa_token_id": 114, "audio_token_id": 115}
+    config = tf.Gemma3nConfig(
+        text_config=text,
+        vision_config={"model_args": seen, "vocab_size": 14, "vocab_offset": 100},
+        audio_config=tower,
+        vision_soft_tokens_per_image=4,
+        audio_soft_tokens_per_image=20,
+        **ids,
+    )
+    size = {"height": 96, "width": 96}
+    return config, Processors(
+        tf.SiglipImageProcessorPil(size=size, do_normalize=False), tf.Gemma3nAudioFeatureExtractor(feature_size=16)
+    )
+
+
+GEMMA3N = {"gemma3n": (_gemma3n, "Gemma3nForConditionalGeneration")}
 ALL_KINDS = {
     "qwen2_5_omni": (_qwen2_5_omni, "Qwen2_5OmniForConditionalGeneration"),
     "qwen3_omni_moe": (_qwen3_omni_moe, "Qwen3OmniMoeForConditionalGeneration"),
@@ -158,7 +188,7 @@ FAMILIES = {
 
 def make_hearing_checkpoint(family: str, path: Path) -> Path:
     """Write a random model to `path` and return it."""
-    make, architecture = (FAMILIES | ALL_KINDS)[family]
+    make, architecture = (FAMILIES | ALL_KINDS | GEMMA3N)[family]
     return write_random(path, *make(), architecture)
 
 

@@ -27,9 +27,10 @@ _LIBRARY = {"DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration"}
 def _class(architecture: str) -> Any:
     import transformers
 
-    from tests.fakes import dots_ocr
+    from tests.fakes import dots_ocr, gemma3n
 
-    return getattr(dots_ocr, architecture, None) or getattr(transformers, _LIBRARY.get(architecture, architecture))
+    own = getattr(dots_ocr, architecture, None) or vars(gemma3n).get(architecture)
+    return own or getattr(transformers, _LIBRARY.get(architecture, architecture))
 
 
 def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
@@ -47,7 +48,8 @@ def write_random(path: Path, config: Any, processor: Any, architecture: str, see
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 0.2 + 1.0 if parameter.dim() == 1 else noise * 2.0 / parameter.shape[-1] ** 0.5)
+            inputs = parameter.shape[-1] if parameter.shape[-1] > 1 else parameter[0].numel()  # of a convolution with 1
+            parameter.copy_(noise * 0.2 + 1.0 if parameter.dim() == 1 else noise * 2.0 / inputs**0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save_pretrained(path)

@@ -11,31 +11,70 @@ import pytest
 import torch
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
 from octavo.config.sounds import sound_section
 from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, InvalidRequest
+from octavo.errors import CheckpointError, InvalidRequest, OctavoError
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.sound_prompts import SoundPrompts
-from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, extractor
+from octavo.multimodal.usm_mel import UsmMel
+from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, GEMMA3N, extractor
 from tests.fakes.whisper import RATE, tone
 
 
 def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
     """The preprocessing stands where newer transformers write it."""
-    make, architecture = (FAMILIES | ALL_KINDS)[family]
+    make, architecture = (FAMILIES | ALL_KINDS | GEMMA3N)[family]
     model, processor = make()
-    settings = extractor() if family in ALL_KINDS else processor
+    settings = extractor() if family in ALL_KINDS else getattr(processor, "sounds", processor)
     config = model.to_dict() | {"architectures": [architecture]}
     part = "encoder_config" if family.startswith("granite_speech") else "audio_config"
     config.get("thinker_config", config)[part] |= audio
     (path / "config.json").write_text(json.dumps(config, default=str))
-    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": settings.to_dict()}, default=str))
+    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": settings.to_dict()}, default=_plain))
     checkpoint = Checkpoint.open(path)
     section = sound_section(checkpoint)
     assert section is not None
-    return SoundPrompts(checkpoint, section, {"audio": 4}, max_model_len=512, max_num_batched_tokens=64)
+    return SoundPrompts(checkpoint, section, _lines, {"audio": 4}, max_model_len=512, max_num_batched_tokens=64)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else str(value)
+
+
+def _lines(text: str) -> list[int]:
+    """Up to four line breaks are one token."""
+    return [90 + min(4, len(text) - start) for start in range(0, len(text), 4)]
+
+
+def test_line_breaks_around_sounds_are_joined_with_those_of_the_prompt(tmp_path: Path) -> None:
+    reader = prompts(tmp_path, "gemma3n")
+    written, media = reader.expand([7, 91, 115, 91, 115, 8, 91], {"audio": [tone(0.3), tone(0.4)]})
+    sound = [5, *[115] * 20, 114]
+    assert written == [7, 93, *sound, 94, 91, *sound, 92, 8, 91]
+    assert [each.spans for each in media] == [((3, 21),), ((27, 21),)]
+    expected = GEMMA3N["gemma3n"][0]()[1].sounds(tone(0.3), return_tensors="np")
+    assert np.array_equal(features_of(media[0]), expected["input_features"][0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dither": 0.1}, "dither is 0.1, expected 0.0"),
+        ({"feature_size": 80}, "feature_size is 80, expected 16"),
+        ({"sampling_rate": 3}, "sampling_rate is 3, expected 1,000 to 384,000"),
+        ({"hop_length_ms": 0.01}, "hop_length_ms is 0.01, expected at least one sample"),
+        ({"per_bin_mean": [1.0]}, r"per_bin_mean is \[1.0\], expected 16 numbers"),
+    ],
+)
+def test_spectrograms_that_gemma_does_not_hear_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(changes))
+    with pytest.raises(OctavoError, match=message):
+        UsmMel.of(tmp_path, Section({"input_feat_size": 16}, "config.json"), 188)
 
 
 def test_a_long_sound_is_windows_of_transformers_features(tmp_path: Path) -> None:
