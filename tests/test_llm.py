@@ -239,7 +239,7 @@ def test_batch_runs_in_any_thread(tmp_path: Path) -> None:
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.extend(texts(llm.generate(["abc"]))))
     thread.start()
-    thread.join(10)
+    thread.join(100)
     assert found == ["abc"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,12 @@ def test_a_proxy_without_an_engine_that_decodes_is_refused_unless_a_file_may_nam
 def test_an_engine_with_a_role_refuses_options_of_a_server_by_name() -> None:
     with pytest.raises(ConfigError, match="api_key is set, but role is decode: an engine with a role speaks no HTTP"):
         serve(role="decode", host="127.0.0.1", port=0, api_key=("key",))
+
+
+def test_an_engine_with_a_role_is_not_started_where_it_cannot_be_reached() -> None:
+    with pytest.raises(ConfigError, match="cluster_secret_file is not set, and 0.0.0.0 is not on this machine"):
+        serve(role="decode", host="0.0.0.0", port=0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: another program uses this port"):
+            serve(role="decode", host="127.0.0.1", port=port)

@@ -51,7 +51,7 @@ class RankProcesses:
         for connection in self._connections:
             connection.close()
         for process in self.processes:
-            process.join(20)
+            process.join(100)
             assert process.exitcode is not None, "a rank did not end"
 
 

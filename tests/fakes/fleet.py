@@ -63,7 +63,7 @@ class Fleet:
 
     async def end(self) -> None:
         for thread in self._threads:
-            await asyncio.to_thread(thread.join, 10)
+            await asyncio.to_thread(thread.join, 100)
             assert not thread.is_alive(), "a core does not end"
 
 

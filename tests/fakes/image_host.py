@@ -24,7 +24,7 @@ class ImageHost:
                 host.paths.append(self.path)
                 kind, _, target = self.path.partition("?")
                 if kind == "/silent":
-                    host.ends.wait(30)
+                    host.ends.wait(100)
                 elif kind == "/to":
                     self.send_response(302)
                     self.send_header("Location", target)

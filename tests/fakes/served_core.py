@@ -34,5 +34,5 @@ async def served_core(core: Any, inbox: Inbox | None = None) -> AsyncIterator[Pr
         yield client
     finally:
         await client.shutdown()
-        await asyncio.to_thread(thread.join, 10)
+        await asyncio.to_thread(thread.join, 100)
         assert not thread.is_alive(), "the core does not end"

@@ -94,7 +94,7 @@ class Driver:
             if not self.core.has_unfinished() or until():
                 return
             if self.core.is_waiting:
-                assert self.woken.wait(10), "nothing wakes a core that waits for an adapter"
+                assert self.woken.wait(100), "nothing wakes a core that waits for an adapter"
                 self.woken.clear()
             self.step()
         raise AssertionError("the requests do not end")

@@ -32,7 +32,7 @@ class Served:
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(100)
 
     def _run(self) -> None:
         with (
@@ -64,7 +64,7 @@ class Served:
         return self.join()
 
     def join(self) -> int:
-        self._thread.join(10)
+        self._thread.join(100)
         assert not self._thread.is_alive()
         assert self.exit_code is not None
         return self.exit_code
@@ -119,5 +119,5 @@ def server(_shared_server: Served) -> Served:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=100) as client:
         yield client

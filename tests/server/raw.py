@@ -35,7 +35,7 @@ class Answer:
 def connect(url: str) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(url)
     assert parts.hostname is not None
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=100)
     try:
         yield connection
     finally:
@@ -67,7 +67,7 @@ class EventReader:
 
     def __init__(self, url: str, path: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=100)
         self._connection.request("GET", path, headers=headers)
         self.response = self._connection.getresponse()
         self.last_id = ""

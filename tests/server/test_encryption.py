@@ -42,8 +42,8 @@ def make_pair(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def connected(served: Served, context: ssl.SSLContext) -> Iterator[http.client.HTTPSConnection]:
-    address = socket.create_connection(("127.0.0.1", urlsplit(served.url).port or 0), timeout=10)
-    connection = http.client.HTTPSConnection("127.0.0.1", timeout=10)
+    address = socket.create_connection(("127.0.0.1", urlsplit(served.url).port or 0), timeout=100)
+    connection = http.client.HTTPSConnection("127.0.0.1", timeout=100)
     with address, context.wrap_socket(address, server_hostname="127.0.0.1") as connection.sock:
         yield connection
 
@@ -130,7 +130,7 @@ def test_files_that_are_no_pair_are_an_error_at_the_start(tmp_path: Path, pair: 
 
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=100)
         self._path = path
 
     def connect(self) -> None:

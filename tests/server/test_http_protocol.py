@@ -26,7 +26,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 @contextmanager
 def opened(url: str) -> Iterator[socket.socket]:
     parts = urlsplit(url)
-    with socket.create_connection((str(parts.hostname), parts.port or 0), timeout=20) as connection:
+    with socket.create_connection((str(parts.hostname), parts.port or 0), timeout=100) as connection:
         yield connection
 
 
@@ -237,7 +237,7 @@ def test_old_clients_get_no_chunks(server: Served) -> None:
 
 
 def test_headers_have_a_deadline(start_server: Start) -> None:
-    server = start_server(header_timeout_s=0.2)
+    server = start_server(header_timeout_s=1.0)
     with opened(server.url) as silent, opened(server.url) as half, opened(server.url) as second:
         half.sendall(HEALTH)
         second.sendall(HEALTH + b"\r\n" + HEALTH)
@@ -253,25 +253,25 @@ def test_bodies_have_a_deadline_however_slowly_they_drip(start_server: Start) ->
         connection.sendall(POST + b"Content-Length: 1000\r\n\r\n")
         connection.settimeout(0.02)
         started_at = time.monotonic()
-        while time.monotonic() - started_at < 20:
+        while time.monotonic() - started_at < 100:
             connection.sendall(b" ")
             try:
                 connection.recv(1, socket.MSG_PEEK)
             except TimeoutError:
                 continue
             break
-        connection.settimeout(20)
+        connection.settimeout(100)
         status, error = answer(connection)
         assert (status, error["code"]) == (408, "request_timeout")
 
 
 def test_idle_connections_stay_open_longer_than_headers_may_take(start_server: Start) -> None:
-    server = start_server(header_timeout_s=0.1)
+    server = start_server(header_timeout_s=0.6)
     with opened(server.url) as connection:
-        for _ in range(3):
+        for idle_s in (0.8, 0.0):
             connection.sendall(HEALTH + b"\r\n")
             assert answer(connection)[0] == 200
-            time.sleep(0.2)
+            time.sleep(idle_s)
 
 
 def test_body_is_not_read_before_the_key_is_checked(start_server: Start) -> None:
@@ -400,7 +400,7 @@ def test_client_that_leaves_with_or_within_a_second_request_ends_the_first(serve
         eventually(lambda: server.llm.requests)
         connection.sendall(second)
         time.sleep(0.2)
-    eventually(lambda: len(server.llm.aborted) == 1, timeout_s=20)
+    eventually(lambda: len(server.llm.aborted) == 1)
 
 
 # The end of a server.
@@ -422,7 +422,10 @@ def test_connections_without_a_request_do_not_hold_up_the_end(start_server: Star
         assert all(is_closed(connection) for connection in connections)
 
 
-def test_a_refused_client_that_stays_does_not_hold_up_the_end(start_server: Start) -> None:
+def test_a_refused_client_that_stays_does_not_hold_up_the_end(
+    start_server: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "_LINGER_S", 100.0)
     server = start_server(shutdown_timeout_s=3600.0)
     with opened(server.url) as connection:
         connection.sendall(b"no HTTP\r\n\r\n")
@@ -434,7 +437,7 @@ def test_a_refused_client_that_stays_does_not_hold_up_the_end(start_server: Star
 
 def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: Start) -> None:
     for _ in range(3):
-        server = start_server(shutdown_timeout_s=20.0)
+        server = start_server(shutdown_timeout_s=100.0)
         outcomes: Counter[str] = Counter()
 
         def client(url: str, outcomes: Counter[str]) -> None:
@@ -454,5 +457,5 @@ def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: St
         eventually(lambda seen=outcomes: seen["200"] > 20)
         assert server.stop() == 0
         for each in clients:
-            each.join(20)
+            each.join()
         assert set(outcomes) == {"200"}, outcomes

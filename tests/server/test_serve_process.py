@@ -52,7 +52,7 @@ class ServerProcess:
 
     def wait(self) -> int:
         """The exit code, once process and output have ended."""
-        code = self.process.wait(20)
+        code = self.process.wait(100)
         for reader in self._readers:
             reader.join()
         assert self.process.stdout is not None
@@ -144,7 +144,7 @@ def server(start: Callable[..., ServerProcess]) -> ServerProcess:
 
 
 def test_server_answers_and_rests(server: ServerProcess) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=100) as client:
         assert [model.id for model in client.models.list()] == ["tiny"]
         conversation = [{"role": "user", "content": "Hello"}]
         fields: Any = {"model": "tiny", "messages": conversation, "max_tokens": 8, "temperature": 0}
@@ -178,7 +178,7 @@ def test_server_answers_and_rests(server: ServerProcess) -> None:
 
 def test_killed_core_is_started_again_and_streams_go_on_until_given_up(start: Callable[..., ServerProcess]) -> None:
     server = start("--max-core-restarts", "1")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=100) as client:
         name = client.models.list().data[0].id
         fields: dict[str, Any] = {"model": name, "prompt": "ab", "max_tokens": 1500, "seed": 1, "n": 2}
         fields["extra_body"] = {"ignore_eos": True}
@@ -250,7 +250,7 @@ def test_no_request_is_lost_at_a_signal_and_nothing_is_left(start: Callable[...,
     assert not any("Traceback" in line for line in server.errors), "".join(server.errors)
     assert not Path(f"/proc/{server.core_pid}").exists()
     for each in clients:
-        each.join(20)
+        each.join()
     assert set(outcomes) == {200}, outcomes
 
 
@@ -259,7 +259,7 @@ def test_model_that_is_not_there_is_one_line_and_an_error(tmp_path: Path) -> Non
         [sys.executable, "-m", "octavo", "serve", str(tmp_path / "nothing"), "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.strip().splitlines()) == 1

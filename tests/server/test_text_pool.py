@@ -49,7 +49,7 @@ def setup(directory: Path, **tokenizer: Any) -> TextSetup:
 
 def with_pool(of: TextSetup, use: Callable[[TextPool], Coroutine[Any, Any, Any]], **options: Any) -> Any:
     async def run() -> Any:
-        return await asyncio.wait_for(use(TextPool(of, **options)), 60)
+        return await asyncio.wait_for(use(TextPool(of, **options)), 200)
 
     return asyncio.run(run())
 

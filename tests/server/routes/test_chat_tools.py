@@ -45,7 +45,7 @@ def client(thinking: Served) -> Iterator[openai.OpenAI]:
     thinking.llm.reset()
     thinking.llm.sentence = TEXT
     thinking.llm.max_prompt_len = 4096
-    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0, timeout=100) as client:
         yield client
 
 
@@ -294,7 +294,7 @@ def test_refusal_names_the_field(client: openai.OpenAI, fields: Any, param: str,
 
 def test_a_server_may_forbid_that_the_model_chooses_calls(start_server: Any) -> None:
     served = start_server(enable_auto_tool_choice=False)
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=10)
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=100)
     with client, pytest.raises(openai.BadRequestError, match="--enable-auto-tool-choice"):
         ask(client)
 

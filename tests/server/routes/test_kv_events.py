@@ -121,7 +121,7 @@ def test_a_router_follows_the_stream_as_the_recipe_says(start: Any) -> None:
     assert server.ask("s", "/reset_prefix_cache", b"", method="POST").status == 200
     eventually(lambda: cached[0] == set())
     server.stop()
-    thread.join(10)
+    thread.join(100)
 
 
 def test_without_keys_only_a_salt_hides_a_prompt(start: Any, read: Any) -> None:
