@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,47 @@ def guessing(method: str, model: Path, folder: Path) -> dict[str, Any]:
     return config | {"prompt_lookup_min": 1}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    make_checkpoint("llama", base, vocab_size=VOCABULARY, num_hidden_layers=3)
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A model with adapters, and what they give without guesses."""
+    base = make_checkpoint("llama", tmp_path_factory.mktemp("base"), vocab_size=VOCABULARY, num_hidden_layers=3)
     write_byte_tokenizer(base)
     for seed, name in enumerate(adapters.NAMES, 1):
         make_adapter(base, base / name, LINEAR, rank=4 * seed, seed=seed)
     with adapters.opened(base) as llm:
-        expected = adapters.together(llm, base)
+        return base, adapters.together(llm, base)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_change_nothing_beside_adapters(method: str, adapted: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    base, expected = adapted
     with adapters.opened(base, max_loras=2, speculative_config=guessing(method, base, tmp_path / "other")) as llm:
         take_all(llm, seed=1)
         for _ in range(2):  # the second time prompts are found in the prefix cache
             assert adapters.together(llm, base) == expected
         assert stats(llm).num_draft_tokens > 10
+
+
+IMAGES: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
+
+
+def seen(llm: LLM) -> list[Any]:
+    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 1, "n": 2}]
+    params = [SamplingParams(max_tokens=24, logprobs=2, ignore_eos=True, **way) for way in ways]
+    return [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[Any]]]:
+    """By family a model that reads images, and what it gives without guesses."""
+
+    @cache
+    def model(family: str) -> tuple[Path, list[Any]]:
+        path = make_vision_checkpoint(family, tmp_path_factory.mktemp(family))
+        with LLM(str(path), **IMAGES) as llm:
+            return path, seen(llm)
+
+    return model
 
 
 @pytest.mark.parametrize(
@@ -78,36 +106,26 @@ def test_guesses_change_nothing_beside_adapters(method: str, tmp_path: Path) -> 
         *(("qwen3_vl", each) for each in ("suffix", "draft_model", "eagle3")),
     ],
 )
-def test_guesses_change_nothing_of_prompts_with_images(family: str, method: str, tmp_path: Path) -> None:
-    path = make_vision_checkpoint(family, tmp_path / "model")
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=24, logprobs=2, ignore_eos=True),
-        SamplingParams(seed=1, n=2, max_tokens=24, logprobs=2, ignore_eos=True),
-    ]
-    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
-    with LLM(str(path), **options) as llm:
-        expected = [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params]
-    options["max_num_batched_tokens"] = images.WIDEST.get(family, 16) + 1
-    with LLM(str(path), speculative_config=guessing(method, path, tmp_path / "other"), **options) as llm:
-        take_all(llm, seed=1)  # some prompts are guessed behind later than they are computed, in pieces
-        for _ in range(2):
-            assert [images.bits(llm.generate(images.PROMPTS, each, use_tqdm=False)) for each in params] == expected
-        assert stats(llm).num_draft_tokens > 10
-
-
-def test_a_head_reads_the_streams_of_tokens_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, widths, extend = make_vision_checkpoint("qwen3_vl", tmp_path / "model"), [], Drafter.extend
+def test_guesses_change_nothing_of_prompts_with_images(
+    reader: Any, family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = reader(family)
+    widths, extend = [], Drafter.extend
 
     def noted(drafter: Drafter, rows: Any, outputs: Any, states: Sequence[Tensor]) -> list[RowOutput]:
         widths.append(sum(each.shape[1] for each in states))
         return extend(drafter, rows, outputs, states)
 
     monkeypatch.setattr(Drafter, "extend", noted)
-    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
-    with LLM(str(path), speculative_config=guessing("eagle3", path, tmp_path / "other"), **options) as llm:
+    options = IMAGES | {"max_num_batched_tokens": images.WIDEST.get(family, 16) + 1}
+    with LLM(str(path), speculative_config=guessing(method, path, tmp_path / "other"), **options) as llm:
+        take_all(llm, seed=1)  # some prompts are guessed behind later than they are computed, in pieces
+        for _ in range(2):
+            assert seen(llm) == expected
+        assert stats(llm).num_draft_tokens > 10
+    if method == "eagle3":  # which reads three streams of each token, also of an image's
         hidden_size = json.loads((path / "config.json").read_text())["text_config"]["hidden_size"]
-        llm.generate(images.PROMPTS, SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
-    assert set(widths) == {3 * hidden_size}
+        assert set(widths) == {3 * hidden_size}
 
 
 @pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])
@@ -146,8 +164,7 @@ def test_a_head_draws_no_guesses_over_ranks() -> None:
 async def test_a_split_engine_with_a_draft_model_gives_what_one_without_gives() -> None:
     # steps that take equally long whatever they verify, for a beginning
     guess = {"method": "draft_model", "model": "octavo-tiny", "num_speculative_tokens": 3, "step_ms": [[1, 1], [64, 1]]}
-    async with split.started() as llm:
-        expected = await split.read_all(llm)
+    expected, _ = split.of_one_engine()
     async with split.started(prefill=1, decode=1, split_min_tokens=8, speculative_config=guess) as llm:
         # its part of the prompt comes with the handover: behind that it guesses as the model does
         params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.speculative_args import Method
+from octavo.core.outputs import CompletionOutput
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_draft_models import proposals, stats, take_all
@@ -62,10 +64,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
+def load(paths: dict[str, Path], method: str, **options: Any) -> LLM:
     own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
-    if method is None:
-        return LLM(str(paths["model"]), **own)
     if method in ("speculator", "parallel"):
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
@@ -74,6 +74,13 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
         llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))
     return llm
+
+
+@cache
+def without_head(model: Path, quantization: str | None) -> list[list[CompletionOutput]]:
+    own: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64, "quantization": quantization}
+    with LLM(str(model), dtype="bfloat16", **own) as llm:
+        return answers(llm)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "dflash", "medusa", "mlp_speculator"])
@@ -87,8 +94,7 @@ def load(paths: dict[str, Path], method: str | None, **options: Any) -> LLM:
     ],
 )
 def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[str, Path]) -> None:
-    with load(paths, None, quantization=options.get("quantization")) as llm:
-        expected = answers(llm)
+    expected = without_head(paths["model"], options.get("quantization"))
     with load(paths, method, max_num_seqs=8, **options) as llm:
         for _ in range(2):
             assert answers(llm) == expected
@@ -124,13 +130,14 @@ def test_a_head_guesses_what_its_formula_says(method: str, model: str, paths: di
         return make(head, library.model.embed_tokens.weight, states, known, count)
 
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    for prompt in PROMPTS[1:4]:
-        with load(paths, method, dtype="float32", max_num_batched_tokens=16, max_num_seqs=8) as llm:
-            seen = proposals(llm)
+    options: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    with load(paths, method, enable_prefix_caching=False, **options) as llm, torch.inference_mode():
+        seen = proposals(llm)
+        for prompt in PROMPTS[1:4]:
+            seen.clear()
             tokens = [*prompt, *llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids]
-        assert len(seen) > 3
-        for num_known, proposed in seen:
-            with torch.inference_mode():
+            assert len(seen) > 3
+            for num_known, proposed in seen:
                 assert list(proposed) == guessed(tokens[:num_known], len(proposed))
 
 

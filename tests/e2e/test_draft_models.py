@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         make_checkpoint(family, path, **sizes | own)
         found[name] = str(write_byte_tokenizer(path))
     return found
+
+
+@cache
+def without_guesses(model: str, quantization: str | None = None, kv_cache_dtype: str = "auto") -> Any:
+    with load({"model": model}, None, quantization=quantization, kv_cache_dtype=kv_cache_dtype) as llm:
+        return answers(llm)
 
 
 def load(paths: dict[str, str], draft: str | None, **options: Any) -> LLM:
@@ -98,8 +105,7 @@ def proposals(llm: LLM) -> list[tuple[int, tuple[int, ...]]]:
 )
 def test_a_draft_model_changes_no_bit(options: dict[str, Any], paths: dict[str, str]) -> None:
     plain = {key: options[key] for key in options if key in ("quantization", "kv_cache_dtype")}
-    with load(paths, None, **plain) as llm:
-        expected = answers(llm)
+    expected = without_guesses(paths["model"], **plain)
     with load(paths, "other", max_num_seqs=8, **options) as llm:
         for _ in range(2):  # the second time prompts are found in the prefix cache
             assert answers(llm) == expected
@@ -109,8 +115,7 @@ def test_a_draft_model_changes_no_bit(options: dict[str, Any], paths: dict[str, 
 
 
 def test_a_parallel_draft_model_guesses_at_masks_and_changes_no_bit(paths: dict[str, str]) -> None:
-    with load(paths, None) as llm:
-        expected = answers(llm)
+    expected = without_guesses(paths["model"])
     with load(paths, "parallel", max_num_seqs=8, max_num_batched_tokens=16) as llm:
         for _ in range(2):
             assert answers(llm) == expected

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo import LLM
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from tests.e2e.test_dying_cores import processes
@@ -76,13 +77,30 @@ async def read(llm: AsyncLLM, number: int, kind: str, salt: str | None) -> Any:
     return pieces, output.num_generated_tokens, output.prompt_logprobs if not streams else None
 
 
+ASKED = [
+    (number, kind, salt) for number, kind in enumerate([*KINDS, *KINDS]) for salt in (None, "salted")[: 1 + number % 2]
+]
+
+
 async def read_all(llm: AsyncLLM) -> list[Any]:
-    asked = [
-        (number, kind, salt)
-        for number, kind in enumerate([*KINDS, *KINDS])
-        for salt in (None, "salted")[: 1 + number % 2]
-    ]
-    return list(await asyncio.gather(*(read(llm, *each) for each in asked)))
+    return list(await asyncio.gather(*(read(llm, *each) for each in ASKED)))
+
+
+def of_one_engine() -> tuple[list[Any], int]:
+    """What the same requests give in one engine of this process, and how many tokens their prompts have."""
+    params = [SamplingParams(**{"max_tokens": 12} | KINDS[kind]) for _, kind, _ in ASKED]
+    prompts, salts = [prompt_of(number) for number, *_ in ASKED], [salt for *_, salt in ASKED]
+    with LLM(num_gpu_blocks_override=512, threads=1) as llm:
+        outputs = llm.generate(prompts, params, cache_salt=salts, use_tqdm=False)
+        found = [
+            (
+                {each.index: each for each in output.outputs},
+                output.num_generated_tokens,
+                output.prompt_logprobs if number % 2 else None,
+            )
+            for (number, *_), output in zip(ASKED, outputs, strict=True)
+        ]
+        return found, llm.engine.stats.num_prompt_tokens
 
 
 async def leave(llm: AsyncLLM, count: int) -> None:
@@ -114,9 +132,7 @@ def meeting_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 async def test_split_engines_give_what_one_gives(caplog: pytest.LogCaptureFixture, meeting_places: Path) -> None:
-    async with started() as llm:
-        expected = await read_all(llm)
-        num_prompt_tokens = llm.stats.num_prompt_tokens
+    expected, num_prompt_tokens = of_one_engine()
     with caplog.at_level(logging.INFO, "octavo"):
         async with started(prefill=1, decode=1, split_min_tokens=8) as llm:
             (place,) = meeting_places.glob("octavo-split-*")
