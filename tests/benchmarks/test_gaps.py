@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from benchmarks.gaps import Asked, Server, Streamed, figures, poisson, run, streams
 from octavo.errors import EngineDeadError
+from tests.fakes.http_server import serving
 
 
 class Completions(BaseHTTPRequestHandler):
@@ -37,20 +37,12 @@ class Completions(BaseHTTPRequestHandler):
         self.send_response(status)
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None:
-        """Nothing is printed."""
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     Completions.asked = []
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Completions)
-    thread = Thread(target=listener.serve_forever)
-    thread.start()
-    yield Server("stub", f"http://127.0.0.1:{listener.server_port}")
-    listener.shutdown()
-    thread.join()
-    listener.server_close()
+    with serving(Completions) as port:
+        yield Server("stub", f"http://127.0.0.1:{port}")
 
 
 def test_every_token_of_every_request_is_an_event(server: Server) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.fakes.http_server import serving
 
 COMMIT = "c0ffee" * 6 + "beef"
 
@@ -38,9 +39,6 @@ def serve_hub(hub: FakeHub) -> Iterator[FakeHub]:
 
         def do_HEAD(self) -> None:
             self.answer(with_body=False)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Nothing: the test reads `downloads`."""
 
         def answer(self, *, with_body: bool) -> None:
             path = self.path.partition("?")[0].strip("/")
@@ -109,14 +107,6 @@ def serve_hub(hub: FakeHub) -> Iterator[FakeHub]:
                 self.wfile.write(body[: len(body) // 2] if is_cut else body)
                 self.close_connection = is_cut
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(Handler) as port:
+        hub.address = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

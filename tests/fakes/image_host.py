@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
+
+from tests.fakes.http_server import serving
 
 IMAGE = b"an image"
 
@@ -35,23 +36,16 @@ class ImageHost:
                     for _ in range(1 if kind == "/image" else host.size >> 16):
                         self.wfile.write(IMAGE if kind == "/image" else bytes(1 << 16))
 
-            def log_message(self, *_: Any) -> None:
-                """Write nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.handler, self.url = Handler, ""
 
 
 @contextmanager
 def image_host(size: int = 0) -> Iterator[ImageHost]:
     """Run a host until the block ends. size: bytes of `/large`."""
     host = ImageHost(size)
-    thread = threading.Thread(target=host.server.serve_forever)
-    thread.start()
-    try:
-        yield host
-    finally:
-        host.ends.set()
-        host.server.shutdown()
-        thread.join()
-        host.server.server_close()
+    with serving(host.handler) as port:
+        host.url = f"http://127.0.0.1:{port}"
+        try:
+            yield host
+        finally:
+            host.ends.set()

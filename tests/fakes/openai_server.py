@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.fakes.http_server import serving
 
 
 @dataclass
@@ -39,9 +40,6 @@ def serve_openai(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
     """Serve it on a free local port."""
 
     class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Nothing."""
-
         def do_GET(self) -> None:
             fake.keys.append(self.headers.get("Authorization"))
             body = fake.pages.get(self.path)
@@ -70,14 +68,5 @@ def serve_openai(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
             self.end_headers()
             self.wfile.write(body)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    fake.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(Handler) as fake.port:
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

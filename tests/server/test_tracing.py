@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.server import tracing
 from octavo.server.tracing import Tracer
+from tests.fakes.http_server import serving
 from tests.server.raw import ask
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -86,20 +86,13 @@ def test_a_server_sends_spans_to_its_collector(start_server: Any) -> None:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None: ...
-
-    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    Thread(target=collector.serve_forever, daemon=True).start()
-    try:
-        server = start_server(otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_port}/v1/traces")
+    with serving(Collector) as port:
+        server = start_server(otlp_traces_endpoint=f"http://127.0.0.1:{port}/v1/traces")
         headers = {"traceparent": FIELDS[b"traceparent"].decode()}
         for stream in (False, True):
             body = {"prompt": ["ab", "cd"], "max_tokens": 3, "stream": stream}
             assert ask(server.url, "/v1/completions", body, headers=headers).status == 200
         server.stop()
-    finally:
-        collector.shutdown()
-        collector.server_close()
     spans = [
         span
         for each in received
