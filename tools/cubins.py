@@ -56,7 +56,8 @@ def compiled(call: Call, capability: int) -> tuple[bytes, dict[str, Any]]:
     knobs.compilation.disable_line_info = True
     knobs.compilation.always_compile = True
     function = triton_function(call.kernel)
-    names, constants = function.arg_names, dict(call.constants)
+    names = function.arg_names
+    constants = {each.name: each.default for each in function.params if each.has_default} | dict(call.constants)
     options = {name: constants.pop(name) for name in list(constants) if name not in names}
     types = {
         name: "constexpr" if kind == ONE else kind.removesuffix(ALIGNED)

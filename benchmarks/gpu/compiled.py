@@ -4,7 +4,9 @@ python -m benchmarks.gpu.compiled [--capability 90] [--kernel NAME ...]
 
 Prints one JSON line per kernel: registers of a thread, bytes of its stack (spilled registers), bytes of shared memory,
 how many instructions of each kind of tensor core (HMMA, from Hopper on HGMMA; IMMA of integers) its code has, and where
-it has some, how many instructions each of its loops has, and how many of those read or write spilled registers.
+it has some, how many instructions each of its loops has, and how many of those read or write spilled registers. Of a
+kernel that waits for earlier launches: which tensors it reads before, how many reads of machine code these are, and how
+many writes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +71,13 @@ _STRIDES = (
 UNFUSED = {"enable_fp_fusion": False}
 _WAITS = re.compile(r"\bREDG(.*?)\bLDG\.E\.STRONG", re.DOTALL)
 """What is between a program's arrival at a barrier of the grid and its first look at the counter."""
+_WAIT, _WAIT_OF_CODE = "griddepcontrol.wait", "ACQBULK"
+"""The wait of a dependent launch for earlier ones, in PTX and in machine code."""
+_DEPENDENT = (
+    *("linear, 16 rows", "linear, 16 rows, gated", "linear, 32 rows", "rms_norm", "rotate_and_store", "silu_and_mul"),
+    *("attend one token", "attend a chunk", "merge"),
+)
+"""Kernels that are compiled as dependent launches too."""
 _FLOATS = frozenset({"scale", "eps", "offset", "first", "second", "least", "most"})
 _INTEGERS = frozenset(
     {
@@ -108,7 +117,15 @@ class Kernel(NamedTuple):
 
 
 def kernels() -> Iterator[Kernel]:
-    """Yield every kernel."""
+    """Yield every kernel, and those of decode steps as dependent launches too."""
+    for each in plain_kernels():
+        yield each
+        if each.name in _DEPENDENT:
+            yield each._replace(name=f"{each.name}, dependent", constants={**each.constants, "IS_DEPENDENT": True})
+
+
+def plain_kernels() -> Iterator[Kernel]:
+    """Yield every kernel as an ordinary launch."""
     division = Division()
     common = {"VALUE": 128, "DV": 128, "CHUNK": division.chunk, "AHEAD": 0, "HAS_WINDOW": False, "HAS_SINKS": False}
     shape = {"DIM": 128, "D": 128, "BLOCK": 16, "CAP": 0.0, "HAS_SLOPES": False}
@@ -271,7 +288,8 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
     one = dict.fromkeys(
         [each.name for each in kernel.function.params if each.name == "M" and not each.do_not_specialize], 1
     )
-    known = {**one, **kernel.constants}
+    defaults = {each.name: each.default for each in kernel.function.params if each.has_default}
+    known = {**one, **defaults, **kernel.constants}
     signature = {name: "constexpr" if name in known else kernel.types.get(name) or _type_of(name) for name in names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
@@ -287,7 +305,8 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         file.flush()
         usage = _output("-res-usage", file.name)
         # disassembling takes longer than all else: what has no instruction of tensor cores before has none behind
-        code = _output("-sass", file.name) if "mma." in made.asm["ptx"] else ""
+        has_code = any(each in made.asm["ptx"] for each in ("mma.", _WAIT))
+        code = _output("-sass", file.name) if has_code else ""
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
     loops = loops_of(code)
@@ -301,9 +320,33 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         "hgmma": len(re.findall(r"\bHGMMA", code)),
         "bytes": len(made.asm["cubin"]),
         "loops": [len(each) for each in loops],
+        **before_wait(made.asm["ptx"], code, [name for name in names if signature[name] != "constexpr"]),
         "requested_before_waits": [len(re.findall(r"LDG\.E\.128", part)) for part in _WAITS.findall(code)],
         "spilled_in_loops": sum(bool(re.search(r"\b(LDL|STL)\b", line)) for each in loops for line in each),
     }
+
+
+def before_wait(ptx: str, code: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a program reads and writes before it waits for earlier launches; nothing for one that does not wait.
+
+    names: of the arguments that are parameters. An address is followed back to the parameters that it is made of.
+    """
+    early, wait, _ = ptx.partition(_WAIT)
+    if not wait:
+        return {}
+    made_of: dict[str, set[str]] = {}
+    read: set[str] = set()
+    for line in early.splitlines():
+        registers = re.findall(r"%[a-z]+\d+", line)
+        if registers:
+            given = {names[int(place)] for place in re.findall(r"ld\.param.*_param_(\d+)\]", line)}
+            made_of[registers[0]] = given.union(*(made_of.get(each, set()) for each in registers[1:]))
+        if "ld.global" in line:
+            address = re.findall(r"%[a-z]+\d+", line.partition("[")[2])
+            read = read.union(*(made_of.get(each, set()) for each in address))
+    before = code.partition(_WAIT_OF_CODE)[0]
+    writes = len(re.findall(r"\b(?:st|red|atom)\.global|cp\.async\b", early))
+    return {"read_early": sorted(read), "early_reads": len(re.findall(r"\bLDG", before)), "early_writes": writes}
 
 
 def loops_of(code: str) -> list[list[str]]:

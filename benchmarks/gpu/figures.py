@@ -16,6 +16,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +39,16 @@ WAYS: Final[Mapping[str, dict[str, Any]]] = {
 }
 
 BOTH: Final = ("as it is", "batch invariant")
+
+
+@contextmanager
+def opened(model: str, device: str, options: Mapping[str, Any]) -> Iterator[LLM]:
+    """Open an engine of one of `CONFIGS` with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_config(Path(folder) / model, CONFIGS[model])
+        common: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 4096}
+        with LLM(str(path), device=device, max_num_seqs=256, **common, **options) as llm:
+            yield llm
 
 
 def timed(llm: LLM, prompts: list[Any], max_tokens: int | list[int]) -> float:
@@ -129,27 +141,21 @@ def figures(
     ways: Sequence[str] = tuple(WAYS),
 ) -> Iterator[dict[str, Any]]:
     """Yield every figure."""
-    for name in models:
-        config = CONFIGS[name]
-        with tempfile.TemporaryDirectory() as folder:
-            path = write_config(Path(folder) / name, config)
-            common: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 4096}
-            for way in ways:
-                options = WAYS[way]
-                # large models take long to start: two ways of them say enough
-                if (way == "batch invariant" and device == "cpu") or (name != models[0] and way not in BOTH):
-                    continue
-                begun = time.perf_counter()
-                with LLM(str(path), device=device, max_num_seqs=256, **common, **options) as llm:
-                    about = {"model": name, "way": way}
-                    yield {**about, "start_s": time.perf_counter() - begun}
-                    for batch in (1, 64):
-                        yield {**about, **decode(llm, config, batch, limits)}
-                        if device == "cuda" and way == "as it is":
-                            yield {**about, **idle(llm, config, batch)}
-                    yield {**about, **prefill(llm, config, 2048, limits)}
-                    if name == models[0] and way == "as it is":
-                        yield {**about, **nano_vllm(llm, config)}
+    for name, way in product(models, ways):
+        config, about = CONFIGS[name], {"model": name, "way": way}
+        # large models take long to start: two ways of them say enough
+        if (way == "batch invariant" and device == "cpu") or (name != models[0] and way not in BOTH):
+            continue
+        begun = time.perf_counter()
+        with opened(name, device, WAYS[way]) as llm:
+            yield {**about, "start_s": time.perf_counter() - begun}
+            for batch in (1, 64):
+                yield {**about, **decode(llm, config, batch, limits)}
+                if device == "cuda" and way == "as it is":
+                    yield {**about, **idle(llm, config, batch)}
+            yield {**about, **prefill(llm, config, 2048, limits)}
+            if name == models[0] and way == "as it is":
+                yield {**about, **nano_vllm(llm, config)}
 
 
 def main() -> None:

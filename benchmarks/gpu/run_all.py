@@ -26,6 +26,7 @@ from torch import Tensor
 from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
 from benchmarks.gpu.figures import figures
 from benchmarks.gpu.logprobs import logprobs
+from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.persistent import persistent
 from benchmarks.gpu.ranks import ranks
 from benchmarks.gpu.small import small
@@ -315,6 +316,7 @@ def main() -> int:
         "tile-times": tiles,
         "sampler-times": partial(time_sampler, limits),
         "figures": partial(figures, limits),
+        "overlap": partial(overlap, limits),
         "persistent": partial(persistent, limits),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -322,7 +324,7 @@ def main() -> int:
     chosen = parser.parse_args().parts
     print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
     num_failed = 0
-    is_timed = any(name.endswith(("-times", "figures", "persistent")) for name in chosen)
+    is_timed = any(name.endswith(("-times", "figures", "overlap", "persistent")) for name in chosen)
     for name, part in [*([("limits", measured)] if is_timed else []), *((name, parts[name]) for name in chosen)]:
         begun = time.monotonic()
         try:

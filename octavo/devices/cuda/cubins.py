@@ -87,6 +87,7 @@ class _Variant:
     def __init__(self, call: Call, code: bytes, about: Mapping[str, Any]) -> None:
         self.name: str = about["function"]
         self.threads, self.shared_bytes = 32 * about["num_warps"], about["shared"]
+        self.is_dependent = ("launch_pdl", True) in call.constants
         self.places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
         """Places of the arguments that are parameters."""
         self.function: int | None = None
@@ -108,7 +109,8 @@ class _Variant:
             parameters = self._new_parameters()
         packed, addresses = parameters
         self._layout.pack_into(packed, 0, *given, *self._scratch)
-        driver.launch(self.function or self.load(driver), grid, self.threads, self.shared_bytes, addresses)
+        function = self.function or self.load(driver)
+        driver.launch(function, grid, self.threads, self.shared_bytes, addresses, is_dependent=self.is_dependent)
         self._free.append(parameters)  # the driver has read them
 
     def load(self, driver: Driver) -> int:

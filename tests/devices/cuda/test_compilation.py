@@ -23,8 +23,13 @@ FEW = (
     *("attend one token", "attend a prompt", "attend a prompt in chunks", "rotate_and_store"),
     *("linear, 16 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
     "coded int4 and 16 bits, 1 rows",
+    *("linear, 16 rows, dependent", "linear, 16 rows, gated, dependent", "rms_norm, dependent"),
+    "rotate_and_store, dependent",
 )
 """What is compiled in any run: two seconds each."""
+EARLY_READS = {"linear, 16 rows": 16, "linear, 16 rows, gated": 16, "rms_norm": 4}
+"""Of 16 bytes for each of 128 threads, before the wait of a dependent launch: 512 inputs of 32 outputs of a weight, 256
+of twice as many, and the whole weight of a norm."""
 SPILLED_BYTES = {"attend a prompt in chunks": 48, "filters, settle": 24}
 """What Triton 3.7 spills; 3.9 spills nothing."""
 MOST_INSTRUCTIONS = {
@@ -50,6 +55,11 @@ def compiled(*names: str) -> dict[str, dict[str, Any]]:
     assert not any(each["spilled_in_loops"] for each in found.values())
     assert all(found[name]["loops"][0] <= most for name, most in MOST_INSTRUCTIONS.items() if name in found)
     assert max(each["shared"] for each in found.values()) <= SHARED_BYTES
+    for name, each in found.items():
+        if name.endswith(", dependent"):  # what no launch of a step writes may be read before earlier ones have ended
+            num_early = EARLY_READS.get(name.removesuffix(", dependent"), 0)
+            assert (each["early_reads"], each["early_writes"]) == (num_early, 0), name
+            assert {*each["read_early"]} - {"K", "N", "chunk"} == ({"weight"} if num_early else set()), name
     return found
 
 
@@ -59,6 +69,7 @@ def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
     assert all(found[name]["hmma"] > 0 for name in ("attend one token", "linear, 16 rows"))
     assert found["linear, 2048 rows, gated"]["hgmma"] > 0
     assert found["coded int8, 1 rows"]["imma"] > 0
+    assert sum("early_reads" in each for each in found.values()) == 4
     assert sum(each["bytes"] for each in found.values()) < 1 << 20
 
 

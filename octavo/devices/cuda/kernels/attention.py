@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.dependent import wait_for_earlier
 from octavo.devices.cuda.kernels.elementwise import rounded
 from octavo.devices.cuda.kernels.float8 import factors
 
@@ -165,12 +166,14 @@ def attend(
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr, CODES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Attend with M rows: tokens of one sequence times `group` heads. They share one of keys with share - 1 others.
 
     work: int32 [programs, 4]: row of the step, first token among all, tokens here, position of the first one. SPLIT:
     the program computes the chunk of its third index alone, of one token, for `merge`. CHUNK: 0 for all keys in one.
     """
+    wait_for_earlier(IS_DEPENDENT)
     # the last tokens of a prompt first: they have the most keys
     number, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     item = work + 4 * number
@@ -239,9 +242,10 @@ def attend(
 def merge(
     parts, peaks, work, lengths, sinks, out, num_chunks, num_heads, window,
     VALUE: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    AHEAD: tl.constexpr, HAS_SINKS: tl.constexpr,
+    AHEAD: tl.constexpr, HAS_SINKS: tl.constexpr, IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Put the chunks of one head of one token together, as `attend` does without SPLIT; one token for each of work."""
+    wait_for_earlier(IS_DEPENDENT)
     item, head = work + 4 * tl.program_id(0), tl.program_id(1)
     row, token, position = tl.load(item), tl.load(item + 1), tl.load(item + 3)
     end = tl.minimum(position + 1 + AHEAD, tl.load(lengths + row))

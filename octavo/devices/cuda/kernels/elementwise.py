@@ -5,14 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.dependent import wait_for_earlier
+
 ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
 def elementwise(
-    x, y, out, dim, x_stride, y_stride, first, second, FUNCTION: tl.constexpr, BLOCK: tl.constexpr
+    x, y, out, dim, x_stride, y_stride, first, second, FUNCTION: tl.constexpr, BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Write the operator FUNCTION of a block of a row of x and y [tokens, dim], and of two numbers, to out."""
+    wait_for_earlier(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = d < dim

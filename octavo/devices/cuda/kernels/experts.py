@@ -53,7 +53,7 @@ def experts(
     num_groups = tl.cdiv(K, GROUP) if GROUP > 1 else 1
     sums, up = product(
         x, weights + own * N * K, scales + own * N * num_groups, rows, columns, row_stride, num_rows, width, K, 0, K,
-        BM, BN, BK, False, IS_GATED, GROUP, TYPE,
+        BM, BN, BK, False, IS_GATED, GROUP, TYPE, 0,
     )  # fmt: skip
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.dependent import wait_for_earlier
 from octavo.devices.cuda.kernels.float8 import factors
 
 
@@ -17,18 +18,31 @@ from octavo.devices.cuda.kernels.float8 import factors
 def product(
     x, weight, scales, rows, columns, row_stride, M, N, K, first, end,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, IS_GATED: tl.constexpr,
-    GROUP: tl.constexpr, TYPE: tl.constexpr,
+    GROUP: tl.constexpr, TYPE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of the inputs [first, end) for a tile, and with IS_GATED those of the columns N further on.
 
     EVEN: inputs and columns are whole tiles. GROUP: of a weight in floats of 8 bits, inputs that share a scale, whole
-    BK, or 1 where all do; 0 for a plain weight. scales: float32 [all columns, groups].
+    BK, or 1 where all do; 0 for a plain weight. scales: float32 [all columns, groups]. LAST: with EVEN, so many of the
+    last weights are requested before earlier launches are waited for, and multiplied last, which changes no bit.
     """
     k = tl.arange(0, BK)
     num_groups = tl.cdiv(K, GROUP) if GROUP > 1 else 1
     sums = tl.zeros([BM, BN], tl.float32)
     others = tl.zeros([BM, BN], tl.float32)
-    for start in range(first, end, BK):
+    stop = end
+    if LAST > 0:
+        last_k = end - LAST + tl.arange(0, LAST)
+        is_ours = (last_k >= first)[None, :]  # of fewer inputs the rest are zeros, in front of them
+        last_at = columns[:, None] * K + last_k[None, :]
+        last_own = tl.load(weight + last_at, mask=is_ours, other=0.0)
+        if IS_GATED:
+            last_other = tl.load(weight + N.to(tl.int64) * K + last_at, mask=is_ours, other=0.0)
+        wait_for_earlier(True)
+        last_x = x + rows[:, None] * row_stride + last_k[None, :]
+        last_a = tl.load(last_x, mask=(rows < M)[:, None] & is_ours, other=0.0)
+        stop = tl.maximum(first, end - LAST)
+    for start in range(first, stop, BK):
         inside = (start + k < end)[None, :]
         live = columns < N
         read, read_x = live[:, None] & inside, (rows < M)[:, None]
@@ -44,6 +58,10 @@ def product(
             at, scale = at + further * K, scale + further * num_groups
             other = _read(at, scale, read, live, EVEN, GROUP, x.dtype.element_ty).to(TYPE)
             others = tl.dot(a, tl.trans(other), others, input_precision="ieee")
+    if LAST > 0:
+        sums = tl.dot(last_a.to(TYPE), tl.trans(last_own.to(TYPE)), sums, input_precision="ieee")
+        if IS_GATED:
+            others = tl.dot(last_a.to(TYPE), tl.trans(last_other.to(TYPE)), others, input_precision="ieee")
     return sums, others
 
 
@@ -71,6 +89,7 @@ def linear(
     HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, IS_GATED: tl.constexpr,
     CHUNKS: tl.constexpr, IS_DIVIDED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Write a tile of x [M, K] @ weight [N, K].T + bias + add; with IS_GATED of silu(gate) * up, N / 2 columns.
 
@@ -82,12 +101,15 @@ def linear(
     width = N // 2 if IS_GATED else N
     inside = (rows < M)[:, None] & (columns < width)[None, :]
     last = tl.minimum(chunk, K)
+    HAS_LAST: tl.constexpr = IS_DEPENDENT and EVEN and GROUP == 0 and BM <= 16 and (IS_DIVIDED or CHUNKS == 1)
+    LAST: tl.constexpr = (256 if IS_GATED else 512) if HAS_LAST else 0
+    wait_for_earlier(IS_DEPENDENT and LAST == 0)
     if IS_DIVIDED:
         first = tl.program_id(2) * chunk
         last = tl.minimum(first + chunk, K)
         sums, _ = product(
             x, weight, scales, rows, columns, row_stride, M, width, K, first, last,
-            BM, BN, BK, EVEN, False, GROUP, TYPE,
+            BM, BN, BK, EVEN, False, GROUP, TYPE, LAST,
         )  # fmt: skip
         at = parts + rows[:, None] * width + columns[None, :]
         size = M.to(tl.int64) * width
@@ -102,13 +124,13 @@ def linear(
     else:
         sums, up = product(
             x, weight, scales, rows, columns, row_stride, M, width, K, 0, last,
-            BM, BN, BK, EVEN, IS_GATED, GROUP, TYPE,
+            BM, BN, BK, EVEN, IS_GATED, GROUP, TYPE, LAST,
         )  # fmt: skip
         for number in range(1, CHUNKS):  # products with a gate have one chunk
             first, last = number * chunk, tl.minimum((number + 1) * chunk, K)
             more, _ = product(
                 x, weight, scales, rows, columns, row_stride, M, width, K, first, last,
-                BM, BN, BK, EVEN, False, GROUP, TYPE,
+                BM, BN, BK, EVEN, False, GROUP, TYPE, 0,
             )  # fmt: skip
             sums += more
     if HAS_BIAS:

@@ -6,16 +6,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.devices.cuda.kernels.dependent import wait_for_earlier
+
 
 @triton.jit
 def rms_norm(
     x, residual, weight, total, out, token_stride, head_stride, eps, offset,
-    HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, ADDS: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, ADDS: tl.constexpr, IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Write the norm of a row of x [tokens, heads, dim]; with ADDS of x + residual, which is written to total."""
     row = tl.program_id(0)
     d = tl.arange(0, D)
     here = d < DIM
+    factors = tl.load(weight + d, mask=here, other=0.0).to(tl.float32) + offset
+    wait_for_earlier(IS_DEPENDENT)
     start = (row // HEADS).to(tl.int64) * token_stride + (row % HEADS) * head_stride
     values = tl.load(x + start + d, mask=here, other=0.0).to(tl.float32)
     place = row.to(tl.int64) * DIM + d
@@ -24,7 +28,6 @@ def rms_norm(
         rounded = values.to(total.dtype.element_ty)
         tl.store(total + place, rounded, mask=here)
         values = rounded.to(tl.float32)
-    factors = tl.load(weight + d, mask=here, other=0.0).to(tl.float32) + offset
     mean = tl.sum(values * values, 0) / DIM
     normed = values * (1.0 / tl.sqrt(mean + eps)) * factors
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=here)
@@ -90,9 +93,10 @@ def rotate_and_store(
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     block_stride, cache_head_stride, slot_stride, eps, offset,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Write a head of q rotated, or one of k, rotated, or of v to its slot in the planes `keys` and `values`."""
+    wait_for_earlier(IS_DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position, slot = tl.load(positions + token), tl.load(slots + token)
     d = tl.arange(0, D)
