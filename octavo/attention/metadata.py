@@ -151,7 +151,8 @@ class ModelInput:
     kv_caches: Sequence[Tensor]
     """One tensor per cache of a layer on this rank, in the layout of `cache_layout`."""
     rope_positions: Tensor | None = None
-    """int64 [3, tokens]: positions in time, rows and columns, where those of images differ; mostly None."""
+    """int64 [4, tokens]: positions in time, rows, columns and among images, where those of images differ; mostly
+    None."""
     embeddings: EmbeddingOverride | None = None
     """Vectors in place of token embeddings; None in nearly every step."""
     spans: SpanRows | None = None

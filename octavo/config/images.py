@@ -20,7 +20,7 @@ READ_IMAGES: Final = frozenset(
         *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
         *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
         *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
-        *("HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
+        *("HunYuanVL", "HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
@@ -205,7 +205,9 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
     if fixed is not None and any(sizes.get(each, side) != side for each in ways):
         raise section.error(name, f"the image_size of vision_config, {side} x {side}")
     _check_steps(section)
-    counts_pixels = str(settings["image_processor_type"]).startswith(("Qwen", "Glm", "PaddleOCR", "VideoLlama"))
+    counts_pixels = str(settings["image_processor_type"]).startswith(
+        ("HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama")
+    )
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE

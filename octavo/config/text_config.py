@@ -64,6 +64,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "hy_v3": {"rope_theta": 11_158_840.0},
     **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
     "helium": {"rope_theta": 100_000.0},
+    **{each: {"tie_word_embeddings": True} for each in ("hunyuan_vl", "hunyuan_vl_text")},
     "longcat_flash": {"rope_theta": 10_000_000.0},
     "mellum": {"norm_topk_prob": True},
     "minimax_m2": {"rope_theta": 5_000_000.0},
@@ -206,6 +207,8 @@ def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters for text, whose tokens have one position in all sections (`mrope`)."""
-    kinds = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
-    return {**rope, **kinds}
+    """Return rotary parameters for text, whose tokens have one position in all sections (`mrope`, `xdrope`)."""
+    plain = {"mrope": "default", "xdrope": "dynamic"}
+    return {
+        name: plain.get(str(value), value) if name in ("type", "rope_type") else value for name, value in rope.items()
+    }

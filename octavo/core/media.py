@@ -39,6 +39,8 @@ class MediaInput(msgspec.Struct, frozen=True):
     times: positions in time of the parts of its one span, from the first; none where a span stands at one time.
     is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
     offset: the first token that sees it, of an input without spans.
+    is_apart: its rows and columns count from 0, and what follows it goes on behind its last token. The first and the
+        last token of its span stand around the grid.
     """
 
     kind: Literal["image", "audio", "video", "embeds", "prompt"]
@@ -50,6 +52,7 @@ class MediaInput(msgspec.Struct, frozen=True):
     grid: tuple[int, int] | None = None
     times: tuple[int, ...] = ()
     offset: int = 0
+    is_apart: bool = False
 
     @property
     def end(self) -> int:
@@ -87,7 +90,7 @@ def num_positions_of(num_tokens: int, media: Iterable[MediaInput]) -> int:
     columns and times, what follows a video goes on behind the largest of its times."""
     num_saved = 0
     for each in media:
-        if each.grid is not None:
+        if each.grid is not None and not each.is_apart:
             longest = max([*each.grid, *[time + 1 for time in each.times]])
             num_saved += sum(length - longest for _, length in each.spans)
     return num_tokens - min(0, num_saved)

@@ -30,6 +30,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     pooled: set where the prompt becomes a vector.
     grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, where positions follow from
         them (M-RoPE); behind these the times of frames that are one span.
+    are_grids_apart: `MediaInput.is_apart` of these.
     whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
     views: which vectors of encoders' outputs its tokens see, where layers read these through caches.
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
@@ -49,6 +50,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     num_shared_tokens: int = 0
     adapter: int = 0
     grids: tuple[tuple[int, ...], ...] = ()
+    are_grids_apart: bool = False
     whole_spans: tuple[tuple[int, int], ...] = ()
     views: tuple[View, ...] = ()
     media: tuple[MediaInput, ...] = ()

@@ -192,7 +192,9 @@ class Rope:
     query_growth: QueryGrowth | None = None
     """The factor of queries, which have a table of their own with it; whole heads turn."""
     axes: tuple[int, ...] = ()
-    """For each pair whether it turns by time, rows or columns (0, 1, 2) of images; () where all turn by time."""
+    """For each pair whether it turns by time, rows, columns or the number of an image (0 to 3); () for time alone."""
+    second_axes: tuple[int, ...] = ()
+    """Likewise for the second element of each pair, where the two turn by different ones; () where they do not."""
 
     def inverse_frequencies(self, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [dim / 2]: radians per position of each pair, for sequences of up to `max_model_len`."""
@@ -213,9 +215,13 @@ class Rope:
             return table
         return table * growth.factors(num_positions, table.device).unsqueeze(1)
 
-    def table_of(self, table: Tensor, positions: Tensor) -> Tensor:
-        """Return float32 [tokens, dim], the part of `table` for tokens at positions int64 [3, tokens]."""
-        axes = torch.tensor(self.axes or (0,) * (self.dim // 2)).to(table.device, non_blocking=True)
+    def table_of(self, table: Tensor, positions: Tensor, *, is_second: bool = False) -> Tensor:
+        """Return float32 [tokens, dim], the part of `table` for tokens at positions int64 [4, tokens].
+
+        is_second: the part that second elements of pairs turn by.
+        """
+        stated = self.second_axes if is_second else self.axes
+        axes = torch.tensor(stated or (0,) * (self.dim // 2)).to(table.device, non_blocking=True)
         pairs = torch.arange(len(axes), device=table.device)
         rows = positions[axes].t()  # [tokens, pairs]
         return torch.cat((table[rows, pairs], table[rows, pairs + len(axes)]), 1)

@@ -25,7 +25,14 @@ class Rotary(Layer):
         self, q: Tensor, k: Tensor, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None
     ) -> tuple[Tensor, Tensor]:
         """q [tokens, heads, dim], k [tokens, kv_heads, dim] → the same shapes; `norms` are those of q and k."""
-        return self.rotation(batch, norms).of(self.ops.rotary, q, k)
+        rotation = self.rotation(batch, norms)
+        turned = rotation.of(self.ops.rotary, q, k)
+        if batch.rope_positions is not None and self.rope.second_axes:
+            table, half = self._table_of_images(batch.rope_positions, batch, is_second=True), self.rope.dim // 2
+            others = rotation._replace(q_table=table, k_table=table).of(self.ops.rotary, q, k)
+            for each, other in zip(turned, others, strict=True):
+                each[..., half : self.rope.dim] = other[..., half : self.rope.dim]
+        return turned
 
     def rotation(self, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None) -> Rotation:
         """Return what rotates the queries and keys of a step."""
@@ -42,7 +49,12 @@ class Rotary(Layer):
         """Return places in a table of this step's tokens, and that table, which all layers share."""
         step = batch.attention[0]
         places = step.once("places", lambda: torch.arange(positions.shape[1], device=positions.device))
-        return places, step.once(self.rope, lambda: self.rope.table_of(self._table, positions))
+        return places, self._table_of_images(positions, batch)
+
+    def _table_of_images(self, positions: Tensor, batch: ModelInput, *, is_second: bool = False) -> Tensor:
+        return batch.attention[0].once(
+            (self.rope, is_second), lambda: self.rope.table_of(self._table, positions, is_second=is_second)
+        )
 
     def bind(self, binding: Binding) -> None:
         """Store the operators, and the tables that all layers with these frequencies share."""

@@ -34,6 +34,7 @@ _FAMILY_OF_TYPE: Final = {
     "glm_ocr": "glm4",
     "hunyuan_v1_dense": "hunyuandensev1",
     "hunyuan_v1_moe": "hunyuanmoev1",
+    "hunyuan_vl": "hunyuandensev1",
     "llama_bidirec": "llama",
     "new": "gte",
     "paddleocr_vl": "ernie4_5",

@@ -46,8 +46,8 @@ def read_rope(
             f"{where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
             "them: they turn in pairs"
         )
-    bent, axes = _read_scaling(c, rope, turned), _read_axes(c, rope, turned // 2)
-    return Rope(turned, rope.positive_float("rope_theta"), bent, interleaved, axes=axes)
+    bent, (axes, second_axes) = _read_scaling(c, rope, turned), _read_axes(c, rope, turned // 2)
+    return Rope(turned, rope.positive_float("rope_theta"), bent, interleaved, axes=axes, second_axes=second_axes)
 
 
 def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
@@ -59,19 +59,36 @@ def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
     return replace(rope, query_growth=growth)
 
 
-def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[int, ...]:
-    """Return by which position each pair turns in a model that reads images (`mrope_section`); () in another."""
+def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return by which position the first element of each pair turns in a model that reads images (`mrope_section`), and
+    the second where that is another; () in a model of text."""
     model_type = c.str("model_type", "")
     defaults = {"glm4v": [8, 12, 12], "glm_ocr": [8, 12, 12], "paddleocr_vl": [16, 24, 24]}
     unstated = next((each for name, each in defaults.items() if model_type.startswith(name)), None)
     sections = rope.values.get("mrope_section", unstated)
-    if sections is None:
-        return ()
+    if sections is None and rope.values.get("xdrope_section") is None:
+        return (), ()
+    if model_type.startswith("hunyuan_vl"):
+        name = "xdrope_section" if sections is None else "mrope_section"
+        axes = _axes_of_elements(rope, name, num_pairs)
+        return axes[:num_pairs], axes[num_pairs:]
     if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:
         raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together")
     if not rope.bool("mrope_interleaved", model_type.startswith("qwen3")):
-        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count)), ()
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs)), ()
+
+
+def _axes_of_elements(rope: Section, name: str, num_pairs: int) -> tuple[int, ...]:
+    """Return by which position each element of a head turns: sections of elements turn by time, columns, rows and the
+    number of an image, of which time may be left out. Raises CheckpointError."""
+    sections, order = rope.values[name], (0, 2, 1, 3)
+    if not isinstance(sections, list) or len(sections) not in (3, 4) or not all(type(each) is int for each in sections):
+        raise rope.error(name, "three or four numbers of pairs")
+    if min(sections) < 0 or sum(sections) != num_pairs:
+        raise rope.error(name, f"numbers of pairs that are {num_pairs} together")
+    by_section = zip(order[-len(sections) :], sections, strict=True)
+    return tuple(axis for axis, count in by_section for _ in range(2 * count))
 
 
 def _turning_share(rope: Section, default: float) -> float:

@@ -45,6 +45,7 @@ _SMALL: Final = {
 }
 """A text model that is made beside an encoder, and left out."""
 _WIDTHS: Final = {
+    "HunYuanVLForConditionalGeneration": "vision_config.text_hidden_size",
     "HyperCLOVAXVisionV2ForConditionalGeneration": "text_config.hidden_size",
     "Ovis2ForConditionalGeneration": "hidden_size",
     "PaliGemmaForConditionalGeneration": "projection_dim",

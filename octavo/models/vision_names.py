@@ -50,6 +50,21 @@ _DOTS_OCR: Final = tuple(
 )
 
 
+_HUNYUAN: Final = tuple(
+    (re.compile(old), own)
+    for old, own in (
+        (r"^(?:model\.)?vit\.", "vision_tower."),
+        (r"^(vision_tower\..*)\.mlp\.dense_h_to_4h\.", r"\1.mlp.fc1."),
+        (r"^(vision_tower\..*)\.mlp\.dense_4h_to_h\.", r"\1.mlp.fc2."),
+        (r"^(vision_tower\..*)\.input_layernorm\.", r"\1.layer_norm1."),
+        (r"^(vision_tower\..*)\.post_attention_layernorm\.", r"\1.layer_norm2."),
+        (r"^vision_tower\.perceive\.proj\.0\.", "vision_tower.patch_merger.proj_conv."),
+        (r"^vision_tower\.perceive\.proj\.2\.", "vision_tower.patch_merger.proj_out."),
+        (r"^vision_tower\.perceive\.", "vision_tower.patch_merger."),
+    )
+)
+
+
 _INTERN: Final = tuple(
     (re.compile(old), own)
     for old, own in (
@@ -103,6 +118,7 @@ def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
+    tables["hunyuanvl"] = _HUNYUAN
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

@@ -37,7 +37,7 @@ class Family(NamedTuple):
     config.json does not have its id; texts have it replaced by that of `token` where it is several tokens. others:
     returns further tokens that stand for vectors. token_word: the text of that token, where config.json lacks its
     id. num_vectors: returns how many an image becomes where layers read them through caches: then its tokens are none
-    of them."""
+    of them. is_apart: that of inputs with a grid."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
@@ -52,6 +52,7 @@ class Family(NamedTuple):
     others: Callable[[Section], list[int]] = lambda config: []
     token_word: str | None = None
     num_vectors: Callable[[Context, Arrays], int] | None = None
+    is_apart: bool = False
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:
@@ -101,6 +102,17 @@ def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
 def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     height, width = _qwen_grid(context, arrays)
     return [token] * (height * width)
+
+
+def _hunyuan_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
+    rows, columns = _qwen_grid(context, arrays)
+    return rows, columns + 1
+
+
+def _hunyuan(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows, each with a vector for its end, and one vector before and one behind them."""
+    rows, columns = _hunyuan_grid(context, arrays)
+    return [token] * (rows * columns + 2)
 
 
 def _video_llama(context: Context, token: int, arrays: Arrays) -> list[int]:
@@ -351,6 +363,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "GlmOcrForConditionalGeneration": _QWEN,
     "GotOcr2ForConditionalGeneration": Family(_got_ocr),
     "Granite4VisionForConditionalGeneration": Family(_tiles, _SIZED),
+    "HunYuanVLForConditionalGeneration": Family(
+        _hunyuan, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid, is_apart=True
+    ),
     "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN_IN_LINE,
     "Idefics3ForConditionalGeneration": Family(_smolvlm, _MASKED, {"return_row_col_info": True}),
     **dict.fromkeys(INTERN, Family(_internvl, word="<image>", token_word="<IMG_CONTEXT>")),

@@ -181,6 +181,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable, bl
         adapter=group.adapter,
         media=_media(group, sequence, table) if media else (),
         grids=_grids(media) if media else (),
+        are_grids_apart=any(each.is_apart for each in media),
         whole_spans=tuple([span for each in media if each.is_whole for span in each.spans]) if media else (),
         views=views_of(media, block_size) if media else (),
         pooled=group.request.pooled,

@@ -3,6 +3,9 @@
 An image has one position in time, and its vectors have that position plus their rows and columns; frames of a video in
 one span have several positions in time. The text after it continues behind the largest of all.
 Source: https://arxiv.org/abs/2409.12191.
+
+Where images are apart, each has rows and columns from 0 and a number among those of the prompt, and positions in time
+go on in it as in text. Source: Tencent's release of HunyuanOCR.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Turned(NamedTuple):
-    """positions: int64 [3, tokens], in time, rows and columns. has_images: they differ for some token."""
+    """positions: int64 [4, tokens], in time, rows, columns and among images. has_images: they differ for some token."""
 
     positions: NDArray[np.int64]
     has_images: bool
@@ -26,13 +29,30 @@ class Turned(NamedTuple):
 
 def rope_positions(rows: Sequence[BatchRow]) -> Turned:
     """Return the positions of all tokens of a step."""
-    parts = [_of_row(row.state.grids, row.scheduled.start, row.scheduled.num_tokens) for row in rows]
+    parts = [
+        (_of_row_apart if state.are_grids_apart else _of_row)(state.grids, scheduled.start, scheduled.num_tokens)
+        for scheduled, state in rows
+    ]
     return Turned(np.concatenate([each.positions for each in parts], 1), any(each.has_images for each in parts))
+
+
+def _of_row_apart(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Turned:
+    end, has_images = start + num_tokens, False
+    positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 4, 0)
+    for number, (around, height, width) in enumerate(grids):
+        offset = around + 1
+        first, stop = max(offset, start), min(offset + height * width, end)
+        if first < stop:
+            has_images = True
+            inside = np.arange(first, stop) - offset
+            places = [inside // width, inside % width, np.full_like(inside, number)]
+            positions[1:, first - start : stop - start] = places
+    return Turned(positions, has_images)
 
 
 def _of_row(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Turned:
     end, saved, has_images = start + num_tokens, 0, False
-    positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 3, 0)
+    positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 4, 0)
     for offset, height, width, *times in grids:
         size = height * width
         stop = offset + size * max(1, len(times))
@@ -46,5 +66,5 @@ def _of_row(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Tu
             has_images = True
             places = slice(max(offset, start) - start, min(stop, end) - start)
             in_time = np.array(times or (0,), dtype=np.int64)[inside // size]
-            positions[:, places] = begin + np.stack([in_time, inside % size // width, inside % width])
+            positions[:3, places] = begin + np.stack([in_time, inside % size // width, inside % width])
     return Turned(positions, has_images)

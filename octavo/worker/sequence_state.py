@@ -41,6 +41,8 @@ class SequenceState:
     """Images and sounds that its next rows read."""
     grids: tuple[tuple[int, ...], ...]
     """(offset, rows, columns) of images by which its tokens turn, and times of the frames of a video."""
+    are_grids_apart: bool
+    """Whether rows and columns count from 0 in each, and positions in time go on."""
     whole_spans: tuple[tuple[int, int], ...]
     """(offset, length) of tokens that attend to each other."""
     views: tuple[View, ...]

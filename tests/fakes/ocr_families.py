@@ -12,6 +12,7 @@ from tests.fakes.vision_sizes import (
     NO_HEAD_DIM,
     PIXELS,
     SIDE,
+    SIZELESS_TOWER,
     START,
     TEXT,
     TOWER,
@@ -82,11 +83,22 @@ def _deepseek_ocr() -> tuple[Any, Any]:
     return config, Settings("DeepseekOcrImageProcessor", size=SIDE, tile_size=84, max_patches=4)
 
 
+def _hunyuan_vl() -> tuple[Any, Any]:
+    rope = {"rope_type": "xdrope", "rope_theta": 1e4, "alpha": 10.0, "factor": 1.0}
+    rope["xdrope_section"] = [1, 1, 1, 1]
+    tower = {**SIZELESS_TOWER, "patch_size": 8, "max_image_size": 64, "out_hidden_size": 32}
+    config = tf.HunYuanVLConfig(
+        text_config={**TEXT, "rope_parameters": rope}, vision_config=tower, image_token_id=IMAGE
+    )
+    return config, tf.HunYuanVLImageProcessorPil(size={"shortest_edge": 1024, "longest_edge": 4096}, patch_size=8)
+
+
 OCR_FAMILIES = {
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
     "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),
     "dots_ocr": (_dots_ocr, "DotsOCRForCausalLM"),
+    "hunyuan_vl": (_hunyuan_vl, "HunYuanVLForConditionalGeneration"),
     "got_ocr2": (_got_ocr2, "GotOcr2ForConditionalGeneration"),
     "deepseek_ocr": (_deepseek_ocr, "DeepseekOCRForCausalLM"),
 }
