@@ -38,11 +38,12 @@ from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
 from octavo.worker.block_drafter import BlockDrafter, ParallelDrafter
+from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.drafter import Drafter, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.sequence_state import Sequences
 from octavo.worker.state_drafter import AssistantDrafter, StateDrafter
 from octavo.worker.transfer.block_io import held_heads
 
@@ -170,17 +171,20 @@ class DraftModel:
         if isinstance(self._loaded, DraftHead | PredictionLayer | Gemma4Assistant):
             self._loaded.lend(target)
 
-    def drafter(self, device: Device, runner: ModelRunner, sampler: Sampler, block_size: int) -> Drafter:
-        """Return the drafter, which guesses the tokens after the runner's rows; to be called after `load`."""
+    def drafter(
+        self, device: Device, cache: CacheEngine, sequences: Sequences, sampler: Sampler, block_size: int
+    ) -> Drafter:
+        """Return the drafter, which guesses the tokens of sequences after a step's rows; to be called after `load`."""
         num_tokens, loaded = self._scheduler.max_num_batched_tokens, self._loaded
-        num_groups, reads_models = len(self._target.cache_groups), isinstance(loaded, Gemma4Assistant)
+        reads_models = isinstance(loaded, Gemma4Assistant)
         builder = InputBatchBuilder(
-            runner.cache.caches if reads_models else runner.cache.draft_caches,
-            runner.sequences,
+            cache.caches if reads_models else cache.draft_caches,
+            sequences,
+            self._target.cache_groups if reads_models else self.cache_groups,
             block_size=block_size,
             max_num_tokens=num_tokens,
             device=device.torch_device,
-            groups=slice(num_groups) if reads_models else slice(num_groups, None),
+            first_group=0 if reads_models else len(self._target.cache_groups),
             has_spans=False,  # it may compute a part of a prompt that the model has computed whole
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
@@ -195,16 +199,16 @@ class DraftModel:
             "vocab_size": self.shape.vocab_size,
         }
         if reads_models:
-            return AssistantDrafter(loaded, builder, runner.sequences, choose, **own)
+            return AssistantDrafter(loaded, builder, sequences, choose, **own)
         if isinstance(loaded, StateHead):
-            return StateDrafter(loaded, builder, runner.sequences, choose, **own)
+            return StateDrafter(loaded, builder, sequences, choose, **own)
         if isinstance(loaded, BlockHead):
-            return BlockDrafter(loaded, builder, runner.sequences, choose, **own)
+            return BlockDrafter(loaded, builder, sequences, choose, **own)
         model = loaded if is_head else device.recorded(loaded, num_tokens)
         if self._mask_token is not None and self._config.is_parallel is not False:
             state = None if self._mask_state is None else self._mask_state.to(device.torch_device)
-            return ParallelDrafter(model, self._mask_token, state, builder, runner.sequences, choose, **own)
-        return Drafter(model, builder, runner.sequences, choose, **own, is_head=is_head)
+            return ParallelDrafter(model, self._mask_token, state, builder, sequences, choose, **own)
+        return Drafter(model, builder, sequences, choose, **own, is_head=is_head)
 
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:

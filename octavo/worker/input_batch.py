@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, EncoderOutput, ModelInput
+from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.core.step import ScheduledSequence
 from octavo.devices.token_store import DeviceTokenStore
 from octavo.worker.cross_rows import CrossRows
@@ -83,27 +84,26 @@ class InputBatchBuilder:
         self,
         kv_caches: Sequence[Tensor],
         sequences: Sequences,
+        groups: Sequence[CacheGroup],
         *,
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
-        has_encodings: bool = False,
-        groups: slice = slice(None),
+        first_group: int = 0,
         has_spans: bool = True,
     ) -> None:
-        """has_encodings: the last cache group holds encoders' outputs. groups: the cache groups of the model that reads
-        the batches. has_spans: whether tokens of a prompt may attend to each other in that model, so that no row ends
-        among them."""
+        """groups: the cache groups of the model that reads the batches. first_group: the place of their first among
+        those of the sequences. has_spans: whether tokens of a prompt may attend to each other in that model, so that no
+        row ends among them."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
         self._cross = None
-        tables = sequences.tables[groups]
-        if has_encodings:
+        tables = sequences.tables[first_group : first_group + len(groups)]
+        if isinstance(groups[-1].keeps, Encoded):
             self._cross = CrossRows(tables.pop(), block_size, max_num_tokens, device)
         self._tables = tables
-        self.state_groups: Collection[int] = ()
-        """Those of the cache groups that keep states."""
+        self._keeps_states = [isinstance(each.keeps, State) for each in groups]
         self.block_size = block_size
         self._device, self._has_spans = device, has_spans
         self.max_num_tokens = max_num_tokens
@@ -182,7 +182,7 @@ class InputBatchBuilder:
                 block_size=self.block_size,
                 query_lengths=query_lengths,
                 lengths=lengths,
-                num_guesses=_num_guesses(rows) if number in self.state_groups else (),
+                num_guesses=_num_guesses(rows) if self._keeps_states[number] else (),
             )
             for number, (_, group) in enumerate(groups)
         ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from octavo.sampling.metadata import RowSamples
 from octavo.sampling.sampler import RepeatableSampler, Sampler
 from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
 from octavo.worker.input_batch import BatchRow
-from octavo.worker.model_runner import ModelRunner
-from octavo.worker.prompt_encodings import CrossEncodings, PromptEncodings
+from octavo.worker.model_runner import ModelRunner, RunnerParts
 from octavo.worker.sequence_state import SequenceState
 from octavo.worker.shared_sampler import logits_of_all
 from octavo.worker.whole_steps import WholeSteps, is_decode
@@ -40,19 +39,11 @@ class LaunchingRunner(ModelRunner):
     for it. Every tensor rank draws the same tokens, from the logits of all ranks, so none waits for another host.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        launches: RepeatableSampler,
-        mesh: Mesh,
-        tokens: DeviceTokenStore,
-        vocab_size: int,
-        **options: Any,
-    ) -> None:
-        """launches: the sampler. Other arguments: those of `ModelRunner`."""
-        super().__init__(*arguments, tokens=tokens, vocab_size=vocab_size, **options)
-        self._launches, self._mesh, self._store, self._vocab_size = launches, mesh, tokens, vocab_size
-        self._whole_steps = WholeSteps(launches, mesh, tokens, self.sequences, vocab_size)
+    def __init__(self, parts: RunnerParts, launches: RepeatableSampler, mesh: Mesh, store: DeviceTokenStore) -> None:
+        """launches: the sampler of the device."""
+        super().__init__(parts)
+        self._launches, self._mesh, self._store, self._vocab_size = launches, mesh, store, parts.vocab_size
+        self._whole_steps = WholeSteps(launches, mesh, store, self.sequences, parts.vocab_size)
         # the model may be replaced by one that measures its calls, which does not draw
         self._drawing_model = self.model if isinstance(self.model, DrawingModel) else None
         self._launched: deque[tuple[Future[ModelRunnerOutput], Callable[[], ModelRunnerOutput]]] = deque()
@@ -72,7 +63,7 @@ class LaunchingRunner(ModelRunner):
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
         num_copies = self._num_copies(rows)
-        batch = self._builder.build(rows, num_copies=num_copies)
+        batch = self.parts.builder.build(rows, num_copies=num_copies)
         wait = None
         if self._drawing_model is not None and self.model is self._drawing_model and is_decode(rows):
             wait = self._whole_steps.launch(self._drawing_model, batch, rows, num_copies)
@@ -98,9 +89,9 @@ class LaunchingRunner(ModelRunner):
         thread.join(timeout_s)
 
     def _may_launch(self, step: SchedulerOutput) -> bool:
-        if not step.rows or self.drawing is None or self.drafter is not None:
+        if not step.rows or self.drawing is None or self.parts.drafter is not None:
             return False
-        if self._encodings is not None and self._encodes(self._encodings, step):
+        if self._encodes(step):
             return False
         params = {new.seq_id: (new.params, new.pooled) for new in step.new_sequences}
         for row in step.rows:
@@ -115,8 +106,11 @@ class LaunchingRunner(ModelRunner):
         # a fork copies tokens that may be known to the device alone
         return all(new.parent_id is None for new in step.new_sequences)
 
-    def _encodes(self, encodings: CrossEncodings | PromptEncodings, step: SchedulerOutput) -> bool:
+    def _encodes(self, step: SchedulerOutput) -> bool:
         """Return whether rows of a step may read what is encoded, or given, in place of tokens."""
+        encodings = self.parts.encodings
+        if encodings is None:
+            return False
         if encodings.are_cached or any(new.media for new in step.new_sequences):
             return True
         return any(row.seq_id in self.sequences and self.sequences[row.seq_id].media for row in step.rows)
@@ -176,8 +170,9 @@ class LaunchingRunner(ModelRunner):
         return None if until is None else until.result()
 
 
-def runner_for(sampler: Sampler | None, mesh: Mesh) -> Callable[..., ModelRunner]:
-    """Return the function that makes the runner for a device's sampler; None: tokens come from another stage."""
-    if not isinstance(sampler, RepeatableSampler):
-        return ModelRunner
-    return partial(LaunchingRunner, launches=sampler, mesh=mesh)
+def make_runner(parts: RunnerParts, sampler: Sampler, mesh: Mesh) -> ModelRunner:
+    """Return the runner for a device's sampler."""
+    # the stages of a pipeline wait for each other
+    if mesh.pipeline.size > 1 or not isinstance(sampler, RepeatableSampler):
+        return ModelRunner(parts)
+    return LaunchingRunner(parts, sampler, mesh, cast(DeviceTokenStore, parts.sequences.tokens))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.config.schema import EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
-from octavo.core.model_shape import State
 from octavo.devices.device import Device, DrawingModel, LanguageModel
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -22,11 +21,13 @@ from octavo.models.loader import LoadedModel
 from octavo.sampling.processors.speech import speech_rules
 from octavo.worker.ahead import Ahead
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.launching import runner_for
+from octavo.worker.input_batch import InputBatchBuilder
+from octavo.worker.launching import make_runner
 from octavo.worker.memory import longest_sequence
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.model_runner import ModelRunner, RunnerParts
 from octavo.worker.opening import open_models, open_samplers
 from octavo.worker.prompt_encodings import encodings_of
+from octavo.worker.sequence_state import Sequences
 from octavo.worker.shared_sampler import shared
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class RankParts:
     model: ModelConfig
     scheduler: SchedulerConfig
     lora: LoRAConfig
+    num_drafts: int = 0
+    """Most guesses that a row verifies."""
 
     def load(self, ahead: Ahead, max_model_len: int) -> LoadedRank:
         """Load the weights. max_model_len: what sequences of this rank have at most.
@@ -146,27 +149,37 @@ class LoadedRank:
             received = opened.received_buffers(num_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, mesh, received)
         own, sampler, grammars = open_samplers(model, device, has_forms=loaded.is_last and mesh.tensor.rank == 0)
-        shape = opened.shape
-        runner = runner_for(own if mesh.pipeline.size == 1 else None, mesh)(
-            model_of_rank,
-            cache,
-            vocab_size=shape.vocab_size,
-            block_size=block_size,
-            max_num_tokens=num_tokens,
-            sampler=shared(sampler, mesh, shape.vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,
-            tokens=device.token_store(),
-            encodings=encodings_of(
-                loaded, shape.cache_groups, device, num_tokens, opened.dtype if model.embedding_size else None
-            ),
-        )
-        runner.padded = padded
-        runner.note_states([i for i, each in enumerate(shape.cache_groups) if isinstance(each.keeps, State)])
+        vocab_size, groups = opened.shape.vocab_size, opened.shape.cache_groups
+        sequences = Sequences(device.token_store(), cache.num_groups)
+        drafter = pooler = None
         if parts.draft is not None:
-            runner.drafter = parts.draft.drafter(device, runner, sampler, block_size)
+            drafter = parts.draft.drafter(device, cache, sequences, sampler, block_size)
         if model.pooling is not None and loaded.is_last:
-            runner.pool(model.pooling, loaded, mesh, Path(model.path))
-        runner.grammars = grammars
-        return runner
+            from octavo.worker.pooling import Pooler
+
+            pooler = Pooler(model.pooling, loaded, mesh, Path(model.path))
+        runner_parts = RunnerParts(
+            model=model_of_rank,
+            cache=cache,
+            sequences=sequences,
+            builder=InputBatchBuilder(
+                cache.caches,
+                sequences,
+                groups,
+                block_size=block_size,
+                max_num_tokens=num_tokens,
+                device=device.torch_device,
+            ),
+            vocab_size=vocab_size,
+            sampler=shared(sampler, mesh, vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,
+            pooler=pooler,
+            grammars=grammars,
+            suggests=parts.num_drafts > 0,
+            drafter=drafter,
+            encodings=encodings_of(loaded, groups, device, num_tokens, opened.dtype if model.embedding_size else None),
+            padded=padded,
+        )
+        return make_runner(runner_parts, own, mesh)
 
 
 class Stage:

@@ -3,96 +3,62 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import torch
 from torch import Tensor
 
 from octavo.attention.metadata import NotedStates
-from octavo.config.schema import PoolingConfig
-from octavo.core.media import MediaInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
-from octavo.devices.token_store import TokenStore
-from octavo.distributed.mesh import Mesh
-from octavo.models.decoder import DecoderStack
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.processor import GrammarProcessor
 from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.drafter import Drafter
 from octavo.worker.drawing import Drawing, RowResults, sampling_rows
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.prompt_encodings import CrossEncodings, PromptEncodings
 from octavo.worker.sequence_state import Sequences
 
-if TYPE_CHECKING:
-    from octavo.worker.drafter import Drafter
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerParts:
+    """What a runner computes steps with."""
+
+    model: LanguageModel
+    cache: CacheEngine
+    sequences: Sequences
+    builder: InputBatchBuilder
+    vocab_size: int
+    sampler: Sampler | None
+    """Draws; None where tokens come with the steps."""
+    pooler: RowResults | None = None
+    """Makes vectors of prompts; nothing is drawn then."""
+    grammars: GrammarProcessor | None = None
+    """The sampler's grammars, where it draws; compiling those of new sequences begins before the model runs."""
+    suggests: bool = False
+    """Whether results have the tokens that grammars force next."""
+    drafter: Drafter | None = None
+    """Guesses the next tokens, for rows that request it."""
+    encodings: CrossEncodings | PromptEncodings | None = None
+    """Encodes images and sounds of prompts; None for models that read text only."""
+    padded: Callable[[int], int] | None = None
+    """Returns the number of rows, the same on all ranks, to which a decode step is padded; None for no padding."""
 
 
 class ModelRunner:
-    """Executes steps in their order.
+    """Executes steps in their order."""
 
-    Without a sampler it draws nothing and returns no rows: its tokens come with the steps.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        cache: CacheEngine,
-        *,
-        vocab_size: int,
-        block_size: int,
-        max_num_tokens: int,
-        sampler: Sampler | None,
-        tokens: TokenStore,
-        encodings: CrossEncodings | PromptEncodings | None = None,
-    ) -> None:
-        """encodings: encodes images and sounds of prompts; None for models that read text only."""
-        self.grammars: GrammarProcessor | None = None
-        """The sampler's grammars, where it draws; compiling those of new sequences begins before the model runs."""
-        self.suggests = False
-        """Whether results have the tokens that grammars force next."""
-        self.padded: Callable[[int], int] | None = None
-        """Returns the number of rows, the same on all ranks, to which a decode step is padded; None for no padding."""
-        self.sequences = Sequences(tokens, cache.num_groups)
-        self.model = model
-        self.cache = cache
-        self.drafter: Drafter | None = None
-        """Guesses the next tokens, for rows that request it."""
-        self.drawing: RowResults | None = None
+    def __init__(self, parts: RunnerParts) -> None:
+        self.parts = parts
+        self.model, self.cache, self.sequences = parts.model, parts.cache, parts.sequences
+        self.drawing = parts.pooler
         """Makes the results of rows from the hidden states of a step; None where tokens come with the steps."""
-        if sampler is not None:
+        if parts.pooler is None and parts.sampler is not None:
             # the model may be replaced by one that measures its calls
-            self.drawing = Drawing(lambda hidden: self.model.compute_logits(hidden), sampler, vocab_size)
-        self._builder = InputBatchBuilder(
-            cache.caches,
-            self.sequences,
-            block_size=block_size,
-            max_num_tokens=max_num_tokens,
-            device=cache.caches[0].device,
-            has_encodings=encodings is not None and encodings.are_cached,
-            groups=slice(cache.num_model_groups),
-        )
-        self._encodings = encodings
-
-    def encode_media(self, examples: list[Any]) -> None:
-        """Encode inputs (`MediaInput` as objects of JSON) that no prompt has. Raises CheckpointError where the encoder
-        fails, or makes another number of vectors."""
-        if self._encodings is not None:
-            for each in msgspec.convert(examples, list[MediaInput]):
-                self._encodings.check(each)
-
-    def note_states(self, groups: Collection[int]) -> None:
-        """Note which cache groups keep states of recurrent layers."""
-        self._builder.state_groups = groups
-
-    def pool(self, config: PoolingConfig, model: DecoderStack, mesh: Mesh, folder: Path) -> None:
-        """Make vectors of prompts from now on instead of drawing. Raises CheckpointError."""
-        from octavo.worker.pooling import Pooler
-
-        self.drawing = Pooler(config, model, mesh, folder)
+            self.drawing = Drawing(lambda hidden: self.model.compute_logits(hidden), parts.sampler, parts.vocab_size)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -101,12 +67,14 @@ class ModelRunner:
         swap_s = self.cache.apply(step.block_ops)
         if not step.rows:
             return ModelRunnerOutput(step_id=step.step_id, rows=[], swap_s=swap_s)
-        rows = self._rows(step)
-        if self.grammars is not None and self.grammars.is_used:
-            self.grammars.start(sampling_rows(rows))
-        encoded = ((), None) if self._encodings is None else self._encodings.read(rows, self.sequences.unfinished_media)
-        num_copies = 0 if self.padded is None else self._num_copies(rows)
-        batch = self._builder.build(rows, *encoded, num_copies=num_copies)
+        rows, parts, encoded = self._rows(step), self.parts, ((), None)
+        grammars = parts.grammars if parts.grammars is not None and parts.grammars.is_used else None
+        if grammars is not None:
+            grammars.start(sampling_rows(rows))
+        if parts.encodings is not None:
+            encoded = parts.encodings.read(rows, self.sequences.unfinished_media)
+        num_copies = self._num_copies(rows)
+        batch = parts.builder.build(rows, *encoded, num_copies=num_copies)
         result = self.model(batch)
         hidden, *states = (result.hidden, *result.streams) if isinstance(result, NotedStates) else (result, result)
         if num_copies and self.drawing is not None:
@@ -116,33 +84,11 @@ class ModelRunner:
         if self.drawing is not None:
             outputs = self.drawing.results(hidden, rows)
             self._append(rows, outputs)
-            if self.suggests and self.grammars is not None and self.grammars.is_used:
-                outputs = [self._with_forced(row, output) for row, output in zip(rows, outputs, strict=True)]
+            if parts.suggests and grammars is not None:
+                outputs = [_with_forced(grammars, row, output) for row, output in zip(rows, outputs, strict=True)]
                 has_guesses = any(output.forced for output in outputs)
         done = ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s, has_guesses=has_guesses)
-        return done if self.drafter is None else self._with_guesses(self.drafter, done, rows, states)
-
-    def _with_guesses(
-        self, drafter: Drafter, done: ModelRunnerOutput, rows: Sequence[BatchRow], states: Sequence[Tensor]
-    ) -> ModelRunnerOutput:
-        num_passes, began = drafter.num_passes, time.perf_counter()
-        outputs = drafter.extend(rows, done.rows, states)
-        num_passes = drafter.num_passes - num_passes
-        if not num_passes:
-            return done
-        draft_s = time.perf_counter() - began
-        has_guesses = done.has_guesses or any(output.proposed for output in outputs)
-        return msgspec.structs.replace(
-            done, rows=outputs, has_guesses=has_guesses, draft_s=draft_s, num_draft_passes=num_passes
-        )
-
-    def _with_forced(self, row: BatchRow, output: RowOutput) -> RowOutput:
-        state = row.state
-        if not output.tokens or row.scheduled.num_samples != 1 or state.params.structured_outputs is None:
-            return output
-        assert self.grammars is not None
-        forced = self.grammars.forced(state, state.num_tokens)
-        return msgspec.structs.replace(output, forced=forced) if forced else output
+        return done if parts.drafter is None else _with_guesses(parts.drafter, done, rows, states)
 
     def _append(self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput]) -> None:
         """Store what was drawn. Of several samples the first is the sequence's own; the others come back as forks."""
@@ -161,19 +107,16 @@ class ModelRunner:
         if lines:
             self.sequences.tokens.append(lines, positions, token_ids)
 
-    def release_memory(self, empty_blocks: Sequence[Sequence[int]]) -> None:
-        """Give back the memory of KV blocks, for each cache group, whose content is not needed."""
-        self.cache.release(empty_blocks)
-
     def _update_sequences(self, step: SchedulerOutput) -> None:
-        if self.drafter is not None:
+        drafter, grammars = self.parts.drafter, self.parts.grammars
+        if drafter is not None:
             for seq_id in step.finished_ids:
                 if seq_id in self.sequences:
-                    self.drafter.note_ended(self.sequences[seq_id])
+                    drafter.note_ended(self.sequences[seq_id])
         for new in step.new_sequences:
             self.sequences.add(new)
-            if new.params.structured_outputs is not None and self.grammars is not None:
-                self.grammars.begin(self.sequences[new.seq_id])
+            if new.params.structured_outputs is not None and grammars is not None:
+                grammars.begin(self.sequences[new.seq_id])
         if step.finished_ids:
             stay = {new.seq_id for new in step.new_sequences}
             for seq_id in step.finished_ids:
@@ -182,9 +125,10 @@ class ModelRunner:
 
     def _num_copies(self, rows: Sequence[BatchRow]) -> int:
         """Return how many copies of its first row a decode step lacks to have as many as there are launches for."""
-        if self.padded is None or any(row.scheduled.num_tokens != 1 for row in rows):
+        padded = self.parts.padded
+        if padded is None or any(row.scheduled.num_tokens != 1 for row in rows):
             return 0
-        return min(self.padded(len(rows)), self._builder.max_num_tokens) - len(rows)
+        return min(padded(len(rows)), self.parts.builder.max_num_tokens) - len(rows)
 
     def _rows(self, step: SchedulerOutput) -> list[BatchRow]:
         rows, tokens = [], self.sequences.tokens
@@ -202,3 +146,26 @@ class ModelRunner:
                 self.sequences.tables[change.group].write(state.line, change.first_index, change.block_ids)
             rows.append(BatchRow(scheduled, state))
         return rows
+
+
+def _with_guesses(
+    drafter: Drafter, done: ModelRunnerOutput, rows: Sequence[BatchRow], states: Sequence[Tensor]
+) -> ModelRunnerOutput:
+    num_passes, began = drafter.num_passes, time.perf_counter()
+    outputs = drafter.extend(rows, done.rows, states)
+    num_passes = drafter.num_passes - num_passes
+    if not num_passes:
+        return done
+    draft_s = time.perf_counter() - began
+    has_guesses = done.has_guesses or any(output.proposed for output in outputs)
+    return msgspec.structs.replace(
+        done, rows=outputs, has_guesses=has_guesses, draft_s=draft_s, num_draft_passes=num_passes
+    )
+
+
+def _with_forced(grammars: GrammarProcessor, row: BatchRow, output: RowOutput) -> RowOutput:
+    state = row.state
+    if not output.tokens or row.scheduled.num_samples != 1 or state.params.structured_outputs is None:
+        return output
+    forced = grammars.forced(state, state.num_tokens)
+    return msgspec.structs.replace(output, forced=forced) if forced else output

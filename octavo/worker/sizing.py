@@ -24,13 +24,10 @@ _PLANNED = "peak of the fullest step as planned; at start it is measured, and th
 class Sizing:
     """Finds how many KV blocks a rank has room for."""
 
-    def __init__(
-        self, parts: RankParts, cache: CacheConfig, num_ranks: int, kept_bytes: int, num_drafts: int = 0
-    ) -> None:
+    def __init__(self, parts: RankParts, cache: CacheConfig, num_ranks: int, kept_bytes: int) -> None:
         """num_ranks: of this machine. kept_bytes: this rank's share of the host's memory that keeps KV blocks outside
-        the cache, and has not got it yet. num_drafts: most guesses that a row verifies."""
+        the cache, and has not got it yet."""
         self._parts, self._cache, self._num_ranks, self._kept_bytes = parts, cache, num_ranks, kept_bytes
-        self._num_drafts = num_drafts
         keeps = (group.keeps for group in parts.opened.shape.cache_groups)
         # made-up steps have no encoder's output, and draw
         self.is_measured = (
@@ -77,7 +74,7 @@ class Sizing:
         taken = device.measure()
         with refusing_too_little("for the smallest KV caches", small.weights_bytes, small.kv_bytes):
             runner = loaded.runner(make_cache(small.cache), small.cache.block_size)
-        steps = WarmUp(runner, self._parts.scheduler, small, max_model_len, self._num_drafts)
+        steps = WarmUp(runner, self._parts.scheduler, small, max_model_len, self._parts.num_drafts)
         graph_bytes = steps.measure(taken) * device.most_graphs * loaded.num_recorded
         step_bytes = max(0, loaded_bytes + taken().peak - small.kv_bytes - (plan.weights_bytes - self._adapter_bytes))
         del steps, runner

@@ -99,7 +99,7 @@ class WarmUp:
     def _verify(self) -> None:
         """Verify guesses, and make some where the worker does, twice: then what makes them is captured."""
         num_drafts = min(self.num_drafts, self.max_model_len - 1, self.scheduler.max_num_batched_tokens - 1)
-        num_proposals = 0 if self.runner.drafter is None else num_drafts
+        num_proposals = 0 if self.runner.parts.drafter is None else num_drafts
         row = _row(1 + num_drafts, 1 + num_drafts, drafts=(0,) * num_drafts, num_proposals=num_proposals)
         num_rows = min(self._num_rows, self.scheduler.max_num_batched_tokens // row.num_tokens)
         if num_drafts:
@@ -142,7 +142,7 @@ class WarmUp:
                     num_prompt_tokens=num_known,
                     block_tables=tables,
                     params=params,
-                    is_drafted=self.runner.drafter is not None,
+                    is_drafted=self.runner.parts.drafter is not None,
                 )
             )
             scheduled.append(msgspec.structs.replace(row, seq_id=-1 - number))

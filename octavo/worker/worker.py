@@ -18,6 +18,7 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.launched import LaunchedStep
+from octavo.core.media import MediaInput
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -100,12 +101,12 @@ class Worker:
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
         sections = config.model, config.scheduler, config.lora
-        parts = RankParts(device, self._attention.backend, self._mesh, opened, draft, *sections)
+        num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+        parts = RankParts(device, self._attention.backend, self._mesh, opened, draft, *sections, num_drafts)
         self._parts = self._parts_to_load = parts
         ranks_here = config.device.ranks_per_machine
         kept = kept_bytes(config.transfer, config.num_engines * ranks_here)
-        num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
-        self._sizing = Sizing(parts, config.cache, ranks_here, kept, num_drafts)
+        self._sizing = Sizing(parts, config.cache, ranks_here, kept)
         self._is_measured = self._sizing.is_measured
         self._swap_space: SwapSpace | None = None
         self._loaded: LoadedRank
@@ -277,14 +278,17 @@ class Worker:
         self.wake_up()
 
     def encode_media(self, examples: list[Any]) -> None:
-        """Do what `ModelRunner.encode_media` does. Raises CheckpointError."""
-        self._runner.encode_media(examples)
+        """Encode inputs (`MediaInput` as objects of JSON) that no prompt has. Raises CheckpointError where the encoder
+        fails, or makes another number of vectors."""
+        encodings = self._runner.parts.encodings
+        if encodings is not None:
+            for each in msgspec.convert(examples, list[MediaInput]):
+                encodings.check(each)
 
     def _make_runner(self) -> None:
         with refusing_too_little("for the KV caches", self.plan.weights_bytes, self.plan.kv_bytes):
             cache = self._made_cache(self.plan.cache, self._swap_space)
             self._runner = self._loaded.runner(cache, self.plan.cache.block_size)
-        self._runner.suggests = self._config.speculative is not None
 
     def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None = None) -> CacheEngine:
         num_draft_groups = len(self._groups) - len(self._opened.shape.cache_groups)
@@ -313,7 +317,7 @@ class Worker:
     def release_memory(self, empty_blocks: list[list[int]]) -> None:
         """Give back the memory of these KV blocks, for each cache group, and of activations. The next step fetches what
         it needs. What was measured on a device stays: others might have it by then."""
-        self._runner.release_memory(empty_blocks)
+        self._runner.cache.release(empty_blocks)
         if not self._is_measured:
             self._device.release_idle()
         trim_heap()

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from octavo.attention.backend import CacheLayout
 from octavo.attention.metadata import ModelInput
+from octavo.core.model_shape import CacheGroup, KeysAndValues
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.devices.token_store import HostTokenStore
 from octavo.worker.cache_engine import Arena, CacheEngine
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.input_batch import InputBatchBuilder
+from octavo.worker.model_runner import ModelRunner, RunnerParts
+from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import REFERENCE
 
 VOCAB = 101
@@ -61,6 +64,10 @@ class PrefixModel:
         return -0.5 * distance
 
 
+KEYS_AND_VALUES = (CacheGroup((0,), KeysAndValues(1, 1)),)
+"""The cache groups of a model that has one."""
+
+
 def make_runner(
     *,
     num_blocks: int = 32,
@@ -74,17 +81,18 @@ def make_runner(
     cache = CacheEngine(
         [Arena([0], CacheLayout((2, num_blocks + 1, 1, BLOCK_SIZE, 1), torch.float32), num_host_blocks)], REFERENCE
     )
-    runner = ModelRunner(
-        model,
-        cache,
+    sequences = Sequences(HostTokenStore())
+    sizes = {"block_size": BLOCK_SIZE, "max_num_tokens": max_num_tokens, "device": torch.device("cpu")}
+    parts = RunnerParts(
+        model=model,
+        cache=cache,
+        sequences=sequences,
+        builder=InputBatchBuilder(cache.caches, sequences, KEYS_AND_VALUES, **sizes),
         vocab_size=VOCAB,
-        block_size=BLOCK_SIZE,
-        max_num_tokens=max_num_tokens,
         sampler=ReferenceSampler() if draws else None,
-        tokens=HostTokenStore(),
+        padded=padded,
     )
-    runner.padded = padded
-    return runner, model
+    return ModelRunner(parts), model
 
 
 def new_sequence(

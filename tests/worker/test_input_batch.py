@@ -7,7 +7,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.token_store import HostTokenStore
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
-from tests.worker.prefix_model import new_sequence, row
+from tests.worker.prefix_model import KEYS_AND_VALUES, new_sequence, row
 
 TABLES = {1: [3, 1, 4], 2: [7], 3: [5, 9, 2, 6]}
 
@@ -16,7 +16,9 @@ def make_builder() -> tuple[InputBatchBuilder, Sequences]:
     sequences = Sequences(HostTokenStore())
     for seq_id, table in TABLES.items():
         sequences.add(new_sequence(seq_id, [100 * seq_id + i for i in range(4 * len(table))], table))
-    return InputBatchBuilder([], sequences, block_size=4, max_num_tokens=24, device=torch.device("cpu")), sequences
+    return InputBatchBuilder(
+        [], sequences, KEYS_AND_VALUES, block_size=4, max_num_tokens=24, device=torch.device("cpu")
+    ), sequences
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ class Recording:
 
     def __init__(self) -> None:
         self._runner, _ = make_runner(num_blocks=2)
-        self.drafter = None
+        self.parts = self._runner.parts
         self.steps: list[SchedulerOutput] = []
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:

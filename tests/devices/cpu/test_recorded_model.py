@@ -19,7 +19,7 @@ from octavo.ops.registry import Ops
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import LEVELS
-from tests.worker.prefix_model import new_sequence, row
+from tests.worker.prefix_model import KEYS_AND_VALUES, new_sequence, row
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -58,6 +58,7 @@ class Steps:
         self.builder = InputBatchBuilder(
             [],
             self.sequences,
+            KEYS_AND_VALUES,
             block_size=4,
             max_num_tokens=64,
             device=torch.device("cpu"),

@@ -45,7 +45,7 @@ from tests.fakes.vector_models import save, write_modules
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.lora.adapter_folders import LINEAR, make_adapter
 from tests.models.test_encoders import DEBERTA
-from tests.worker.prefix_model import new_sequence, row
+from tests.worker.prefix_model import KEYS_AND_VALUES, new_sequence, row
 
 SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
 PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 18, 9)]
@@ -247,7 +247,7 @@ def test_steps_with_images_and_pairs_wait_for_no_copy_to_the_device() -> None:
         shown: Any = {"media": (image,), "grids": ((2, 2, 2),), "whole_spans": spans}
         sequences.add(new_sequence(1, range(10, 18), [3, 1], **shown))
         sequences.add(new_sequence(2, range(20, 26), [2, 4], pooled=pair))
-        builder = InputBatchBuilder([], sequences, block_size=4, max_num_tokens=16, device=device)
+        builder = InputBatchBuilder([], sequences, KEYS_AND_VALUES, block_size=4, max_num_tokens=16, device=device)
 
         def encode(*_: Any) -> Tensor:
             return torch.ones(4, 5, device=device)
