@@ -9,13 +9,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from octavo.cli.main import build_app, main
 from octavo.config.server_args import ServerArgs
-from octavo.config.speculative_args import Method
+from octavo.config.speculative_args import METHODS
 from octavo.engine.metrics import Metrics
 from octavo.scheduler.policies import POLICIES
 from octavo.server.decode import refused_fields
@@ -101,7 +101,7 @@ def test_the_page_on_kernels_tells_what_is_compiled_for_which_level() -> None:
     assert dict(built) == {subject: levels.strip().replace(",", "") for subject, levels in told}
 
 
-@pytest.mark.parametrize(("page", "names"), [("scheduler", list(POLICIES)), ("speculation", get_args(Method))])
+@pytest.mark.parametrize(("page", "names"), [("scheduler", list(POLICIES)), ("speculation", METHODS)])
 def test_pages_have_a_row_for_every_policy_and_every_method_of_guesses(page: str, names: Sequence[str]) -> None:
     rows = re.findall(r"^\| (`.*?`) \|", (DOCS / f"design/{page}.md").read_text(), re.MULTILINE)
     told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}

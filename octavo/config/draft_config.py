@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
-from octavo.config.speculative_args import DraftConfig, SpeculativeConfig
+from octavo.config.speculative_args import ASSISTANT, MODEL_METHODS, DraftConfig, SpeculativeConfig
 from octavo.core.tekken import read_tekken, tekken_beside
 from octavo.errors import ConfigError
 
 _TOKENIZER = "tokenizer.json"
-ASSISTANT: Final = "Gemma4AssistantForCausalLM"
-"""The architecture of models that guess for Gemma 4 from its own keys and values."""
-_MOST: Final[Mapping[str, Callable[[Checkpoint], int]]] = {
-    "dflash": lambda c: max(1, c.positive("block_size", 16) - 1),
-    "medusa": lambda c: c.positive("num_heads"),
-    "mlp_speculator": lambda c: c.positive("n_predict"),
-}
-"""By method: how many tokens a head guesses."""
 
 
 def draft_config(
@@ -64,10 +55,10 @@ def draft_config(
 
 def limited(speculative: SpeculativeConfig | None, draft_path: Path | None) -> SpeculativeConfig | None:
     """Return the config with no more guesses than a head makes at once. Raises CheckpointError."""
-    if speculative is None or draft_path is None or speculative.method not in _MOST:
+    if speculative is None or draft_path is None or (most := MODEL_METHODS[speculative.method].most) is None:
         return speculative
-    most = _MOST[speculative.method](Checkpoint.open(draft_path))
-    return msgspec.structs.replace(speculative, num_speculative_tokens=min(most, speculative.num_speculative_tokens))
+    least = min(most(Checkpoint.open(draft_path)), speculative.num_speculative_tokens)
+    return msgspec.structs.replace(speculative, num_speculative_tokens=least)
 
 
 def _check_assistant(args: EngineArgs, draft: Checkpoint) -> None:

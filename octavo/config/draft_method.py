@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Any
 
 from octavo.config import hub
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.draft_config import ASSISTANT
-
-_METHODS: Final = {
-    ASSISTANT: "mtp",
-    "MedusaModel": "medusa",
-    "MLPSpeculatorPreTrainedModel": "mlp_speculator",
-}
-"""By architecture; that of others has a part of their name."""
+from octavo.config.speculative_args import MODEL_METHODS
 
 
 def with_method(args: EngineArgs) -> EngineArgs:
@@ -30,14 +23,15 @@ def with_method(args: EngineArgs) -> EngineArgs:
     return dataclasses.replace(args, speculative_config={"method": _method_of(draft, given["model"]), **given})
 
 
-def _method_of(draft: Checkpoint, name: str) -> str:
+def _method_of(draft: Checkpoint, given: str) -> str:
     architecture = draft.architecture
-    if architecture in _METHODS:
-        return _METHODS[architecture]
+    for name, method in MODEL_METHODS.items():
+        if architecture == method.architecture:
+            return name
     marks = f"{architecture} {draft.values.get('speculators_model_type')}".lower()
     if "dflash" in marks:
         return "dflash"
     if "eagle3" in marks or "peagle" in marks or draft.values.get("draft_vocab_size") is not None:
         return "eagle3"
     # the first heads have the architecture of their model
-    return "eagle" if "eagle" in marks or "eagle-" in name.lower() else "draft_model"
+    return "eagle" if "eagle" in marks or "eagle-" in given.lower() else "draft_model"

@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
 from octavo.config.fields import ArgumentGroup, arg
+from octavo.config.section import Section
 from octavo.errors import ConfigError
 
-_Lookup = Literal["ngram", "suffix", "grammar"]
-_Model = Literal["draft_model", "eagle", "eagle3", "dflash", "medusa", "mlp_speculator", "mtp"]
-Method = Literal[_Lookup, _Model]
 Quantization = Literal["int8", "int4"]
 SampleMethod = Literal["greedy", "same_key"]
+ASSISTANT: Final = "Gemma4AssistantForCausalLM"
+"""The architecture of models that guess for Gemma 4 from its own keys and values."""
 
-MODEL_METHODS: Final = frozenset(get_args(_Model))
+
+@dataclass(frozen=True)
+class ModelMethod:
+    """How the workers guess.
+
+    head: the class in octavo.models of a head with a checkpoint of its own; None for the class of its
+    architecture.
+    architecture: of such checkpoints, where that alone tells the method (others: `draft_method.py`).
+    most: how many tokens the head of a checkpoint guesses; None for as many as are asked for.
+    catches_up: whether it can guess behind tokens that were computed without it.
+    """
+
+    head: str | None = None
+    architecture: str | None = None
+    most: Callable[[Section], int] | None = None
+    catches_up: bool = False
+
+
+MODEL_METHODS: Final[Mapping[str, ModelMethod]] = {
+    "draft_model": ModelMethod(catches_up=True),
+    "eagle": ModelMethod("draft_heads.EagleHead"),
+    "eagle3": ModelMethod("draft_heads.Eagle3Head"),
+    "dflash": ModelMethod("block_heads.BlockHead", most=lambda c: max(1, c.positive("block_size", 16) - 1)),
+    "medusa": ModelMethod(
+        "state_heads.MedusaHead", "MedusaModel", most=lambda c: c.positive("num_heads"), catches_up=True
+    ),
+    "mlp_speculator": ModelMethod(
+        "state_heads.SpeculatorHead",
+        "MLPSpeculatorPreTrainedModel",
+        most=lambda c: c.positive("n_predict"),
+        catches_up=True,
+    ),
+    "mtp": ModelMethod("gemma4.Gemma4Assistant", ASSISTANT),
+}
 """Methods whose guesses the workers make."""
+METHODS: Final = ("ngram", "suffix", "grammar", *MODEL_METHODS)
 
 _MOST_TOKENS: Final = 1 << 20
 _MOST_MS: Final = 1_000_000
@@ -29,7 +65,7 @@ class SpeculativeArgs(ArgumentGroup, heading="Speculative decoding"):
         {},
         'JSON such as {"method": "ngram", "num_speculative_tokens": 8}: guesses of the next tokens, of which one '
         "step computes several where that pays. Results stay the same, bit by bit. The method is one of "
-        f"{', '.join(get_args(Method))}.",
+        f"{', '.join(METHODS)}.",
     )
 
 
@@ -54,7 +90,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     is None. draft_tensor_parallel_size: 1, for each rank has all of what guesses.
     """
 
-    method: Method
+    method: str
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16
     prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
@@ -69,9 +105,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def catches_up(self) -> bool:
         """Return whether it can guess behind tokens that were computed without it."""
-        return self.method in ("draft_model", "medusa", "mlp_speculator") or (
-            self.method == "mtp" and self.model is not None
-        )
+        found = MODEL_METHODS.get(self.method)
+        # unlike a layer of the model's own checkpoint, the assistant of Gemma 4 can
+        return found is not None and (found.catches_up or (self.method == "mtp" and self.model is not None))
 
     @property
     def has_model(self) -> bool:
@@ -101,10 +137,16 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
         given["method"] = "mtp"  # as vLLM called it for each family
     try:
         config = msgspec.convert(given, SpeculativeConfig)
+        if config.method not in METHODS:
+            raise msgspec.ValidationError(f"Invalid enum value {config.method!r} - at `$.method`")
     except msgspec.ValidationError as error:
         known = ", ".join(SpeculativeConfig.__struct_fields__)
-        choices = {"method": Method, "quantization": Quantization, "draft_sample_method": SampleMethod}
-        named = "; ".join(f"{name} is one of {', '.join(get_args(each))}" for name, each in choices.items())
+        choices = {
+            "method": METHODS,
+            "quantization": get_args(Quantization),
+            "draft_sample_method": get_args(SampleMethod),
+        }
+        named = "; ".join(f"{name} is one of {', '.join(each)}" for name, each in choices.items())
         raise ConfigError(f"speculative_config: {error}; its fields are {known}; {named}") from error
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(

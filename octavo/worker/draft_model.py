@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from pkgutil import resolve_name
 
 import msgspec
 from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.draft_config import ASSISTANT
-from octavo.config.schema import DraftConfig, SchedulerConfig
+from octavo.config.schema import MODEL_METHODS, DraftConfig, SchedulerConfig
+from octavo.config.speculative_args import ASSISTANT
 from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import Device
 from octavo.distributed.mesh import Mesh
@@ -23,7 +22,6 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.draft_heads import (
     DraftHead,
     Eagle3Head,
-    EagleHead,
     mask_state,
     parallel_token,
     target_ids,
@@ -33,7 +31,7 @@ from octavo.models.gemma4 import Gemma4Assistant
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
 from octavo.models.registry import ModelClass
-from octavo.models.state_heads import MedusaHead, SpeculatorHead, StateHead
+from octavo.models.state_heads import StateHead
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
@@ -46,16 +44,6 @@ from octavo.worker.memory import ModelSizes
 from octavo.worker.sequence_state import Sequences
 from octavo.worker.state_drafter import AssistantDrafter, StateDrafter
 from octavo.worker.transfer.block_io import held_heads
-
-_HEADS: Final[Mapping[str, Any]] = {
-    "eagle": EagleHead,
-    "eagle3": Eagle3Head,
-    "dflash": BlockHead,
-    "medusa": MedusaHead,
-    "mlp_speculator": SpeculatorHead,
-    "mtp": Gemma4Assistant,
-}
-"""By method: the class of the head that has a checkpoint of its own."""
 
 
 class DraftModel:
@@ -215,4 +203,5 @@ def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, M
     """Return the class of what guesses, None for that of its architecture, and its place."""
     if method == "mtp" and checkpoint.architecture != ASSISTANT:
         return prediction_layer(checkpoint)
-    return _HEADS.get(method), Mesh.single()
+    head = MODEL_METHODS[method].head
+    return None if head is None else resolve_name(f"octavo.models.{head}"), Mesh.single()

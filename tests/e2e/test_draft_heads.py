@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.config.speculative_args import Method
+from octavo.config.speculative_args import METHODS
 from octavo.core.outputs import CompletionOutput
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
@@ -69,7 +69,7 @@ def load(paths: dict[str, Path], method: str, **options: Any) -> LLM:
     if method in ("speculator", "parallel"):
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
-        kind = method if method in get_args(Method) else "eagle3"
+        kind = method if method in METHODS else "eagle3"
         config = {"method": kind, "model": str(paths[method]), "num_speculative_tokens": 4}
         llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import get_args
 
 from octavo.config.schema import SpeculativeConfig
-from octavo.config.speculative_args import MODEL_METHODS, Method
+from octavo.config.speculative_args import METHODS, MODEL_METHODS
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import Proposals
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.draft_choices import NotedChoices
 from octavo.speculation.speculation import Drafting, Speculation
 
-LOOKUPS = [method for method in get_args(Method) if method not in (*MODEL_METHODS, "grammar")]
+LOOKUPS = [method for method in METHODS if method not in (*MODEL_METHODS, "grammar")]
 """Methods whose guesses the host makes of tokens; those of `grammar` need a form."""
 
 Outputs = Callable[[SequenceGroup], Mapping[int, list[int]]]
