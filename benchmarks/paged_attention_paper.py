@@ -22,7 +22,7 @@ from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.presets import preset
-from octavo.simulate.replica import Replica
+from octavo.simulate.replica import SimulatedReplica
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
 BLOCK_SIZE = 16
@@ -111,7 +111,7 @@ class Saving(NamedTuple):
 # ---- paged: the scheduler that serves ----
 
 
-def make_replica(candidate_spread: float, num_slots: int, block_size: int) -> Replica:
+def make_replica(candidate_spread: float, num_slots: int, block_size: int) -> SimulatedReplica:
     """An engine with the paper's cache. Without prefix caching, which the paper's system did not have, and with a
     budget of tokens that never binds: memory alone decides who runs."""
     settings = SchedulerSettings(
@@ -119,10 +119,10 @@ def make_replica(candidate_spread: float, num_slots: int, block_size: int) -> Re
         scheduler=SchedulerConfig(max_num_seqs=1 << 16, max_num_batched_tokens=1 << 24, max_model_len=MAX_LEN),
         limits=CacheLimits.of_one_group(num_slots // block_size, block_size),
     )
-    return Replica(0, settings, preset("a100-40g/opt-13b"), candidate_spread=candidate_spread)
+    return SimulatedReplica(0, settings, preset("a100-40g/opt-13b"), candidate_spread=candidate_spread)
 
 
-def run(requests: Sequence[TraceRequest], replica: Replica, after_step: Callable[[], None]) -> None:
+def run(requests: Sequence[TraceRequest], replica: SimulatedReplica, after_step: Callable[[], None]) -> None:
     """Hand everything in at once, and look after every step."""
     trace = Trace(requests)
     for number in range(len(trace)):

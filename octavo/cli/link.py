@@ -11,7 +11,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import ModelConfig
 from octavo.config.sources import user_directory
 from octavo.core.authentication import private_secret
-from octavo.engine.core_link import Hello
+from octavo.engine.core_link import LinkHello
 from octavo.errors import ConfigError
 from octavo.server.sockets import is_loopback
 from octavo.worker.identity import model_digest
@@ -32,7 +32,7 @@ def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
     return dataclasses.replace(args, cluster_secret_file=str(private_secret(directory)))
 
 
-def hello_of(model: ModelConfig, role: str | None = None) -> Hello:
+def hello_of(model: ModelConfig, role: str | None = None) -> LinkHello:
     """Return what a front is, or a core with a role."""
     digest = model_digest(Checkpoint.of(model), with_weights=False)
-    return Hello(octavo=__version__, model=model.served_model_names[0], config=digest, role=role)
+    return LinkHello(octavo=__version__, model=model.served_model_names[0], config=digest, role=role)

@@ -13,7 +13,7 @@ from octavo.config.fields import Arguments, arg, arguments
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.core.authentication import read_secret
-from octavo.engine.core_link import Address
+from octavo.engine.core_link import CoreAddress
 from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
 from octavo.engine.replicas import Replicas
 from octavo.errors import ConfigError
@@ -49,7 +49,7 @@ class ProxyOptions(Arguments, heading="Engines"):
     def named(self) -> list[Engine]:
         """Return the engines that are named. Raises ConfigError for a wrong address, or when none can decode."""
         roles = {"prefill": self.prefill, "decode": self.decode}
-        found = [Engine(role, Address.read(text)) for role, texts in roles.items() for text in texts]
+        found = [Engine(role, CoreAddress.read(text)) for role, texts in roles.items() for text in texts]
         if not self.decode and self.engines is None:
             raise ConfigError("no engine decodes; name one with --decode host:port, or a file with --engines")
         return found

@@ -12,7 +12,7 @@ from octavo.cli.link import hello_of, with_secret
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
-from octavo.engine.core_link import Address, CoreLink
+from octavo.engine.core_link import CoreAddress, CoreLink
 from octavo.engine.core_process import Inbox, build_and_serve, build_core
 from octavo.engine.engine_core import EngineCore
 from octavo.logging import set_up
@@ -53,6 +53,6 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
 def _announce(args: EngineArgs, listener: socket.socket) -> None:
     """Write where the engine is, and how a proxy finds it."""
     host, port, *_ = listener.getsockname()
-    print(f"octavo serves {args.model} to fronts at {Address(host, port)} (role {args.role})", flush=True)
+    print(f"octavo serves {args.model} to fronts at {CoreAddress(host, port)} (role {args.role})", flush=True)
     reached = "<this machine>" if host in ("0.0.0.0", "::") else host
-    _log.info("`octavo proxy %s --%s %s` connects to it", args.model, args.role, Address(reached, port))
+    _log.info("`octavo proxy %s --%s %s` connects to it", args.model, args.role, CoreAddress(reached, port))

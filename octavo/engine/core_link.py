@@ -1,6 +1,6 @@
 """An engine core that fronts on other machines reach over TCP, one front at a time; and a front's way to it.
 
-After the proof of the secret (`core/authentication`) either end sends a Hello. The frames of a core in a process of
+After the proof of the secret (`core/authentication`) either end sends a `LinkHello`. The frames of a core in a process of
 its front follow. The core outlives its fronts: when one goes, its requests end.
 """
 
@@ -42,7 +42,7 @@ READY_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """What an end of a link is. Every version can read the first two fields of every other one.
 
     octavo: its version. model: its name; config: a digest of its config.json. build: of a core, what decides its bits
@@ -56,7 +56,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     build: dict[str, str] = {}
     role: str | None = None
 
-    def difference(self, other: Hello, here: str, there: str) -> str | None:
+    def difference(self, other: LinkHello, here: str, there: str) -> str | None:
         """Return what is not the same at both ends, with both values and the remedy; None when they fit."""
         for name in ("protocol", "octavo"):
             ours, theirs = getattr(self, name), getattr(other, name)
@@ -76,7 +76,7 @@ class CoreLink:
     `begin` and `end` run between the steps of the core, `send` and `report` in any thread.
     """
 
-    def __init__(self, secret: bytes, hello: Hello) -> None:
+    def __init__(self, secret: bytes, hello: LinkHello) -> None:
         self._secret = secret
         self._hello = hello
         self._greetings = Greetings()
@@ -145,7 +145,7 @@ class CoreLink:
         where = "a connection that has ended"
         with connection:
             try:
-                where = str(Address(*connection.getpeername()[:2]))
+                where = str(CoreAddress(*connection.getpeername()[:2]))
                 with self._greetings.limited(connection):
                     is_admitted = self._admit(connection, where)
             except (OSError, ValueError, RuntimeError, msgspec.MsgspecError) as error:
@@ -172,7 +172,7 @@ class CoreLink:
         if not authenticate(connection, self._secret, is_listener=True):
             _log.warning("%s has connected without the secret", where)
             return False
-        hello = frames.read_as(connection, Hello)
+        hello = frames.read_as(connection, LinkHello)
         if hello is None:
             return False
         refusal = self._refusal(hello, where)
@@ -191,7 +191,7 @@ class CoreLink:
             raise
         return True
 
-    def _refusal(self, front: Hello, where: str) -> CoreFailed | None:
+    def _refusal(self, front: LinkHello, where: str) -> CoreFailed | None:
         """Return why a front cannot have the core. None: it has it from now on."""
         difference = self._hello.difference(front, "the engine", "the front")
         if difference is not None:
@@ -217,14 +217,14 @@ class CoreLink:
             self._connection = self._front = None
 
 
-class Address(msgspec.Struct, frozen=True):
+class CoreAddress(msgspec.Struct, frozen=True):
     """Where a core listens."""
 
     host: str
     port: int
 
     @classmethod
-    def read(cls, text: str) -> Address:
+    def read(cls, text: str) -> CoreAddress:
         """Return the address that `host:port` means; the host of one of IPv6 is in brackets. Raises ConfigError."""
         host, _, port = text.rpartition(":")
         try:
@@ -239,7 +239,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-async def connect(address: Address, secret: bytes, front: Hello) -> tuple[ProcessClient, Hello]:
+async def connect(address: CoreAddress, secret: bytes, front: LinkHello) -> tuple[ProcessClient, LinkHello]:
     """Return the client of the core at an address, and what the core is.
 
     Raises EngineDeadError when there is none or another front has it, ConfigError when they do not fit.
@@ -258,7 +258,7 @@ async def connect(address: Address, secret: bytes, front: Hello) -> tuple[Proces
         raise EngineDeadError(f"{name} has sent something else than messages: {error}") from error
 
 
-def _greet(address: Address, secret: bytes, front: Hello) -> tuple[socket.socket, Hello]:
+def _greet(address: CoreAddress, secret: bytes, front: LinkHello) -> tuple[socket.socket, LinkHello]:
     try:
         connection = socket.create_connection((address.host, address.port), timeout=GREETING_S)
     except OSError as error:
@@ -268,7 +268,7 @@ def _greet(address: Address, secret: bytes, front: Hello) -> tuple[socket.socket
     with ExitStack() as on_failure:
         on_failure.enter_context(connection)
         with in_time(connection):
-            reply = introduce(connection, secret, front, Hello, f"the engine at {address}")
+            reply = introduce(connection, secret, front, LinkHello, f"the engine at {address}")
         if (difference := front.difference(reply, "the front", str(address))) is not None:
             raise ConfigError(difference)
         on_failure.pop_all()

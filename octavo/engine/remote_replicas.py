@@ -20,7 +20,7 @@ from octavo.config.schema import EngineConfig
 from octavo.config.sources import file_stamp
 from octavo.core.messages import CoreReady
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_link import Address, Hello, connect
+from octavo.engine.core_link import CoreAddress, LinkHello, connect
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import MAX_WAITING, Replicas
 from octavo.engine.router import ROUTERS
@@ -42,7 +42,7 @@ class Engine(NamedTuple):
     """An engine that a front is to use. role: "prefill" or "decode"."""
 
     role: str
-    address: Address
+    address: CoreAddress
 
     def __str__(self) -> str:
         return f"the {self.role} engine at {self.address}"
@@ -62,7 +62,7 @@ def read_engines(path: Path) -> list[Engine]:
         if len(words) != 2 or words[0] not in ("prefill", "decode"):
             raise ConfigError(f"{path}, line {number}: {line!r:.80} is not `prefill host:port` or `decode host:port`")
         try:
-            found.append(Engine(words[0], Address.read(words[1])))
+            found.append(Engine(words[0], CoreAddress.read(words[1])))
         except ConfigError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
     return found
@@ -72,7 +72,7 @@ class RemoteReplicas:
     """Connects a front to its engines. `start` returns the replicas, and `tend` keeps them those that are wanted."""
 
     def __init__(
-        self, named: Sequence[Engine], file: Path | None, secret: bytes, hello: Hello, *, timeout_s: float = 120.0
+        self, named: Sequence[Engine], file: Path | None, secret: bytes, hello: LinkHello, *, timeout_s: float = 120.0
     ) -> None:
         """timeout_s: how long a start waits for the first engine that decodes, and requests that have begun for the
         next one when all have gone."""
@@ -81,7 +81,7 @@ class RemoteReplicas:
         self._secret = secret
         self._hello = hello
         self._timeout_s = timeout_s
-        self._like: tuple[Hello, CoreReady] | None = None
+        self._like: tuple[LinkHello, CoreReady] | None = None
         """What the first engine was: all others have to be like it."""
         self._replicas: dict[Engine, Replica] = {}
 
@@ -207,11 +207,11 @@ class RemoteReplicas:
         self._like = self._like or found
         host, _, port = (client.ready.transfer or "").rpartition(":")
         if host.strip("[]") in _EVERY_HOST:
-            client.ready.transfer = str(Address(engine.address.host, int(port)))
+            client.ready.transfer = str(CoreAddress(engine.address.host, int(port)))
         return client
 
 
-def _difference(like: tuple[Hello, CoreReady], found: tuple[Hello, CoreReady], name: str) -> str | None:
+def _difference(like: tuple[LinkHello, CoreReady], found: tuple[LinkHello, CoreReady], name: str) -> str | None:
     """Return why an engine cannot serve requests of another one, with both values; None when it can."""
     (hello, ready), (other, other_ready) = like, found
     settings = [

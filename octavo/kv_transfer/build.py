@@ -12,11 +12,11 @@ from octavo.core.authentication import read_secret
 from octavo.errors import ConfigError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.file_store import open_store
-from octavo.kv_transfer.messages import Hello, TierFolder
+from octavo.kv_transfer.messages import PeerHello, TierFolder
 from octavo.kv_transfer.peer_link import listen
 from octavo.kv_transfer.peer_server import PeerServer
 from octavo.kv_transfer.peer_source import PeerSource
-from octavo.kv_transfer.sources import Source, Sources
+from octavo.kv_transfer.sources import PrefixSource, Sources
 from octavo.kv_transfer.tier import Tier
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def make_connector(
             "role, kv_disk or kv_host_size is set, but what this model's encoder makes of sounds does not move between "
             "engines and tiers; leave them out"
         )
-    sources: list[Source] = []
+    sources: list[PrefixSource] = []
     address = None
     if transfer.role is not None:
         secret, epoch = bytes.fromhex(transfer.secret) or read_secret(device.cluster_secret_file), os.urandom(16)
         gives = transfer.role == "prefill"
         ranks = call("open_transfer", transfer.kv_host if gives else "", secret.hex(), epoch.hex())
         attention = next(value for name, value, _ in call("op_choices")[0] if name == "attention")
-        hello = Hello(
+        hello = PeerHello(
             identity=call("identity")[0],
             layout=f"{attention}, {config.cache.dtype}",
             block_size=block_manager.block_size,

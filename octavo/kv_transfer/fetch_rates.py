@@ -18,7 +18,7 @@ _VALID_S: Final = 60.0
 _FILE: Final = "rates"
 
 
-class Measured(msgspec.Struct, kw_only=True):
+class MeasuredRates(msgspec.Struct, kw_only=True):
     """What an engine has measured, in a file beside the blocks for the next one; None for nothing yet.
 
     time: seconds since 1970. latency_s: of a load, beside the time that its bytes take.
@@ -68,7 +68,9 @@ class Measured(msgspec.Struct, kw_only=True):
 class FetchRates:
     """The rates of one tier: what the last engine has measured, until this one has."""
 
-    def __init__(self, measured: Measured, block_size: int, block_bytes: int, now: float, state_bytes: int = 0) -> None:
+    def __init__(
+        self, measured: MeasuredRates, block_size: int, block_bytes: int, now: float, state_bytes: int = 0
+    ) -> None:
         """block_bytes: of a block on one rank. now: as in `note`. state_bytes: of the state that a prefix has."""
         self.measured = measured
         self._block_size = block_size

@@ -131,7 +131,7 @@ class RankNotes(msgspec.Struct, omit_defaults=True):
 # ---- between engines ----
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class PeerHello(msgspec.Struct, frozen=True, tag="hello"):
     """The first message of either end.
 
     identity: names and values that decide the bits of KV; they must be the same at both ends. layout: how a block is
@@ -147,32 +147,32 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """A transfer, named by 16 random bytes, is to hold the blocks with these digests until `Done`."""
+    """A transfer, named by 16 random bytes, is to hold the blocks with these digests until `TransferDone`."""
 
     transfer: bytes
     digests: list[bytes]
 
 
-class Fetching(msgspec.Struct, frozen=True, tag="fetching"):
+class TransferAwaited(msgspec.Struct, frozen=True, tag="fetching"):
     """The ranks of the side that fetches wait for a transfer that it wants. Other ones are not waited for yet."""
 
     transfer: bytes
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class TransferRefused(msgspec.Struct, frozen=True, tag="refused"):
     """A transfer, or with an empty name the connection, is refused."""
 
     transfer: bytes
     reason: str
 
 
-class Gone(msgspec.Struct, frozen=True, tag="gone"):
+class TransferGone(msgspec.Struct, frozen=True, tag="gone"):
     """The blocks of a transfer are no longer held."""
 
     transfer: bytes
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class TransferDone(msgspec.Struct, frozen=True, tag="done"):
     """The side that fetches needs a transfer no longer."""
 
     transfer: bytes
@@ -182,4 +182,4 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent by either end every few seconds, so that each notices when the other has stopped."""
 
 
-PeerMessage = Hello | Want | Fetching | Refused | Gone | Done | Heartbeat
+PeerMessage = PeerHello | Want | TransferAwaited | TransferRefused | TransferGone | TransferDone | Heartbeat

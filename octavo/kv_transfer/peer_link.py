@@ -15,7 +15,7 @@ from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
 from octavo.core.listening import cut, listen_privately, open_connection
 from octavo.errors import ConfigError, OctavoError
-from octavo.kv_transfer.messages import Heartbeat, Hello, PeerMessage
+from octavo.kv_transfer.messages import Heartbeat, PeerHello, PeerMessage
 
 _HEARTBEATS_PER_LEASE: Final = 6
 _MOST_BYTES: Final = 1 << 24
@@ -49,8 +49,8 @@ def open_socket(address: str, timeout_s: float) -> socket.socket:
     return open_connection(address if address.startswith("/") else (host.strip("[]"), int(port)), timeout_s)
 
 
-def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener: bool) -> Hello:
-    """Exchange the proofs of the secret and a Hello. Returns that of the other end.
+def greet(connection: socket.socket, secret: bytes, ours: PeerHello, *, is_listener: bool) -> PeerHello:
+    """Exchange the proofs of the secret and a `PeerHello`. Returns that of the other end.
 
     Raises PeerRefused with the reason; the other end finds the same one.
     """
@@ -59,7 +59,7 @@ def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener:
         raise PeerRefused("it does not know the secret; give both the same cluster_secret_file")
     keep_alive(connection)
     connection.sendall(frames.pack(ours))
-    theirs = frames.read_as(connection, Hello, _MOST_BYTES)
+    theirs = frames.read_as(connection, PeerHello, _MOST_BYTES)
     if theirs is None:
         raise PeerRefused("it has closed the connection")
     if (because := difference(ours, theirs)) is not None:
@@ -67,7 +67,7 @@ def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener:
     return theirs
 
 
-def difference(ours: Hello, theirs: Hello) -> str | None:
+def difference(ours: PeerHello, theirs: PeerHello) -> str | None:
     """Return the first value that must be the same at both ends and is not, as both have it; None for none."""
     mine, other = (
         {"block size": str(each.block_size), "layout": each.layout} | each.identity for each in (ours, theirs)

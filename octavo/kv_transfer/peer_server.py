@@ -21,18 +21,18 @@ from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_cache.group_cache import fewest_blocks
 from octavo.kv_transfer.messages import (
-    Done,
-    Fetching,
-    Gone,
-    Hello,
+    PeerHello,
     PeerMessage,
     RankCommands,
-    Refused,
     SendBlocks,
+    TransferAwaited,
+    TransferDone,
+    TransferGone,
+    TransferRefused,
     Want,
 )
 from octavo.kv_transfer.peer_link import PeerLink, PeerRefused, greet
-from octavo.kv_transfer.sources import Source
+from octavo.kv_transfer.sources import PrefixSource
 
 NAME_BYTES: Final = 16
 """Length of the name of a transfer."""
@@ -62,7 +62,7 @@ class _Transfer:
     is_fetched: bool = False
 
 
-class PeerServer(Source):
+class PeerServer(PrefixSource):
     """Listens for other engines; a `BlockListener` of the pools from which they read.
 
     Transfers wait, in their order, while others hold as many blocks as they may; those that are being fetched wait for
@@ -74,7 +74,7 @@ class PeerServer(Source):
         self,
         listener: socket.socket,
         secret: bytes,
-        hello: Hello,
+        hello: PeerHello,
         block_manager: BlockManager,
         lease_s: float,
         wake: Callable[[], None],
@@ -154,10 +154,10 @@ class PeerServer(Source):
             match message:
                 case Want(name, digests):
                     self._add(link, name, digests)
-                case Fetching(name):
+                case TransferAwaited(name):
                     for transfer in self._of(link):
                         transfer.is_fetched |= transfer.name == name
-                case Done(name):
+                case TransferDone(name):
                     for transfer in [each for each in self._of(link) if each.name == name]:
                         self._blocks.pins.end_keep(transfer.digests)
                         self._end(transfer)
@@ -173,10 +173,10 @@ class PeerServer(Source):
     def _add(self, link: PeerLink, name: bytes, digests: list[bytes]) -> None:
         others, used = self._of(link), {*self._transfers, *self._ending, *(each.name for each in self._waiting)}
         if len(name) != NAME_BYTES or name in used or not digests:
-            link.send(Refused(name, "the name of the transfer is wrong or in use, or it has no blocks"))
+            link.send(TransferRefused(name, "the name of the transfer is wrong or in use, or it has no blocks"))
         elif len(others) >= MOST_TRANSFERS:
             because = f"there are {len(others)} transfers of this engine, at most {MOST_TRANSFERS} are allowed"
-            link.send(Refused(name, because))
+            link.send(TransferRefused(name, because))
         else:
             firsts = [cache.first_sent(len(digests)) for cache in self._blocks.groups]
             self._waiting.append(_Transfer(name, link, digests, firsts))
@@ -210,7 +210,7 @@ class PeerServer(Source):
 
     def end_reads(self) -> None:
         for transfer in list(self._transfers.values()):
-            transfer.link.send(Gone(transfer.name))
+            transfer.link.send(TransferGone(transfer.name))
             self._end(transfer)
 
     def commands(self, *, has_rows: bool) -> RankCommands:
@@ -220,7 +220,9 @@ class PeerServer(Source):
             if transfer.num_there == len(transfer.digests):
                 del self._incomplete[transfer.name]
             elif not self._computing[transfer.digests[-1]]:
-                transfer.link.send(Refused(transfer.name, "the blocks are not cached, and no request computes them"))
+                transfer.link.send(
+                    TransferRefused(transfer.name, "the blocks are not cached, and no request computes them")
+                )
                 self._end(transfer)
         self._fresh.clear()
         ends, self._ends = self._ends, []

@@ -18,20 +18,20 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.errors import OctavoError
 from octavo.kv_transfer.connector import Fetch
 from octavo.kv_transfer.messages import (
-    Done,
     FetchBlocks,
     Fetched,
-    Fetching,
-    Gone,
-    Hello,
+    PeerHello,
     PeerMessage,
     RankCommands,
-    Refused,
+    TransferAwaited,
+    TransferDone,
+    TransferGone,
+    TransferRefused,
     Want,
 )
 from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
 from octavo.kv_transfer.peer_server import MOST_EVENTS, NAME_BYTES
-from octavo.kv_transfer.sources import Source
+from octavo.kv_transfer.sources import PrefixSource
 
 CONNECT_S: Final = 5.0
 """How long a connection to another engine may take; requests that want its blocks wait for it."""
@@ -50,7 +50,7 @@ class _Engine:
 
     address: str
     link: PeerLink | None = None
-    hello: Hello | None = None
+    hello: PeerHello | None = None
     is_connecting: bool = False
     retry_s: float = _FIRST_RETRY_S
     retry_at: float = 0.0
@@ -75,17 +75,17 @@ class _Transfer:
     error: str = ""
 
 
-_Event = tuple[PeerLink, PeerMessage | Hello | None] | str
-"""Of a connection: its Hello when it is made, messages, its end. Text: why it could not be made."""
+_Event = tuple[PeerLink, PeerMessage | PeerHello | None] | str
+"""Of a connection: its PeerHello when it is made, messages, its end. Text: why it could not be made."""
 
 
-class PeerSource(Source):
+class PeerSource(PrefixSource):
     """Has one connection to each engine from which a request fetches; a thread makes it when it is needed."""
 
     def __init__(
         self,
         secret: bytes,
-        hello: Hello,
+        hello: PeerHello,
         lease_s: float,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -142,7 +142,7 @@ class PeerSource(Source):
             self._lose(engine, event)
             return
         link, message = event
-        if isinstance(message, Hello) and engine.link is None:
+        if isinstance(message, PeerHello) and engine.link is None:
             engine.is_connecting, engine.retry_s = False, _FIRST_RETRY_S
             engine.link, engine.hello = link, _reachable(message, engine.address)
             for transfer in self._of(engine):
@@ -151,8 +151,8 @@ class PeerSource(Source):
             return  # an earlier connection
         elif message is None:
             self._lose(engine, "the connection has ended")
-        elif isinstance(message, Refused | Gone):
-            because = message.reason if isinstance(message, Refused) else "the blocks are no longer held"
+        elif isinstance(message, TransferRefused | TransferGone):
+            because = message.reason if isinstance(message, TransferRefused) else "the blocks are no longer held"
             for transfer in self._of(engine):
                 if transfer.name == message.transfer:
                     self._fail(transfer, because)
@@ -226,7 +226,7 @@ class PeerSource(Source):
             first = transfer.digests.index(fetch.digests[0])
             place, patience_s = (fetch.fetch_id, transfer.name, first, fetch.block_ids), _PATIENCE * self._lease_s
             self._commands.fetches.append(FetchBlocks(*place, hello.ranks, hello.epoch, patience_s))
-            transfer.engine.send(Fetching(transfer.name))
+            transfer.engine.send(TransferAwaited(transfer.name))
 
     def commands(self, *, has_rows: bool) -> RankCommands:
         commands, self._commands = self._commands, RankCommands()
@@ -246,7 +246,7 @@ class PeerSource(Source):
     def fetched(self, note: Fetched) -> str:
         transfer, error = self._fetches.pop(note.fetch_id), note.error
         self._transfers.pop(transfer.request_id, None)
-        transfer.engine.send(Done(transfer.name))
+        transfer.engine.send(TransferDone(transfer.name))
         if not error:
             transfer.engine.reported = ""
         elif not transfer.error:
@@ -260,7 +260,7 @@ class PeerSource(Source):
         if not transfer.error:
             self._fail(transfer, "the request has ended")
         if not transfer.is_sent:
-            transfer.engine.send(Done(transfer.name))
+            transfer.engine.send(TransferDone(transfer.name))
 
     def passed(self, request_id: str) -> None:
         self.ended(request_id)
@@ -274,8 +274,8 @@ class PeerSource(Source):
                 engine.link.close()
 
 
-def _reachable(hello: Hello, address: str) -> Hello:
-    """Return a Hello whose ranks are at the host of an address where they have named every address of theirs."""
+def _reachable(hello: PeerHello, address: str) -> PeerHello:
+    """Return a PeerHello whose ranks are at the host of an address where they have named every address of theirs."""
     host = address.rpartition(":")[0].strip("[]")
     ranks = [
         msgspec.structs.replace(each, host=host) if each.host in ("0.0.0.0", "::") else each for each in hello.ranks

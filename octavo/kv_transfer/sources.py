@@ -14,7 +14,7 @@ from octavo.kv_transfer.connector import BlockSource, Connector, Fetch
 from octavo.kv_transfer.messages import Fetched, RankCommands, RankNotes
 
 
-class Source(BlockSource):
+class PrefixSource(BlockSource):
     """One place that has blocks, or that gets them. It calls `wake` when it has commands, or `poll` has something to
     do, while no step may be planned."""
 
@@ -46,7 +46,7 @@ class Sources(Connector):
     """Some sources. A request fetches from the one that has most of its blocks, the first of equals."""
 
     def __init__(
-        self, sources: Sequence[Source], num_ranks: int, wake: Callable[[], None], address: str | None = None
+        self, sources: Sequence[PrefixSource], num_ranks: int, wake: Callable[[], None], address: str | None = None
     ) -> None:
         self.address = address
         self._sources = sources
@@ -55,8 +55,8 @@ class Sources(Connector):
         self._notes = SimpleQueue[RankNotes]()
         self._num_notes = Counter[Hashable]()
         self._ended: dict[int, Fetched] = {}
-        self._chosen: dict[str, Source] = {}
-        self._fetching: dict[int, Source] = {}
+        self._chosen: dict[str, PrefixSource] = {}
+        self._fetching: dict[int, PrefixSource] = {}
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
         for source in self._sources:

@@ -15,10 +15,10 @@ from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_cache.retention import longest_common
 from octavo.kv_transfer.connector import Fetch
-from octavo.kv_transfer.fetch_rates import FetchRates, Measured
+from octavo.kv_transfer.fetch_rates import FetchRates, MeasuredRates
 from octavo.kv_transfer.file_store import FileStore
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveBlocks
-from octavo.kv_transfer.sources import Source
+from octavo.kv_transfer.sources import PrefixSource
 
 _HELD_SHARE: Final = 16
 """Blocks that are being saved are at most one of so many of a pool, or so few as one command has."""
@@ -30,7 +30,7 @@ LOOK_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Tier(Source):
+class Tier(PrefixSource):
     """The blocks of a rank's `store` stand for those of all ranks: these write the same names at about the same time.
 
     What waits to be saved is not kept for that: a block that is evicted before is not saved.
@@ -55,7 +55,7 @@ class Tier(Source):
         limits = block_manager.limits
         state_bytes = sum(group.block_bytes for group in limits.groups if group.is_state)
         block_bytes = limits.block_bytes - state_bytes
-        self.rates = FetchRates(Measured.read(store.path), limits.block_size, block_bytes, clock(), state_bytes)
+        self.rates = FetchRates(MeasuredRates.read(store.path), limits.block_size, block_bytes, clock(), state_bytes)
         self._prefill_tokens_per_s = prefill_tokens_per_s
         num_blocks = min(group.num_blocks for group in limits.groups)
         self._most_held = max(num_blocks // _HELD_SHARE, min(_SAVED_AT_ONCE, num_blocks // 2))

@@ -21,12 +21,12 @@ from octavo.engine.dispatch import Sent
 from octavo.engine.router import Router
 from octavo.simulate.executor import Script
 from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
-from octavo.simulate.replica import Replica
+from octavo.simulate.replica import SimulatedReplica
 from octavo.simulate.traces import Trace
 
 if TYPE_CHECKING:
     from octavo.engine.dispatch import Dispatch
-    from octavo.engine.replica import Replica as ServedReplica
+    from octavo.engine.replica import Replica
     from octavo.engine.split import Split
 
 MAX_SAMPLES: Final = 512
@@ -55,7 +55,7 @@ class Cluster:
     def __init__(
         self,
         trace: Trace,
-        replicas: Sequence[Replica],
+        replicas: Sequence[SimulatedReplica],
         router: Router,
         *,
         numbers: Sequence[int] | None = None,
@@ -110,7 +110,7 @@ class Cluster:
     def _push_arrival(self, at: float, number: int) -> None:
         self._push(at, _ARRIVAL, lambda now: self._arrive(number, now))
 
-    def _step(self, replica: Replica, now: float) -> None:
+    def _step(self, replica: SimulatedReplica, now: float) -> None:
         if replica.is_stepping:
             return
         ends_at = replica.begin_step(now)
@@ -119,7 +119,7 @@ class Cluster:
         if ends_at is not None:
             self._push(ends_at, _STEP_ENDS, lambda now: self._end_step(replica, now))
 
-    def _end_step(self, replica: Replica, now: float) -> None:
+    def _end_step(self, replica: SimulatedReplica, now: float) -> None:
         outputs = replica.end_step()
         if self._split is not None:
             step = StepOutputs(outputs=outputs, stats=_UNKNOWN)
@@ -131,7 +131,7 @@ class Cluster:
         self._on_finish(len(self._records) / len(self._numbers))
         self._step(replica, now)
 
-    def _wake(self, replica: Replica, at: float | None = None) -> None:
+    def _wake(self, replica: SimulatedReplica, at: float | None = None) -> None:
         # not at once: others may arrive at this very time
         self._push(self._now if at is None else at, _WAKE, lambda now: self._step(replica, now))
 
@@ -151,7 +151,7 @@ class Cluster:
 
     # ---- what `Split` uses of the front's `Dispatch` ----
 
-    def send_to(self, batch: Sequence[Sent], replica: ServedReplica) -> None:
+    def send_to(self, batch: Sequence[Sent], replica: Replica) -> None:
         """Send requests to a replica that decodes."""
         for sent in batch:
             sent.replica = replica
@@ -167,7 +167,7 @@ class Cluster:
         resumed = ResumedSequence(index=0, token_ids=token_ids)
         return msgspec.structs.replace(opened.sent.request, resumed=(resumed,))
 
-    def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
+    def _finish(self, replica: SimulatedReplica, output: EngineCoreOutput, now: float) -> None:
         opened = self._open.pop(output.request_id, None)
         if opened is None:
             return  # its first token was its last, and it is being aborted where it would have been decoded
@@ -203,9 +203,9 @@ class Cluster:
             self._sample_every_s *= 2
 
 
-def _served(replica: Replica) -> ServedReplica:
+def _served(replica: SimulatedReplica) -> Replica:
     """Return a replica as `Split` sees it: it has what `Split` uses of one that serves."""
-    return cast("ServedReplica", replica)
+    return cast("Replica", replica)
 
 
 def _num_output_tokens(opened: _Open, output: EngineCoreOutput) -> int:

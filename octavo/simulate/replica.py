@@ -14,7 +14,7 @@ from octavo.simulate.outcome import Totals
 from octavo.simulate.speculation import Guessing
 
 
-class Replica:
+class SimulatedReplica:
     """An engine core whose requests reach it between its steps, as those of a server do.
 
     num_open: requests that have not ended, those that wait for the next step included. link: what sends the blocks of
@@ -82,7 +82,7 @@ class Replica:
         self._inbox.append(request)
 
     @property
-    def client(self) -> Replica:
+    def client(self) -> SimulatedReplica:
         return self
 
     def send(self, message: ToCore) -> None:

@@ -21,12 +21,12 @@ from octavo.simulate.cluster import Cluster
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.link import Disaggregation, Link
 from octavo.simulate.outcome import Outcome, merged
-from octavo.simulate.replica import Replica
+from octavo.simulate.replica import SimulatedReplica
 from octavo.simulate.speculation import Guessing
 from octavo.simulate.traces import Trace, TraceRequest
 
 if TYPE_CHECKING:
-    from octavo.engine.replica import Replica as ServedReplica
+    from octavo.engine.replica import Replica
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +47,9 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         settings = SchedulerSettings(cache=cache, scheduler=scheduler, limits=limits)
         return cls(settings=settings, cost_model=cost_model)
 
-    def replica(self, number: int) -> Replica:
+    def replica(self, number: int) -> SimulatedReplica:
         """Return a new replica."""
-        return Replica(number, self.settings, self.cost_model, guessing=self.guessing)
+        return SimulatedReplica(number, self.settings, self.cost_model, guessing=self.guessing)
 
 
 def simulate(
@@ -88,16 +88,17 @@ def _disaggregated(
     links = [Link(disaggregation, block_size * costs.kv_bytes_per_token, costs.num_layers) for _ in range(num_prefill)]
     sources = {str(number): link for number, link in enumerate(links)}
     replicas = [
-        Replica(number, settings, costs, link=link, guessing=simulation.guessing) for number, link in enumerate(links)
+        SimulatedReplica(number, settings, costs, link=link, guessing=simulation.guessing)
+        for number, link in enumerate(links)
     ]
     replicas += [
-        Replica(number, settings, costs, sources=sources, guessing=simulation.guessing)
+        SimulatedReplica(number, settings, costs, sources=sources, guessing=simulation.guessing)
         for number in range(num_prefill, simulation.num_replicas)
     ]
     scheduler = settings.scheduler
     make_split = partial(
         Split,
-        cast("list[ServedReplica]", replicas[:num_prefill]),
+        cast("list[Replica]", replicas[:num_prefill]),
         router=ROUTERS[simulation.router](block_size),
         block_size=block_size,
         keep_s=disaggregation.keep_s,

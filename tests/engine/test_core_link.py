@@ -16,7 +16,7 @@ from octavo.core.authentication import authenticate
 from octavo.core.messages import AddRequests, CoreReady
 from octavo.engine import core_link
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_link import Address, Hello, connect
+from octavo.engine.core_link import CoreAddress, LinkHello, connect
 from octavo.errors import ConfigError, EngineDeadError
 from tests.fakes import engine as fakes
 from tests.fakes.core import core_ready, endless
@@ -68,11 +68,11 @@ async def tokens_of(client: ProcessClient, request_id: str) -> list[int]:
 
 
 def test_addresses_are_read_and_written() -> None:
-    assert [str(Address.read(text)) for text in ("a.b:9000", "[::1]:1")] == ["a.b:9000", "[::1]:1"]
-    assert Address.read("[::1]:1").host == "::1"
+    assert [str(CoreAddress.read(text)) for text in ("a.b:9000", "[::1]:1")] == ["a.b:9000", "[::1]:1"]
+    assert CoreAddress.read("[::1]:1").host == "::1"
     for text in ("a.b", ":9000", "a:b", "a:0", "a:65536", "http://a:1", "a..b:1"):
         with pytest.raises(ConfigError, match="is not the address of an engine; give host:port"):
-            Address.read(text)
+            CoreAddress.read(text)
 
 
 async def test_requests_are_served_over_tcp_and_the_core_outlives_its_front() -> None:
@@ -140,7 +140,7 @@ async def test_an_engine_of_another_version_is_refused_by_a_front_that_it_admits
                 frames.read(connection)
 
         admitting = asyncio.create_task(asyncio.to_thread(admit))
-        address = Address(*listener.getsockname())
+        address = CoreAddress(*listener.getsockname())
         with pytest.raises(ConfigError, match=f"protocol is 1 at the front and 2 at {address}"):
             await connect(address, SECRET, FRONT)
         await admitting
@@ -163,7 +163,7 @@ async def test_what_is_no_front_is_disconnected_and_the_core_goes_on() -> None:
 
 async def test_no_engine_at_an_address_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address(*listener.getsockname())
+        address = CoreAddress(*listener.getsockname())
     with pytest.raises(EngineDeadError, match=f"no engine is at {address}: .*; start `octavo serve --role decode`"):
         await connect(address, SECRET, FRONT)
 
@@ -203,7 +203,7 @@ async def test_fronts_that_never_read_are_cut(
             stuck.sendall(frames.pack(FRONT))
             body = frames.read(stuck)
             assert body is not None
-            assert msgspec.msgpack.decode(body, type=Hello | CoreReady) == FRONT
+            assert msgspec.msgpack.decode(body, type=LinkHello | CoreReady) == FRONT
             client = await until_free(served)
             assert "has read nothing for 0.1 s" in caplog.text
             assert client.ready == served.core.ready
@@ -215,4 +215,4 @@ async def test_an_engine_that_begins_with_other_than_messages_is_named(monkeypat
     theirs.sendall(frames.pack({"type": "unknown"}))
     monkeypatch.setattr(core_link, "_greet", lambda *_: (ours, FRONT))
     with theirs, pytest.raises(EngineDeadError, match="the engine at a:1 has sent something else than messages"):
-        await connect(Address("a", 1), SECRET, FRONT)
+        await connect(CoreAddress("a", 1), SECRET, FRONT)

@@ -15,7 +15,7 @@ import pytest
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import dispatch, remote_replicas
-from octavo.engine.core_link import Address, connect
+from octavo.engine.core_link import CoreAddress, connect
 from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
 from octavo.errors import ConfigError, EngineDeadError, EngineRestartingError
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -71,7 +71,10 @@ def states(llm: AsyncLLM) -> list[tuple[int, str]]:
 def test_engines_are_read_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "engines"
     file.write_text("# ours\nprefill 10.0.0.1:9000  # the big one\n\ndecode [::1]:9001\n")
-    assert read_engines(file) == [Engine("prefill", Address("10.0.0.1", 9000)), Engine("decode", Address("::1", 9001))]
+    assert read_engines(file) == [
+        Engine("prefill", CoreAddress("10.0.0.1", 9000)),
+        Engine("decode", CoreAddress("::1", 9001)),
+    ]
     for line in ("decode", "decoder a:1", "decode a:1 b:2"):
         file.write_text(f"\n{line}\n")
         with pytest.raises(ConfigError, match="engines, line 2: .* is not `prefill host:port` or `decode host:port`"):
@@ -168,7 +171,7 @@ async def test_an_engine_that_is_removed_while_it_is_connected_to_is_not_used(
 ) -> None:
     file, greeted, is_removed = tmp_path / "engines", asyncio.Event(), asyncio.Event()
 
-    async def slow_connect(address: Address, *ends: Any) -> Any:
+    async def slow_connect(address: CoreAddress, *ends: Any) -> Any:
         found = await connect(address, *ends)
         if address == second.address:
             greeted.set()
@@ -251,7 +254,7 @@ async def test_an_engine_that_is_not_like_the_first_is_refused_by_name() -> None
 
 
 async def test_a_start_logs_once_which_engine_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    absent = Engine("decode", Address("127.0.0.1", 1))
+    absent = Engine("decode", CoreAddress("127.0.0.1", 1))
     remote = RemoteReplicas([absent], None, SECRET, FRONT, timeout_s=0.1)
     with caplog.at_level("WARNING"), pytest.raises(EngineDeadError):
         await remote.start(engine_config(str(tmp_path)))
@@ -262,7 +265,7 @@ async def test_a_start_logs_once_which_engine_it_waits_for(tmp_path: Path, caplo
 async def test_a_start_without_an_engine_that_decodes_says_why(tmp_path: Path) -> None:
     prefill = msgspec.structs.replace(DECODE, role="prefill")
     async with linked(hello=prefill) as only:
-        nobody = Engine("decode", Address("127.0.0.1", 1))
+        nobody = Engine("decode", CoreAddress("127.0.0.1", 1))
         with pytest.raises(EngineDeadError, match="no engine that decodes for 0 s: no engine is at 127.0.0.1:1"):
             async with front(tmp_path, engine_of(only, "prefill"), nobody, timeout_s=0.0):
                 raise AssertionError("it has started")

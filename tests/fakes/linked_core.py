@@ -12,12 +12,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from octavo.core.processes import run_reporting
-from octavo.engine.core_link import Address, CoreLink, Hello
+from octavo.engine.core_link import CoreAddress, CoreLink, LinkHello
 from octavo.engine.core_process import Inbox
 from tests.fakes.core import ScriptedCore
 
 SECRET = b"0123456789abcdef"
-FRONT = Hello(octavo="1.2.3", model="fake", config="c0ffee")
+FRONT = LinkHello(octavo="1.2.3", model="fake", config="c0ffee")
 
 
 class LinkableCore(ScriptedCore):
@@ -29,12 +29,12 @@ class LinkableCore(ScriptedCore):
 class Served:
     """A core at an address, until it fails or `end` is called. Its model has the vocabulary of bytes."""
 
-    def __init__(self, core: Any, hello: Hello = FRONT, port: int = 0) -> None:
+    def __init__(self, core: Any, hello: LinkHello = FRONT, port: int = 0) -> None:
         self.core = core
         self._inbox: Inbox = SimpleQueue()
         self.link = CoreLink(SECRET, hello)
         self._listener = socket.create_server(("127.0.0.1", port))
-        self.address = Address(*self._listener.getsockname())
+        self.address = CoreAddress(*self._listener.getsockname())
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
 

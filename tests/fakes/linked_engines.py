@@ -15,11 +15,11 @@ from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_transfer.messages import FetchBlocks, Fetched, Hello, PeerRank, RankCommands, RankNotes, SendBlocks
+from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerHello, PeerRank, RankCommands, RankNotes, SendBlocks
 from octavo.kv_transfer.peer_link import listen
 from octavo.kv_transfer.peer_server import PeerServer
 from octavo.kv_transfer.peer_source import PeerSource
-from octavo.kv_transfer.sources import Source, Sources
+from octavo.kv_transfer.sources import PrefixSource, Sources
 from tests.fakes.engine import Collected, make_core
 from tests.fakes.executor import HashExecutor
 
@@ -111,10 +111,10 @@ class Engine:
         identity: dict[str, str] | None = None, secret: bytes = SECRET, lease_s: float = 30.0, **options: Any,
     ) -> None:  # fmt: skip
         self.epoch, self.address, self.source = os.urandom(16), "", None
-        hello = Hello(identity or {"files": "a"}, "hashes", 4, self.epoch, [PeerRank("ranks", 0, (0, 1), [(0, 1)])])
+        hello = PeerHello(identity or {"files": "a"}, "hashes", 4, self.epoch, [PeerRank("ranks", 0, (0, 1), [(0, 1)])])
 
         def connect(block_manager: BlockManager, _: object) -> Sources:
-            source: Source
+            source: PrefixSource
             if host is None:
                 source = PeerSource(secret, hello, lease_s, lambda: None)
             else:

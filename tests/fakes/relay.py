@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from octavo.core import frames
-from octavo.kv_transfer.messages import Hello, PeerMessage
+from octavo.kv_transfer.messages import PeerHello, PeerMessage
 
 _READ_BYTES = 1 << 16
 _PROOF_BYTES = 64
@@ -208,7 +208,7 @@ class PeerRelay:
                 return self._held(before, seen)
             is_done = True
             message = msgspec.msgpack.decode(seen[_PROOF_BYTES + 4 : end], type=PeerMessage)
-            changed = frames.pack(self._relayed(message) if isinstance(message, Hello) else message)
+            changed = frames.pack(self._relayed(message) if isinstance(message, PeerHello) else message)
             return bytes(seen[min(before, _PROOF_BYTES) : _PROOF_BYTES]) + changed + bytes(seen[end:])
 
         return edit
@@ -217,7 +217,7 @@ class PeerRelay:
     def _held(before: int, seen: bytearray) -> bytes:
         return bytes(seen[before:_PROOF_BYTES])
 
-    def _relayed(self, hello: Hello) -> Hello:
+    def _relayed(self, hello: PeerHello) -> PeerHello:
         ranks = []
         for rank in hello.ranks:
             place = (rank.host, rank.port)

@@ -20,7 +20,7 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceStatus
 from octavo.kv_cache.block_hash import extend_chain
 from octavo.kv_transfer import peer_server, peer_source
-from octavo.kv_transfer.messages import Done, Heartbeat, Hello, PeerMessage, Refused, Want
+from octavo.kv_transfer.messages import Heartbeat, PeerHello, PeerMessage, TransferDone, TransferRefused, Want
 from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
 from tests.fakes.engine import make_request, run_alone
 from tests.fakes.executor import STATE
@@ -196,7 +196,7 @@ def test_a_prefill_engine_that_ends_is_replaced_by_computing(pair: Pair, num_ste
 def test_a_prefill_engine_that_says_nothing_more_is_replaced_by_computing() -> None:
     pair = Pair(lease_s=0.3)
     request = make_request("a", range(30))
-    hello = Hello({"files": "a"}, "hashes", 4, os.urandom(16))
+    hello = PeerHello({"files": "a"}, "hashes", 4, os.urandom(16))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pair.decode.add(msgspec.structs.replace(request, prefill=f"127.0.0.1:{listener.getsockname()[1]}"))
         pair.decode.step()
@@ -273,7 +273,7 @@ def test_an_engine_that_does_not_read_is_disconnected() -> None:
     link = PeerLink(near, 100.0)
     link.start(lambda link, message: received.put(message))
     for _ in range(10_000):
-        link.send(Refused(b"", "x" * 1000))
+        link.send(TransferRefused(b"", "x" * 1000))
     assert received.get(timeout=200) is None
     far.close()
 
@@ -325,7 +325,7 @@ class Other:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.connection = open_socket(engine.address, 5.0)
-        greet(self.connection, SECRET, Hello({"files": "a"}, "hashes", 4, b""), is_listener=False)
+        greet(self.connection, SECRET, PeerHello({"files": "a"}, "hashes", 4, b""), is_listener=False)
         self.messages = SimpleQueue[PeerMessage]()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
@@ -380,19 +380,21 @@ def test_an_engine_cannot_take_the_pool(pair: Pair, monkeypatch: pytest.MonkeyPa
     other.send(*(Want(name_of(i), digests) for i in range(4)), Want(name_of(4), digests[:1]))
     other.send(Want(name_of(1), digests), Want(name_of(2), digests), Want(b"short", digests), Want(name_of(5), []))
     for name in (name_of(1), name_of(2), b"short", name_of(5)):
-        assert other.receive() == Refused(name, "the name of the transfer is wrong or in use, or it has no blocks")
+        assert other.receive() == TransferRefused(
+            name, "the name of the transfer is wrong or in use, or it has no blocks"
+        )
     assert pair.prefill.ranks.num_sent == 28  # the others wait in their order, also one that there is room for
-    other.send(Done(name_of(2)), Done(name_of(0)))
+    other.send(TransferDone(name_of(2)), TransferDone(name_of(0)))
     step_until(lambda: pair.prefill.ranks.num_sent == 28 + 14 + 1, pair.prefill)
     assert list(pair.prefill.ranks.sent) == [name_of(1), name_of(3), name_of(4)]
     other.send(*(Want(name_of(100 + i), digests[:1]) for i in range(6)))
     refused = other.receive()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, TransferRefused)
     assert "8 transfers of this engine, at most 8" in refused.reason
-    other.send(*(Done(name_of(i)) for i in (1, 3)), Want(name_of(6), large := [*digests, *digests, *digests]))
+    other.send(*(TransferDone(name_of(i)) for i in (1, 3)), Want(name_of(6), large := [*digests, *digests, *digests]))
     step_until(lambda: name_of(3) not in pair.prefill.ranks.sent, pair.prefill)
     assert name_of(6) not in pair.prefill.ranks.sent
-    other.send(Done(name_of(4)), *(Done(name_of(100 + i)) for i in range(6)))
+    other.send(TransferDone(name_of(4)), *(TransferDone(name_of(100 + i)) for i in range(6)))
     step_until(lambda: sum(map(len, pair.prefill.ranks.sent.values())) == len(large), pair.prefill)  # alone it may
     # a request that has no room beside the transfers ends them
     request = make_request("b", range(7, 7 + 60 * 4), max_tokens=2)
@@ -423,8 +425,8 @@ def test_what_is_fetched_does_not_wait_for_what_was_wanted_before() -> None:
 
 def test_blocks_that_are_neither_cached_nor_computed_are_refused_at_once(pair: Pair) -> None:
     other = Other(pair.prefill)
-    other.send(Want(name_of(1), [b"unknown"]), Done(name_of(77)))
-    assert other.receive() == Refused(name_of(1), "the blocks are not cached, and no request computes them")
+    other.send(Want(name_of(1), [b"unknown"]), TransferDone(name_of(77)))
+    assert other.receive() == TransferRefused(name_of(1), "the blocks are not cached, and no request computes them")
     other.close()
 
 

@@ -10,11 +10,11 @@ from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
 from octavo.kv_transfer.connector import Connector, Fetch
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes
-from octavo.kv_transfer.sources import Source, Sources
+from octavo.kv_transfer.sources import PrefixSource, Sources
 from tests.fakes.engine import make_request
 
 
-class Shelf(Source):
+class Shelf(PrefixSource):
     """Has the first blocks of everything."""
 
     def __init__(self, name: str, num_blocks: int) -> None:

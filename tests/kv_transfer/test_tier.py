@@ -13,7 +13,7 @@ from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_transfer import tier
 from octavo.kv_transfer.connector import Fetch
-from octavo.kv_transfer.fetch_rates import Measured
+from octavo.kv_transfer.fetch_rates import MeasuredRates
 from octavo.kv_transfer.file_store import FileStore
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveBlocks
 from octavo.kv_transfer.tier import Tier
@@ -185,7 +185,7 @@ def test_the_next_engine_begins_with_what_was_measured(tmp_path: Path) -> None:
     desk.store.write(b"1", 0, [memoryview(b"1")])
     desk.fetch(Fetched(1, "", 1000, 0.002), b"1")
     desk.tier.close()
-    measured = Measured.read(desk.store.path)
+    measured = MeasuredRates.read(desk.store.path)
     assert (measured.bytes_per_s, measured.prefill_tokens_per_s) == (500_000.0, 4000.0)
     assert all(path.stat().st_mode & 0o077 == 0 for path in desk.store.path.iterdir())
     later = Desk(tmp_path)
@@ -197,8 +197,8 @@ def test_the_next_engine_begins_with_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_the_break_even_length_says_from_what_it_follows() -> None:
-    assert "not measured yet" in Measured().render(16, 1000)
-    measured = Measured(bytes_per_s=1e6, latency_s=0.045, prefill_tokens_per_s=1000.0)
+    assert "not measured yet" in MeasuredRates().render(16, 1000)
+    measured = MeasuredRates(bytes_per_s=1e6, latency_s=0.045, prefill_tokens_per_s=1000.0)
     assert measured.render(16, 1000) == (
         "prefixes of 48 tokens or more are fetched: the last engine loaded 1.0 MB/s with a latency of 45.0 ms, and "
         "computed 1,000 tokens/s"
@@ -251,6 +251,6 @@ def test_a_prefix_with_states_ends_where_the_tier_has_one(tmp_path: Path) -> Non
 
 
 def test_a_state_is_loaded_once_however_long_its_prefix_is() -> None:
-    measured = Measured(bytes_per_s=1e6, latency_s=0.0, prefill_tokens_per_s=1000.0)
+    measured = MeasuredRates(bytes_per_s=1e6, latency_s=0.0, prefill_tokens_per_s=1000.0)
     assert measured.break_even_blocks(16, 1000) == 1
     assert measured.break_even_blocks(16, 1000, 150_000) == 10

@@ -13,7 +13,7 @@ from octavo.kv_cache.block_pool import Content
 from octavo.kv_transfer.connector import Fetch
 from octavo.simulate.cluster import Cluster
 from octavo.simulate.link import Disaggregation, Link
-from octavo.simulate.replica import Replica
+from octavo.simulate.replica import SimulatedReplica
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 from tests.simulate.parts import make_costs, make_settings
@@ -87,12 +87,15 @@ def split_simulation(min_tokens: int | None) -> Simulation:
     )
 
 
-def replicas_after(trace: Trace, keep_s: float = 30.0) -> list[Replica]:
+def replicas_after(trace: Trace, keep_s: float = 30.0) -> list[SimulatedReplica]:
     """One replica that computes prompts and one that decodes, after the trace."""
     rates = Disaggregation(num_prefill=1, bytes_per_s=1e3, latency_s=0.0, keep_s=keep_s, min_tokens=1)
     link = Link(rates, 32.0, 1)
     settings, costs = make_settings(num_blocks=40, max_num_batched_tokens=64), make_costs(step_s=1.0)
-    replicas = [Replica(0, settings, costs, link=link), Replica(1, settings, costs, sources={"0": link})]
+    replicas = [
+        SimulatedReplica(0, settings, costs, link=link),
+        SimulatedReplica(1, settings, costs, sources={"0": link}),
+    ]
     make_split = partial(Split, [cast(Any, replicas[0])], block_size=4, keep_s=keep_s, rates=SplitRates(1))
     split = {"make_split": lambda dispatch, clock: make_split(dispatch, RoundRobin(), clock=clock)}
     Cluster(trace, replicas, RoundRobin(), **split).run()  # type: ignore[arg-type]

@@ -62,11 +62,11 @@ async def stream(context: ServerContext, request: Request) -> EventStream:
     """Stream what enters and leaves the prefix caches. Raises ApiError and InvalidRequest."""
     if not context.llm.config.observability.enable_kv_events:
         raise ApiError(404, "KV events are off; start the server with --enable-kv-events", code="kv_events_off")
-    reader = Reader(context.llm.ready.cache.block_size, _position(request))
+    reader = EventCursor(context.llm.ready.cache.block_size, _position(request))
     return EventStream(_events(context, reader), context.open_requests)
 
 
-async def _events(context: ServerContext, reader: Reader) -> AsyncGenerator[bytes, None]:
+async def _events(context: ServerContext, reader: EventCursor) -> AsyncGenerator[bytes, None]:
     if context.kv_readers.locked():
         raise ApiError(429, "as many readers as may be get the KV events", code="too_many_readers")
     async with context.kv_readers:
@@ -92,7 +92,7 @@ def _position(request: Request) -> list[int]:
     return [int(number) for number in numbers]
 
 
-class Reader:
+class EventCursor:
     """What a client has of the events of all replicas."""
 
     def __init__(self, block_size: int, position: Sequence[int]) -> None:

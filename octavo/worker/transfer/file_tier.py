@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.config.schema import TransferConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.errors import ConfigError
-from octavo.kv_transfer.fetch_rates import Measured
+from octavo.kv_transfer.fetch_rates import MeasuredRates
 from octavo.kv_transfer.file_store import folder_key, open_store
 from octavo.kv_transfer.host_folder import HostFolder
 from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks, TierFolder
@@ -112,7 +112,7 @@ def key_of(blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> byt
 
 def explain_folder(folder: Path, blocks: BlockIO, identity: Mapping[str, str], limits: CacheLimits) -> str:
     """Return from which length on a prefix is fetched from a folder of kv_disk, and why."""
-    measured = Measured.read(folder / key_of(blocks, identity, limits.block_size).hex()[:32])
+    measured = MeasuredRates.read(folder / key_of(blocks, identity, limits.block_size).hex()[:32])
     return measured.render(limits.block_size, sum(group.block_bytes for group in limits.groups))
 
 

@@ -57,7 +57,7 @@ class Piece(msgspec.Struct, frozen=True, tag="piece"):
         return msgspec.structs.replace(self, checksum=self.checksum_of(content))
 
 
-class Gone(msgspec.Struct, frozen=True, tag="gone"):
+class BlocksGone(msgspec.Struct, frozen=True, tag="gone"):
     """Blocks of the subscription will not come."""
 
     reason: str
@@ -68,7 +68,7 @@ def bounds(numbers: range) -> Range:
     return numbers.start, numbers.stop
 
 
-Message = Subscribe | Piece | Gone
+Message = Subscribe | Piece | BlocksGone
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
@@ -86,7 +86,7 @@ def blocks_per_piece(blocks: BlockIO, place: Place, heads: range) -> int:
     return max(1, PIECE_BYTES // (planes * num_heads * num_bytes))
 
 
-class Part(NamedTuple):
+class PeerPart(NamedTuple):
     """What one rank of another engine has of what this rank needs. heads: in each cache group, empty for none."""
 
     peer: PeerRank
@@ -94,13 +94,15 @@ class Part(NamedTuple):
     heads: list[range]
 
 
-def divide(peers: list[PeerRank], own: BlockIO) -> list[Part]:
+def divide(peers: list[PeerRank], own: BlockIO) -> list[PeerPart]:
     """Divide the layers and heads of this rank over the ranks of another engine. Of ranks that have the same, one is
     used.
 
     Raises PipeError when they do not have all.
     """
-    parts = [Part(peer, overlap(own.layers, peer.layers), []) for peer in peers if len(peer.heads) == own.num_groups]
+    parts = [
+        PeerPart(peer, overlap(own.layers, peer.layers), []) for peer in peers if len(peer.heads) == own.num_groups
+    ]
     for number, heads in enumerate(own.heads):
         layers = [place.layer for place in own.places if place.group == number]
         found, num_found = set(), 0

@@ -14,7 +14,7 @@ from octavo.errors import PipeError
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank
 from octavo.pipes.pipe import Pipe, connect
 from octavo.worker.transfer.block_io import BlockIO, Place
-from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, bounds, decode, divide
+from octavo.worker.transfer.pieces import BlocksGone, PeerPart, Piece, Subscribe, bounds, decode, divide
 
 _DEADLINE_S: Final = 10.0
 """How long connecting may take, and each message that has begun."""
@@ -76,7 +76,7 @@ class RankFetch:
         fetched = Fetched(self.command.fetch_id, self._error, self._num_bytes, perf_counter() - began)
         self._on_end(self, fetched)
 
-    def _receive(self, part: Part) -> None:
+    def _receive(self, part: PeerPart) -> None:
         """Receive what one rank has. Whatever is raised ends the fetch."""
         peer, layers, heads = part
         places = (place for place in self._blocks.places if place.layer in layers and heads[place.group])
@@ -115,7 +115,7 @@ class RankFetch:
     ) -> tuple[Piece, Tensor]:
         """Return a piece that may be written. Raises PipeError."""
         piece = decode(header)
-        if isinstance(piece, Gone):
+        if isinstance(piece, BlocksGone):
             raise PipeError(piece.reason)
         if not isinstance(piece, Piece) or content is None:
             raise PipeError("a message is no piece of a transfer")

@@ -16,7 +16,16 @@ from octavo.errors import PipeClosed, PipeError
 from octavo.kv_transfer.messages import SendBlocks
 from octavo.pipes.pipe import Listener, Pipe
 from octavo.worker.transfer.block_io import BlockIO
-from octavo.worker.transfer.pieces import Gone, Message, Piece, Subscribe, blocks_per_piece, bounds, decode, overlap
+from octavo.worker.transfer.pieces import (
+    BlocksGone,
+    Message,
+    Piece,
+    Subscribe,
+    blocks_per_piece,
+    bounds,
+    decode,
+    overlap,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +183,7 @@ class Sender:
         except Exception as error:
             _log.info("KV blocks are not sent: %s", error)
             with suppress(PipeError):  # then the other rank notices the end of the connection
-                pipe.send_tensor(None, msgspec.msgpack.encode(Gone(str(error))))
+                pipe.send_tensor(None, msgspec.msgpack.encode(BlocksGone(str(error))))
             pipe.close()
 
     def _next_offer(self, pipe: Pipe, transfer: bytes, index: int) -> _Offer:

@@ -16,7 +16,7 @@ from octavo.core.cache_key import CacheKey, namespace_digest
 from octavo.kv_cache.block_hash import extend_chain
 from octavo.server.key_file import read_callers
 from octavo.server.routes import kv_events
-from octavo.server.routes.kv_events import Reader
+from octavo.server.routes.kv_events import EventCursor
 from tests.server.conftest import Served
 from tests.server.raw import EventReader, ask, eventually
 from tests.server.test_isolation import ServedEngine, entries
@@ -171,7 +171,7 @@ def event(sequence: int, digest: bytes, parent: bytes | None = b"root", group: i
     return BlockEvent(sequence, 1.5, group, digest, parent, 4 if parent else 0)
 
 
-def taken(reader: Reader, *replies: BlockEvents) -> list[tuple[str, dict[str, Any]]]:
+def taken(reader: EventCursor, *replies: BlockEvents) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for data in reader.take(replies):
         name, line = data.decode().strip().split("\n")
@@ -181,7 +181,7 @@ def taken(reader: Reader, *replies: BlockEvents) -> list[tuple[str, dict[str, An
 
 class TestReader:
     def test_events_of_several_replicas_have_one_id_from_which_all_go_on(self) -> None:
-        reader = Reader(4, [])
+        reader = EventCursor(4, [])
         first = BlockEvents(10, 3, True, [event(3, b"a")], replica=0)
         second = BlockEvents(20, 5, True, [], replica=1)
         got = taken(reader, first, second)
@@ -194,7 +194,7 @@ class TestReader:
         assert taken(reader, BlockEvents(10, 3, False, []), BlockEvents(20, 5, False, [], replica=1)) == []
 
     def test_what_a_replica_had_is_cleared_when_it_is_gone_and_once_more_when_it_is_back(self) -> None:
-        reader = Reader(4, [])
+        reader = EventCursor(4, [])
         taken(reader, BlockEvents(10, 3, True, []), BlockEvents(20, 5, True, [], replica=1))
         [(name, data)] = taken(reader, BlockEvents(10, 3, False, []))
         assert (name, data["kind"], data["replica"]) == ("10-3", "cleared", 1)
@@ -202,7 +202,7 @@ class TestReader:
         assert [(name, data["kind"]) for name, data in got] == [("10-3,21-0", "cleared"), ("10-3,21-1", "stored")]
 
     def test_a_replica_that_was_replaced_between_two_reads_leaves_no_place(self) -> None:
-        reader = Reader(4, [])
+        reader = EventCursor(4, [])
         taken(reader, BlockEvents(10, 3, True, []))
         taken(reader, BlockEvents(11, 2, True, []))
         assert reader.position == [11, 2]
@@ -214,7 +214,7 @@ class TestReader:
             *(event(5, b"e", b"a"), event(6, b"f", b"e", group=1)),
             *(event(7, b"a", None), event(8, b"b", None), event(9, b"c", None, group=1)),
         ]
-        got = [data for _, data in taken(Reader(4, [1, 0]), BlockEvents(1, 9, False, events))]
+        got = [data for _, data in taken(EventCursor(4, [1, 0]), BlockEvents(1, 9, False, events))]
         digests = [[bytes.fromhex(digest) for digest in data["digests"]] for data in got]
         assert digests == [[b"a", b"b", b"c"], [b"d"], [b"e"], [b"f"], [b"a", b"b"], [b"c"]]
         assert [data["sequence"] for data in got] == [3, 4, 5, 6, 8, 9]
