@@ -1,7 +1,7 @@
 """An engine core that fronts on other machines reach over TCP, one front at a time; and a front's way to it.
 
-After the proof of the secret (`core/authentication`) either end sends a `LinkHello`. The frames of a core in a process of
-its front follow. The core outlives its fronts: when one goes, its requests end.
+After the proof of the secret (`core/authentication`) either end sends a `LinkHello`. The frames of a core in a process
+of its front follow. The core outlives its fronts: when one goes, its requests end.
 """
 
 from __future__ import annotations

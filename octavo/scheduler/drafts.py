@@ -100,7 +100,7 @@ class DraftLog:
             return
         drafts, num_proposing, num_rows = _NO_DRAFTS, 0, len(step.rows)
         num_tokens = num_rows + sum(plan.repeats.values())
-        if not plan.is_plain:
+        if plan.may_draft or plan.proposals.num_tokens:
             drafts = {row.seq_id: len(row.drafts) for row in step.rows if row.drafts}
             num_proposing = sum(row.num_proposals > 0 for row in step.rows)
             num_tokens += sum(drafts.values())

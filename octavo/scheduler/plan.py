@@ -41,7 +41,6 @@ class StepPlan:
     proposals: what rows are to bring back from a draft model in the worker; its rows count down.
     repeats: tokens of rows that were right drafts of the rows before (`Sequence.num_repeated`).
     is_resting: the proposer is not asked for this step.
-    is_plain: no row has drafts or brings guesses back, and every sequence that decodes may have a row.
     adapter_waits: a group lacks a slot for its adapter, and later groups with adapters do not pass it.
     """
 
@@ -64,7 +63,7 @@ class StepPlan:
         self.may_draft = False
         self.proposals = NO_PROPOSALS
         self.repeats: dict[int, int] = {}
-        self.is_resting = self.is_plain = False
+        self.is_resting = False
 
     # ---- budgets ----
 

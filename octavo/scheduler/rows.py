@@ -43,7 +43,6 @@ class RowPlanner:
             plan.num_turns_left = self._fair_share()
         if self._proposer is not None:
             self._begin_guesses(self._proposer, plan)
-        plan.is_plain = self.num_turns == 1 and not plan.may_draft and not plan.proposals.num_rows
         unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
@@ -118,15 +117,11 @@ class RowPlanner:
             self._refork(group)
         waits, tokens = group.waits_for_results, plan.tokens
         drafts: tuple[int, ...] = ()
+        plan_usual = self._plan_sent_token if waits else self._plan_next_token
         for sequence in group.live:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
-            if waits and plan.is_plain:
-                # a row whose results are on their way has sent all that is known
-                is_planned = tokens.remaining > 0 and self._plan_sent_token(group, sequence, plan)
-                if not is_planned and (sequence.num_pending or sequence.candidates is not None):
-                    continue
-            elif waits:
+            if waits:
                 if sequence.num_pending or sequence.candidates is not None:
                     continue  # its results are on their way, or those of the beams that grow together with it
                 if self.num_turns > 1 and _is_decoding(sequence):
@@ -134,11 +129,8 @@ class RowPlanner:
                         continue  # the next step has its row
                     plan.num_turns_left -= 1
                 drafts = self._drafts(group, sequence, plan) if plan.may_draft else ()
-                is_usual = not drafts and not plan.proposals.num_rows and tokens.remaining > 0
-                is_planned = is_usual and self._plan_sent_token(group, sequence, plan)
-            else:
-                is_planned = tokens.remaining > 0 and self._plan_next_token(group, sequence, plan)
-            if is_planned:
+            has_guesses = waits and (drafts or plan.proposals.num_rows)
+            if not has_guesses and tokens.remaining > 0 and plan_usual(group, sequence, plan):
                 tokens.remaining -= 1
                 continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, drafts):

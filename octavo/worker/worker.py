@@ -101,11 +101,11 @@ class Worker:
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
         sections = config.model, config.scheduler, config.lora
-        num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+        num_drafts = config.speculative.num_speculative_tokens if config.speculative else 0
         parts = RankParts(device, self._attention.backend, self._mesh, opened, draft, *sections, num_drafts)
-        self._parts = self._parts_to_load = parts
         ranks_here = config.device.ranks_per_machine
         kept = kept_bytes(config.transfer, config.num_engines * ranks_here)
+        self._parts = self._parts_to_load = parts
         self._sizing = Sizing(parts, config.cache, ranks_here, kept)
         self._is_measured = self._sizing.is_measured
         self._swap_space: SwapSpace | None = None
@@ -280,8 +280,7 @@ class Worker:
     def encode_media(self, examples: list[Any]) -> None:
         """Encode inputs (`MediaInput` as objects of JSON) that no prompt has. Raises CheckpointError where the encoder
         fails, or makes another number of vectors."""
-        encodings = self._runner.parts.encodings
-        if encodings is not None:
+        if (encodings := self._runner.parts.encodings) is not None:
             for each in msgspec.convert(examples, list[MediaInput]):
                 encodings.check(each)
 
