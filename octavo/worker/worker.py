@@ -278,8 +278,7 @@ class Worker:
         self.wake_up()
 
     def encode_media(self, examples: list[Any]) -> None:
-        """Encode inputs (`MediaInput` as objects of JSON) that no prompt has. Raises CheckpointError where the encoder
-        fails, or makes another number of vectors."""
+        """Encode inputs (`MediaInput` as objects) that no prompt has. Raises as `PromptEncodings.check` does."""
         if (encodings := self._runner.parts.encodings) is not None:
             for each in msgspec.convert(examples, list[MediaInput]):
                 encodings.check(each)

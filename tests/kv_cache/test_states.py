@@ -92,6 +92,20 @@ def test_states_that_are_no_snapshots_are_given_out_first() -> None:
     assert found(manager, sequence) == [2]
 
 
+def test_the_state_behind_a_prefix_whose_keys_were_evicted_is_evicted_before_older_ones() -> None:
+    manager = state_manager()
+    sequence = compute(manager, request(range(43)), [43])
+    digests, (keys, kept) = manager.digests(sequence), (group.pool for group in manager.groups)
+    assert found(manager, sequence) == [4, 8, 10]
+    manager.free(sequence)
+    while keys.find(digests[9]) is not None:
+        keys.give_up()
+    kept.give_up()
+    # nothing could find the state behind block 10, though it was used last
+    assert [i for i, each in enumerate(digests, 1) if kept.find(each) is not None] == [4, 8]
+    manager.check([])
+
+
 def test_a_prompt_that_parts_from_another_leaves_a_snapshot_there_for_the_next() -> None:
     manager = state_manager(snapshot_tokens=0)
     manager.free(compute(manager, request([*range(20), *[90] * 20]), [40]))
