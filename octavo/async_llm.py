@@ -63,7 +63,7 @@ class AsyncLLM:
         for replica in client.states:
             self.metrics.observe_stats(replica.stats, replica.number)
         self._client = client
-        self.input_setup: InputSetup | None = InputSetup.of(config, client.ready)
+        self.input_setup = InputSetup.of(config, client.ready)
         self.input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
         self._updating = asyncio.Lock()

@@ -68,22 +68,16 @@ class SpokenSound(msgspec.Struct, frozen=True, array_like=True):
 
 
 async def read_sound(context: ServerContext, request: Request, task: Task, kind: type[T]) -> T:
-    """Return a form with a sound, as `hear` encodes it for the model and the task. It is decoded and measured in a
-    helper process, or where there is none in a thread.
+    """Return a form with a sound, as `hear` encodes it for the model and the task, in a helper process.
 
     Raises InvalidRequest or ApiError, also where the features have no room.
     """
     content_type = request.headers.get("content-type", "")
     if not is_form(content_type.encode("latin-1")):
         raise ApiError(415, "send the sound as multipart/form-data, in a field file", code="invalid_content_type")
-    pieces, pool = await read_pieces(request), context.texts.pool
+    pieces = await read_pieces(request)
     async with context.open_requests.track(request.receive):
-        if pool is None:
-            heard = await asyncio.to_thread(
-                hear, f"{task} {content_type}", b"".join(pieces), context.llm.config.model, context.llm.input
-            )
-        else:
-            heard = await pool.run(f"{HEAR}{task} {content_type}", pieces, sender_of(request.scope))
+        heard = await context.texts.pool.run(f"{HEAR}{task} {content_type}", pieces, sender_of(request.scope))
     take_features(request.scope, len(heard))
     return await asyncio.to_thread(msgspec.msgpack.decode, heard, type=kind)
 

@@ -44,9 +44,9 @@ def name_of(kind: type[RequestBody]) -> str:
 
 
 class Texts:
-    """Reads the requests that bring text or tokens. `pool` is None where everything has to happen in this process."""
+    """Reads the requests that bring text or tokens."""
 
-    def __init__(self, preparer: Preparer, pool: TextPool | None, open_requests: OpenRequests) -> None:
+    def __init__(self, preparer: Preparer, pool: TextPool, open_requests: OpenRequests) -> None:
         self._preparer = preparer
         self.pool = pool
         self._open_requests = open_requests
@@ -54,9 +54,7 @@ class Texts:
 
     @classmethod
     def of(cls, llm: AsyncLLM, policy: TextPolicy, open_requests: OpenRequests) -> Texts:
-        pool = None
-        if llm.input_setup is not None:
-            pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.input.media.reads_images)
+        pool = TextPool(TextSetup(llm.input_setup, policy), starts_now=llm.input.media.reads_images)
         return cls(Preparer(llm.input, policy), pool, open_requests)
 
     @property
@@ -83,13 +81,11 @@ class Texts:
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]
     ) -> tuple[T, R] | None:
         """Return a request and what `make` makes of it; None where that takes more time than this process has."""
-        if self.pool is not None and sum(map(len, pieces)) > most_bytes:
+        if sum(map(len, pieces)) > most_bytes:
             return None
         # one at a time: whatever else waits for the loop runs between two of them
         async with self._turn:
             asked = decode(b"".join(pieces), kind)
-            if self.pool is None:
-                return asked, make(asked)
             if asked.may_take_long:
                 return None
             try:
@@ -99,7 +95,6 @@ class Texts:
 
     async def _elsewhere(self, request: Request, kind: type[RequestBody], pieces: Sequence[bytes]) -> bytes:
         """Return what a helper process makes of a body. The job ends when the client goes away or the server stops."""
-        assert self.pool is not None
         async with self._open_requests.track(request.receive):
             return await self.pool.run(name_of(kind), pieces, sender_of(request.scope))
 

@@ -14,6 +14,7 @@ from octavo.cli.run_batch import count_results, write_results
 from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
 from tests.server.fake_llm import FakeAsyncLLM
+from tests.server.fake_llm import fakes_read_texts_inline as fakes_read_texts_inline
 
 
 def line(custom_id: str, url: str = "/v1/completions", **body: object) -> str:

@@ -20,6 +20,7 @@ from octavo.server.app import loading_app
 from octavo.server.serving import HttpServer, StopSignals, serve_until_stopped
 from octavo.server.sockets import listening, tls_context, url_of
 from tests.server.fake_llm import FakeAsyncLLM
+from tests.server.fake_llm import fakes_read_texts_inline as fakes_read_texts_inline
 from tests.server.raw import EventReader
 
 

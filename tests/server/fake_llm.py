@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
 
+from octavo.async_llm import AsyncLLM
 from octavo.config.schema import (
     CacheConfig,
     DeviceConfig,
@@ -42,6 +44,12 @@ from octavo.engine.sleep import check_level, check_tags
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.vector_input import VectorInput, pair_of
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
+from octavo.server.decode import decode
+from octavo.server.preparing import Preparer, TextPolicy
+from octavo.server.sending import OpenRequests
+from octavo.server.sounds import HEAR, hear
+from octavo.server.text_pool import TextPool
+from octavo.server.texts import Texts
 
 SENTENCE = "Blocks are pages — naïve ones. "
 BOS = 0
@@ -86,6 +94,44 @@ class LetterTokenizer:
         return BOS if token == "<s>" else None
 
 
+class InlineTexts(Texts):
+    """Reads every request of a fake in this process: no other one could do its work."""
+
+    @classmethod
+    def of(cls, llm: AsyncLLM, policy: TextPolicy, open_requests: OpenRequests) -> Texts:
+        return cls(Preparer(llm.input, policy), cast(TextPool, InlinePool(llm)), open_requests)
+
+    async def _here(self, pieces: Sequence[bytes], kind: Any, most_bytes: int, make: Callable[..., Any]) -> Any:
+        async with self._turn:
+            asked = decode(b"".join(pieces), kind)
+            return asked, make(asked)
+
+
+class InlinePool:
+    """Hears sounds in a thread."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    async def run(self, kind: str, pieces: Sequence[bytes], sender: str = "") -> bytes:
+        assert kind.startswith(HEAR), "all else is read in this process"
+        job = kind.removeprefix(HEAR), b"".join(pieces)
+        return await asyncio.to_thread(hear, *job, self._llm.config.model, self._llm.input)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fakes_read_texts_inline() -> Iterator[None]:
+    """A server of a fake has `InlineTexts`; others have what they have."""
+    of = Texts.of
+
+    def chosen(llm: AsyncLLM, *others: Any) -> Texts:
+        return InlineTexts.of(llm, *others) if isinstance(llm, FakeAsyncLLM) else of(llm, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Texts, "of", chosen)
+        yield
+
+
 class FakeAsyncLLM:
     """Answers each sequence with SENTENCE, again and again, up to max_tokens (31 when there is no limit).
 
@@ -98,7 +144,6 @@ class FakeAsyncLLM:
     def __init__(self, model_names: tuple[str, ...] = ("letters", "alias"), lora: LoRAConfig | None = None) -> None:
         self.tokenizer = LetterTokenizer()
         self.input = self.media = self  # it is its own input processor
-        self.input_setup = None  # no other process could do this one's work
         self.config = EngineConfig(
             model=ModelConfig(
                 model="letters",
