@@ -47,15 +47,12 @@ def open_groups(
 
     @cache
     def remote() -> _Opener:
-        from octavo.distributed.gloo import GlooStore
+        if backend is None:
+            from octavo.distributed.gloo import GlooStore
 
-        return GlooStore(place, rendezvous).open
-
-    @cache
-    def of_torch() -> _Opener:
+            return GlooStore(place, rendezvous).open
         from octavo.distributed.process_group import ProcessGroups
 
-        assert backend is not None
         groups, example = ProcessGroups(place, rendezvous, backend), allocate((1,), torch.float32).zero_()
         return lambda ranks: groups.open(ranks, example)
 
@@ -64,7 +61,7 @@ def open_groups(
             return Collectives()
         if backend is None and rendezvous.shares_memory(ranks):
             return shared()(ranks)
-        opener = (remote if backend is None else of_torch)()
+        opener = remote()
         return opener(ranks) if meet is None else meet(lambda: opener(ranks))
 
     return replace(place, tensor_group=group(place.stage_ranks), stage_group=group(place.column_ranks))

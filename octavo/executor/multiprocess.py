@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,13 +25,6 @@ from octavo.executor.executor import OnNote, RankWorker
 
 F = TypeVar("F", bound="Future[Any]")
 T = TypeVar("T")
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-Closing = TypeVar("Closing", bound=_Closes)
 
 _NOTICE_S: Final = 0.5
 """How long a rank that has failed or died may be noticed after the calls that waited for it."""
@@ -136,10 +129,10 @@ class MultiprocessExecutor:
         if self._failure is not None:
             raise self._failure
 
-    def meet(self, open_group: Callable[[], Closing]) -> Closing:
+    def meet(self, open_group: Callable[[], Any]) -> Any:
         """Return the group of ranks that `open_group` opens, which waits for other ranks. Raises the failure of a rank
         at once: what waits for one that has failed would do so until its deadline, and may in a thread of its own."""
-        opened: Future[Closing] = Future()
+        opened: Future[Any] = Future()
 
         def run() -> None:
             try:
@@ -148,8 +141,7 @@ class MultiprocessExecutor:
                 opened.set_exception(error)
 
         threading.Thread(target=run, name="octavo-meeting", daemon=True).start()
-        either: list[Future[Any]] = [opened, self._has_failed]
-        wait(either, return_when=FIRST_COMPLETED)
+        wait([opened, self._has_failed], return_when=FIRST_COMPLETED)
         if self._failure is not None:
             opened.add_done_callback(lambda each: None if each.exception() else each.result().close())
             raise self._failure

@@ -171,10 +171,6 @@ class BlockPool:
     def is_shared(self, block: int) -> bool:
         return self._counts[block] > 1
 
-    def has_content(self, block: int) -> bool:
-        """Return whether the prefix index has the content of the block."""
-        return self._contents[block] is not None
-
     def is_cached(self, block: int) -> bool:
         """Return whether the block has content and no users."""
         return block in self._cached

@@ -82,20 +82,12 @@ _Event = tuple[PeerLink, PeerMessage | PeerHello | None] | str
 class PeerSource(PrefixSource):
     """Has one connection to each engine from which a request fetches; a thread makes it when it is needed."""
 
-    def __init__(
-        self,
-        secret: bytes,
-        hello: PeerHello,
-        lease_s: float,
-        wake: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, secret: bytes, hello: PeerHello, lease_s: float, wake: Callable[[], None]) -> None:
         """lease_s: how long nothing may be heard of an engine."""
         self._secret = secret
         self._hello = hello
         self._lease_s = lease_s
         self._wake = wake
-        self._clock = clock
         self._events = Queue[tuple[_Engine, _Event]](MOST_EVENTS)
         self._engines: dict[str, _Engine] = {}
         self._transfers: dict[str, _Transfer] = {}
@@ -161,7 +153,7 @@ class PeerSource(PrefixSource):
     def _lose(self, engine: _Engine, because: str) -> None:
         """Fail what an engine was to supply, and wait before it is tried again."""
         engine.link = engine.hello = None
-        engine.retry_at = self._clock() + engine.retry_s
+        engine.retry_at = time.monotonic() + engine.retry_s
         engine.retry_s = min(_LAST_RETRY_S, 2 * engine.retry_s)
         for transfer in self._of(engine):
             self._fail(transfer, because)
@@ -183,7 +175,7 @@ class PeerSource(PrefixSource):
             return
         engine = self._engines.setdefault(request.prefill, _Engine(request.prefill))
         if engine.link is None and not engine.is_connecting:
-            if self._clock() < engine.retry_at:
+            if time.monotonic() < engine.retry_at:
                 return
             try:
                 threading.Thread(target=self._connect, args=[engine], name="octavo-kv-connect", daemon=True).start()

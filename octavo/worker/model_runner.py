@@ -67,12 +67,12 @@ class ModelRunner:
         swap_s = self.cache.apply(step.block_ops)
         if not step.rows:
             return ModelRunnerOutput(step_id=step.step_id, rows=[], swap_s=swap_s)
-        rows, parts, encoded = self._rows(step), self.parts, ((), None)
+        rows, parts = self._rows(step), self.parts
         grammars = parts.grammars if parts.grammars is not None and parts.grammars.is_used else None
         if grammars is not None:
             grammars.start(sampling_rows(rows))
-        if parts.encodings is not None:
-            encoded = parts.encodings.read(rows, self.sequences.unfinished_media)
+        unfinished = self.sequences.unfinished_media
+        encoded = ((), None) if parts.encodings is None else parts.encodings.read(rows, unfinished)
         num_copies = self._num_copies(rows)
         batch = parts.builder.build(rows, *encoded, num_copies=num_copies)
         result = self.model(batch)

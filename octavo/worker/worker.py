@@ -27,7 +27,7 @@ from octavo.distributed.groups import Allocate, Meet, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
-from octavo.models.loader import DTYPES, LoadedModel
+from octavo.models.loader import DTYPES
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collect_frozen, collector_paused
@@ -45,7 +45,6 @@ from octavo.worker.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
-    from octavo.worker.draft_model import DraftModel
     from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
@@ -116,14 +115,6 @@ class Worker:
         self._watch: StepWatch | None = None
         self._failure: str | None = None
 
-    @property
-    def _opened(self) -> LoadedModel:
-        return self._parts.opened
-
-    @property
-    def _draft(self) -> DraftModel | None:
-        return self._parts.draft
-
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.
 
@@ -173,7 +164,7 @@ class Worker:
         from octavo.worker.transfer.file_tier import FileTiers
         from octavo.worker.transfer.rank_transfer import RankTransfer
 
-        model, cache = self._opened.model, self._runner.cache
+        model, cache = self._parts.opened.model, self._runner.cache
         blocks = self._blocks([*cache.caches, *cache.draft_caches])
         transfer, block_size = self._config.transfer, self.plan.cache.block_size
         return RankTransfer(
@@ -186,10 +177,11 @@ class Worker:
     def _blocks(self, caches: Sequence[Tensor]) -> BlockIO:
         from octavo.worker.transfer.block_io import BlockIO, held_heads
 
-        groups, layers = self._opened.model.config.shape().cache_groups, self._opened.model.layer_range
-        heads = [held_heads(group.keeps, self._mesh) for group in groups]
-        if self._draft is not None:
-            heads, layers = heads + self._draft.heads, range(layers.stop + self._draft.num_layers)
+        model, draft = self._parts.opened.model, self._parts.draft
+        layers = model.layer_range
+        heads = [held_heads(group.keeps, self._mesh) for group in model.config.shape().cache_groups]
+        if draft is not None:
+            heads, layers = heads + draft.heads, range(layers.stop + draft.num_layers)
         return BlockIO(caches, self._groups, heads, layers, self._device.behind_steps)
 
     def explain_disk(self) -> str | None:
@@ -214,8 +206,8 @@ class Worker:
             "tensor_parallel_reduce": f"sum of {self._mesh.tensor.size}" if is_summed else "gather",
             "dummy_seed": str(model.seed or 0) if model.load_format == "dummy" else "",
             # of the configured length, which is the same on all ranks, not of the one that fits this rank's memory
-            **({"positions": note} if (note := self._opened.model.config.rope_note(model.max_model_len)) else {}),
-            **(self._draft.identity() if self._draft is not None else {}),
+            **({"positions": note} if (note := self._parts.opened.model.config.rope_note(model.max_model_len)) else {}),
+            **(self._parts.draft.identity() if self._parts.draft is not None else {}),
             "processor": self._device.processor,
             "operators": str(sorted((name, implementation) for name, implementation, _ in self.op_choices())),
         }
@@ -289,7 +281,7 @@ class Worker:
             self._runner = self._loaded.runner(cache, self.plan.cache.block_size)
 
     def _made_cache(self, limits: CacheLimits, swap_space: SwapSpace | None = None) -> CacheEngine:
-        num_draft_groups = len(self._groups) - len(self._opened.shape.cache_groups)
+        num_draft_groups = len(self._groups) - len(self._parts.opened.shape.cache_groups)
         return CacheEngine(self._arenas(limits), self._device, num_draft_groups, swap_space)
 
     def _arenas(self, limits: CacheLimits) -> list[Arena]:
@@ -309,7 +301,7 @@ class Worker:
             *([("model", "fallback", self._proof)] if self._proof is not None else []),
             *((each.operator, each.implementation, each.because) for each in device.ops.choices),
             ("attention", attention.backend.name, attention.because),
-            *self._opened.stored_as(),
+            *self._parts.opened.stored_as(),
         ]
 
     def release_memory(self, empty_blocks: list[list[int]]) -> None:

@@ -71,7 +71,7 @@ def engines(request: pytest.FixtureRequest, device: str) -> Iterator[tuple[Worke
 
 
 def blocks_of(worker: Worker) -> BlockIO:
-    shape = worker._opened.shape
+    shape = worker._parts.opened.shape
     return BlockIO(
         worker._runner.cache.caches, shape.cache_groups, [range(shape.num_kv_heads)], range(shape.num_layers)
     )

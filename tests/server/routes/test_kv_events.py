@@ -179,7 +179,7 @@ def taken(reader: EventCursor, *replies: BlockEvents) -> list[tuple[str, dict[st
     return found
 
 
-class TestReader:
+class TestEventCursor:
     def test_events_of_several_replicas_have_one_id_from_which_all_go_on(self) -> None:
         reader = EventCursor(4, [])
         first = BlockEvents(10, 3, True, [event(3, b"a")], replica=0)
