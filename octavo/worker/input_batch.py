@@ -100,7 +100,7 @@ class InputBatchBuilder:
         self._tokens = sequences.tokens
         self._cross = None
         tables = sequences.tables[first_group : first_group + len(groups)]
-        if isinstance(groups[-1].keeps, Encoded):
+        if groups and isinstance(groups[-1].keeps, Encoded):
             self._cross = CrossRows(tables.pop(), block_size, max_num_tokens, device)
         self._tables = tables
         self._keeps_states = [isinstance(each.keeps, State) for each in groups]
