@@ -55,3 +55,17 @@ def test_a_prompt_with_vectors_of_distances_has_the_same_bits_alone(
         own_rows = rows if len(own) > 131 else rows[near]
         found = ops(level).disentangled_attention(own.split(heads, dim=1), places, own_rows, [len(own)], dim**-0.5)
         assert torch.equal(found, alone)
+
+
+@pytest.mark.long
+def test_prompts_with_more_scores_than_32_bits_count_have_vectors_of_distances() -> None:
+    length, dim, generator = 46_500, 16, torch.Generator().manual_seed(1)
+    assert length**2 > 1 << 31
+    q, k, v = torch.randn((3, length, 1, dim), generator=generator)
+    places = tuple(torch.randn((2, 3, 1, dim), generator=generator))
+    rows = torch.arange(-length, length + 1).clamp(-1, 1) + 1
+    found = ops(levels_of("attention")[-1]).disentangled_attention((q, k, v), places, rows, [length], dim**-0.5)
+    for query in (0, length - 1):
+        place_q, place_k = (each[rows[length + query - torch.arange(length)], 0] for each in places)
+        scores = k[:, 0] @ q[query, 0] + place_k @ q[query, 0] + (place_q * k[:, 0]).sum(1)
+        torch.testing.assert_close(found[query, 0], (scores * dim**-0.5).softmax(0) @ v[:, 0], rtol=1e-4, atol=1e-4)

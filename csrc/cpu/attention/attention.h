@@ -49,7 +49,9 @@ struct LatentTails {
 // start `position_stride` * p further on. Null for none.
 struct DistanceBiases {
   const float* table;
-  int stride, origin, position_stride;
+  int stride;
+  std::int64_t origin;  // beyond 32 bits where there are biases of single queries
+  int position_stride;
 };
 
 // Rows of one head, elements of [tokens, heads, dim], tokens `stride` apart, that are multiplied with keys.

@@ -32,7 +32,7 @@ DistanceBiases spread(const float* biases, int reach, int longest, int heads, fl
   for (int head = 0; head < heads; ++head)
     for (int place = 0; place < spread.stride; ++place)
       table[head * static_cast<std::int64_t>(spread.stride) + place] =
-          kLog2E * biases[head * (2 * reach + 1LL) + reach + std::clamp(place - spread.origin, -reach, reach)];
+          kLog2E * biases[head * (2 * reach + 1LL) + reach + std::clamp(place - longest, -reach, reach)];
   return spread;
 }
 
@@ -77,7 +77,7 @@ void attend_disentangled(const Attention& a, const AttentionKernels& kernels, co
           out[j] = a.scale * kLog2E * (own[place[j]] + other[j * kChunkKeys + place[j]]);
       }
     Attention own = a;
-    own.biases = {biases, 0, static_cast<int>(-query * keys), static_cast<int>(keys) + 1};
+    own.biases = {biases, 0, -query * keys, static_cast<int>(keys) + 1};
     const AttentionItem item{row, head, first + query, query, queries, length};
     attend_item(own, kernels, item, item, own_scratch, rows);
   }
