@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.models import paged_run
 from tests.models.loading import open_model
 from tests.models.paged_run import logits_of
+from tests.models.peak import needs_peak, peak_of_loading
 
 PLATFORM = Platform.detect()
 REFERENCE = bind()
@@ -72,39 +71,14 @@ def test_an_infinite_weight_is_refused_by_name(kernels: bool, quantization: str,
             load(path, quantization, bound() if kernels else REFERENCE, mesh=mesh)
 
 
-MEASURE = """
-import sys
-from pathlib import Path
-from tests.models.test_quantized import bound, load
-
-def memory(key):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
-
-small, large = map(Path, sys.argv[1:3])
-load(small, sys.argv[3], bound())
-before = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-model = load(large, sys.argv[3], bound())
-weights = sum(tensor.nbytes for tensor in model.state().values())
-print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
-"""
+def load_for_peak(path: Path, quantization: str) -> DecoderStack:
+    return load(path, quantization, bound())
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
+@needs_peak
 @pytest.mark.parametrize("quantization", ["int4", pytest.param("int8", marks=pytest.mark.long)])
 def test_the_peak_is_the_quantised_weights_and_the_layers_in_between(quantization: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4000}
-    large = make_checkpoint("llama", tmp_path / "large", tie_word_embeddings=True, **sizes)
-    small = make_checkpoint("llama", tmp_path / "small")
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(small), str(large), quantization],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    weights, peak, after = map(int, done.stdout.split())
-    plain = (large / "model.safetensors").stat().st_size
+    plain, weights, peak, after = peak_of_loading(tmp_path, __name__, quantization, tie_word_embeddings=True)
     assert weights < plain / (3.5 if quantization == "int8" else 6)
     ahead, largest = 64 << 20, 4 * 4096 * 512  # what is read before it is asked for; gate and up, plain
     assert peak <= weights + ahead + 2 * largest < plain, f"{peak - weights:,} above the packed weights"

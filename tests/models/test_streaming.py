@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
+from octavo.models.decoder import DecoderStack
 from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint, to_pytorch_archive
 from tests.fakes.padded_format import padded_ops
 from tests.models.loading import open_model
 from tests.models.paged_run import load, logits_of
+from tests.models.peak import needs_peak, peak_of_loading
 
 FAMILIES = ("llama", "qwen3", "mistral", "opt", "gpt2")
 PLAIN = bind()
@@ -93,41 +93,16 @@ def test_a_tensor_that_is_stored_twice_is_named(tmp_path: Path) -> None:
         load(path, ops=PLAIN)
 
 
-MEASURE = """
-import sys, torch
-from pathlib import Path
-from tests.models.test_streaming import load, padded_ops
-
-def memory(key):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
-
-small, large = map(Path, sys.argv[1:3])
-options = {"dummy_seed": None if sys.argv[3] == "None" else int(sys.argv[3])}
-load(small, ops=padded_ops(), **options)
-before = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-model = load(large, ops=padded_ops(), **options)
-weights = sum(tensor.nbytes for tensor in model.state().values())
-print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
-"""
+def load_for_peak(path: Path, dummy_seed: str = "") -> DecoderStack:
+    return load(path, ops=padded_ops(), dummy_seed=int(dummy_seed) if dummy_seed else None)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
+@needs_peak
 @pytest.mark.parametrize(
-    "dummy_seed", [pytest.param(None, id="checkpoint"), pytest.param(0, id="dummy", marks=pytest.mark.long)]
+    "options", [pytest.param((), id="checkpoint"), pytest.param(("0",), id="dummy", marks=pytest.mark.long)]
 )
-def test_the_peak_is_the_packed_weights_and_the_layers_in_between(dummy_seed: int | None, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4000}
-    large = make_checkpoint("llama", tmp_path / "large", **sizes)
-    small = make_checkpoint("llama", tmp_path / "small")
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(small), str(large), str(dummy_seed)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    weights, peak, after = map(int, done.stdout.split())
+def test_the_peak_is_the_packed_weights_and_the_layers_in_between(options: tuple[str, ...], tmp_path: Path) -> None:
+    _, weights, peak, after = peak_of_loading(tmp_path, __name__, *options)
     assert weights > 120 << 20
     largest = 4 * 4096 * 512 * 4  # gate and up, plain and packed
     assert peak <= weights + largest + (16 << 20), f"{peak - weights:,} above the packed weights"
