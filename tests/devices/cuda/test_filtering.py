@@ -126,13 +126,14 @@ def test_top_p_ends_with_the_token_that_reaches_it() -> None:
             assert set(tokens) == set(range(num_kept))
 
 
-def test_rows_of_which_nothing_can_be_drawn_get_an_error_and_a_token_of_the_vocabulary() -> None:
-    kinds = [{"seed": 1} | each for each in FILTERS[2:7]]
-    logits = make_logits("normal", len(kinds), 1030)
+@pytest.mark.parametrize("filters", [[{}] * 5, FILTERS[2:7]], ids=["none", "some"])
+def test_rows_of_which_nothing_can_be_drawn_get_an_error_and_a_token_of_the_vocabulary(filters: list[Any]) -> None:
+    kinds = [{"seed": seed} | each for seed, each in enumerate(filters)]
+    logits = make_logits("normal", len(kinds), 2100)
     sound = sampler().launch(logits, rows_of(kinds)).wait()
-    logits[0, 3], logits[2, 1029], logits[3] = math.nan, math.inf, -math.inf
+    logits[0, 3], logits[2, 2099], logits[3] = math.nan, math.inf, -math.inf
     launched = sampler().launch(logits, rows_of(kinds))
     found = launched.wait()
     assert [each.error is None for each in found] == [False, True, False, False, True]
     assert [found[1], found[4]] == [sound[1], sound[4]]
-    assert all(0 <= each < 1030 for each in launched.token_ids.tolist())
+    assert all(0 <= each < 2100 for each in launched.token_ids.tolist())
