@@ -57,16 +57,12 @@ async def test_prefill_and_decode_cores_give_what_one_core_gives(base: Path, alo
         assert llm.stats.num_handovers > 0
 
 
-def test_a_proxy_has_the_adapters_of_its_engines(
-    base: Path, alone: list[Any], run: proxies.Run, tmp_path: Path
-) -> None:
+def test_a_proxy_has_the_adapters_of_its_engines(base: Path, alone: list[Any], run: proxies.Run) -> None:
     sizes = ("--threads", "1", "--num-gpu-blocks-override", "400", "--swap-space", "0", "--block-size", "4")
     common = ("--enable-lora", "--max-loras", "2", "--dtype", "float32", *sizes)
-    engines = [run("serve", str(base), "--role", role, "--port", "0", *common) for role in ("prefill", "decode")]
-    file = tmp_path / "engines"
-    file.write_text(f"prefill {engines[0].where}\ndecode {engines[1].where}\n")
+    engine = run("serve", str(base), "--role", "decode", "--port", "0", *common)
     modules = [word for name in NAMES for word in ("--lora-modules", f"{name}={base / name}")]
-    words = ("--engines", str(file), "--port", "0", "--split-min-tokens", "4", "--enable-lora")
+    words = ("--decode", engine.where, "--port", "0", "--enable-lora")
     proxy = run("proxy", str(base), *words, *modules, "--served-model-name", "base")
     url = f"http://{proxy.where}"
     for name in ("base", *NAMES):
