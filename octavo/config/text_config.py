@@ -102,6 +102,14 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
     "mimo_v2_flash": {"rms_norm_eps": "layernorm_epsilon"},
     "mlp_speculator": {"hidden_size": "emb_dim"},
+    "nomic_bert": {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "rope_theta": "rotary_emb_base",
+    },
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "kimi_linear": {
         "max_position_embeddings": "model_max_length",
@@ -172,6 +180,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name, other in _OTHER_NAMES.get(model_type, {}).items() if isinstance(model_type, str) else ():
         if values.get(name) is None and other in values:
             values[name] = values[other]
+    if model_type == "nomic_bert" and values.get("max_trained_positions") is not None:  # beyond, rotations change
+        values["n_positions"] = values["max_trained_positions"]
     if model_type == "mllama_text_model" and isinstance(values.get("vocab_size"), int):
         values["vocab_size"] += NUM_UNDRAWN
     if model_type == "mimo_v2_flash":

@@ -217,6 +217,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "jina-bert-v2 (halves)": _encoder("JinaBertModel", encoders.jina_bert, names.JINA_BERT_HALVES),
     "jina-bert-v3": _flash("JinaEmbeddingsV3Model", encoders.jina_embeddings_v3, names.FLASH),
     "nomic-bert": _flash("NomicBertModel", encoders.nomic, names.NOMIC),
+    "nomic-bert-moe": _flash("NomicBertModel", encoders.nomic_moe, names.NOMIC_MOE),
     "modern-bert": Architecture(
         "ModernBertModel", encoders.modern_bert, names.MODERN_BERT, tops=names.MODERN_BERT_TOPS, prefix=""
     ),

@@ -82,6 +82,18 @@ def nomic(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"model_type": "nomic_bert", **own}
 
 
+def nomic_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    counts = {
+        "num_experts": "expert_count",
+        "moe_top_k": "expert_used_count",
+        "moe_every_n_layers": "moe_every_n_layers",
+    }
+    own = {name: meta.positive(key) for name, key in counts.items()}
+    bias = {"qkv_proj_bias": meta.has("attn_qkv.bias")}
+    bias |= dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias"), meta.has("ffn_up.bias"))
+    return {**nomic(meta, base), **own, **bias, "activation_function": "gelu"}
+
+
 def modern_bert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     mean_or_first = meta.optional_int("classifier.pooling_type") or 1
     if mean_or_first not in (1, 2):

@@ -350,6 +350,13 @@ NOMIC: Final = {
     "ffn_gate": "mlp.fc12",
     "ffn_down": "mlp.fc2",
 }
+NOMIC_MOE: Final = {
+    **NOMIC,
+    "ffn_up": "mlp.fc1",
+    "ffn_gate_inp": "mlp.router.layer",
+    "ffn_up_exps": "mlp.experts.mlp.{}.w1",
+    "ffn_down_exps": "mlp.experts.mlp.{}.w2",
+}
 MODERN_BERT: Final = {
     "attn_norm": "attn_norm",
     "attn_qkv": "attn.Wqkv",

@@ -43,6 +43,18 @@ class WeightedInputs(Layer):
         return x, routing._replace(weights=ones)
 
 
+class OutputBias(Layer):
+    """Adds a stored vector."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(width), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, width] → [tokens, width]."""
+        return x + self.bias
+
+
 class IdleExperts(Layer):
     """Adds what experts return that are numbered behind the others: their inputs."""
 

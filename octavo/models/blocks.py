@@ -15,7 +15,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, PromptAttention, SinkAttention, SpanAttention
 from octavo.layers.distance import SlopeAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
-from octavo.layers.experts import Experts, IdleExperts, WeightedInputs
+from octavo.layers.experts import Experts, IdleExperts, OutputBias, WeightedInputs
 from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, UnscaledRMSNorm, WidthNorm
 from octavo.layers.picked import GatedQKVLinear, GroupedQKVLinear
@@ -204,6 +204,7 @@ class SparseMLP(nn.Module):
         self.weigh = WeightedInputs() if m.are_inputs_weighted else None
         self.idle = IdleExperts(m.experts) if m.idle else None
         self.factor = None if m.output_factor == 1 else Elementwise("scaled", m.output_factor)
+        self.out_bias = OutputBias(c.hidden_size) if m.has_output_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -216,6 +217,8 @@ class SparseMLP(nn.Module):
             out: Tensor = self.experts(x, routing, shared, gate)
             if self.idle is not None:
                 out = self.idle(out, x, routing)
+            if self.out_bias is not None:
+                out = self.out_bias(out)
             return out if self.factor is None else self.factor(out)
         out = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), routing))
         return out if shared is None else self.add(out, shared)

@@ -16,6 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import OPERATOR_OF
+from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.bert_encoder import BertEncoder, Encoder
@@ -23,6 +24,8 @@ from octavo.models.blocks import GatedLayer
 from octavo.models.config import KINDS
 from octavo.models.encoder_parts import EncoderConfig, UpGateMLP
 from octavo.models.ropes import read_rope
+from octavo.models.sparse import Mixture
+from octavo.ops.experts import RouterRule
 
 _FLASH_NAMES: Final = {
     r"^emb_ln": "embed_norm",
@@ -90,11 +93,31 @@ class RobertaModel(BertEncoder):
 XLMRobertaModel = RobertaModel
 
 
+def _nomic_mixture(c: Checkpoint) -> dict[str, Any]:
+    """Return the experts of every `moe_every_n_layers`-th layer, and which layers these are. Raises CheckpointError."""
+    every = c.count("moe_every_n_layers", 0)
+    if not every:
+        return {}
+    is_file = c.gguf is not None  # which has experts one by one, and lacks their bias
+    stored = StoredExperts(None, "w1", "w2", is_stacked=not is_file, is_apart=not is_file, is_flat=not is_file)
+    rule = RouterRule(c.positive("moe_top_k", 2))
+    experts, width = c.positive("num_experts"), c.positive("intermediate_size")
+    mixture = Mixture(
+        experts=experts, width=width, rule=rule, stored=stored, activation="gelu", has_output_bias=not is_file
+    )
+    layers = range(c.positive("num_hidden_layers"))
+    return {"mixture": mixture, "sparse": tuple(layer % every == 1 for layer in layers)}
+
+
 class NomicBertModel(BertEncoder):
-    """NomicBERT, with the config of transformers: BERT with rotations, gated MLPs and no biases. Source:
-    https://arxiv.org/abs/2402.01613."""
+    """NomicBERT, with the config of transformers or of its releases: BERT with rotations, and gated MLPs without
+    biases, or plain ones and experts (v2). Contexts longer than those of the training are left out.
+
+    Sources: https://arxiv.org/abs/2402.01613, https://arxiv.org/abs/2502.07972.
+    """
 
     NAMES = {
+        r"^bert\.": "",
         r"^embeddings\.word_embeddings": "embed_tokens",
         r"^embeddings\.token_type_embeddings": "embed_types",
         r"^emb_ln": "embed_norm",
@@ -103,17 +126,30 @@ class NomicBertModel(BertEncoder):
         r"\.attn\.out_proj": ".self_attn.o_proj",
         r"\.mlp\.fc11": ".mlp.up_proj",
         r"\.mlp\.fc12": ".mlp.gate_proj",
+        r"\.mlp\.fc1\.": ".mlp.up_proj.",
         r"\.mlp\.fc2": ".mlp.down_proj",
+        r"\.mlp\.router\.layer\.": ".mlp.gate.",
+        r"\.mlp\.experts\.mlp\.": ".mlp.experts.",
+        r"\.mlp\.experts\.bias$": ".mlp.out_bias.bias",
         r"\.norm1\.": ".input_layernorm.",
         r"\.norm2\.": ".post_attention_layernorm.",
     }
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
-        own |= {"activation": c.expect("hidden_act", "silu"), "qkv_reads": (), "mlp": None}
-        config = super().read(c, position_offset=None, **own)
-        rope = read_rope(c, config.heads.dim) if "rope_parameters" in c.values else Rope(config.heads.dim, 1000.0)
-        return replace(config, rope=rope, qkv_bias=False, out_bias=False, mlp_bias=False)
+        for name, value in (("rotary_emb_fraction", 1.0), ("rotary_emb_interleaved", False)):
+            c.expect(name, value)
+        others = ("prenorm", "parallel_block", "use_rms_norm", "expert_choice_router", "num_shared_experts")
+        c.refuse(*others, "moe_normalize_expert_weights", because="no release has it, and it is not implemented")
+        is_gated = c.expect("activation_function", "swiglu", "gelu") == "swiglu"
+        own |= {"qkv_reads": (), "activation": c.expect("hidden_act", "silu") if is_gated else "gelu"}
+        own |= {"mlp": None} if is_gated else {}
+        config = super().read(c, position_offset=None, **own, **_nomic_mixture(c))
+        is_stated = any(c.values.get(name) is not None for name in ("rope_parameters", "rope_theta"))
+        rope = read_rope(c, config.heads.dim) if is_stated else Rope(config.heads.dim, 1000.0)
+        bias, mlp_bias = c.bool("qkv_proj_bias", False), c.bool("mlp_fc1_bias", False)
+        c.expect("mlp_fc2_bias", mlp_bias)
+        return replace(config, rope=rope, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
     def add_scores(self, num_labels: int, head: str = "classifier") -> None:
         raise UnsupportedModel("NomicBERT with a head for labels is not implemented; convert embed makes vectors")

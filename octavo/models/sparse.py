@@ -38,6 +38,8 @@ class Mixture:
     """The one expert of a token is given the weighted input, and its output is taken as it is."""
     idle: int = 0
     """So many more experts return their inputs."""
+    has_output_bias: bool = False
+    """A stored vector is added to what all experts return together."""
     output_factor: float = 1.0
     """What the sum of all experts, the shared one included, is multiplied with."""
     is_shared_gated: bool = False
