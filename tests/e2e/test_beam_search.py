@@ -83,7 +83,7 @@ def answers_of(output: RequestOutput, length_penalty: float) -> list[tuple[list[
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
-@pytest.mark.parametrize("width", [2, 3, 5])
+@pytest.mark.parametrize("width", [2, 5])
 def test_ids_and_scores_are_those_of_transformers(
     llm: LLM, oracle: Any, width: int, length_penalty: float, early_stopping: bool | str
 ) -> None:
@@ -107,7 +107,6 @@ def test_never_looks_at_the_sign_of_the_length_penalty(checkpoint: Path, tmp_pat
         check(llm, oracle, many, 5, ends(5), settings, settings)
 
 
-@pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -124,8 +123,9 @@ def test_never_looks_at_the_sign_of_the_length_penalty(checkpoint: Path, tmp_pat
     ids=["min_tokens", "repetition", "attraction", "bias", "bad_words", "together"],
 )  # fmt: skip
 def test_processors_act_on_scores_as_those_of_transformers(
-    llm: LLM, oracle: Any, width: int, ours: dict[str, Any], theirs: dict[str, Any]
+    llm: LLM, oracle: Any, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
+    width = 4
     without = llm.beam_search(prompts(), width, max_tokens=MAX_TOKENS, stop_token_ids=ends(width), ignore_eos=True)
     changes_scores = bool(ours.keys() & {"repetition_penalty", "logit_bias"})
     asked = {**ours, "logprobs": 2}
@@ -199,10 +199,12 @@ def check(
     outputs = llm.beam_search(given, width, max_tokens=MAX_TOKENS, stop_token_ids=end, ignore_eos=True, **ours)
     for prompt, output in zip(given, outputs, strict=True):
         wanted = expected(oracle, prompt, width, end, **theirs)
-        found = answers_of(output, ours.get("length_penalty", 1.0))
+        penalty = ours.get("length_penalty", 1.0)
+        found = answers_of(output, penalty)
         assert [ids for ids, _ in found] == [ids for ids, _ in wanted]
-        if not has_scores_of_its_own:
-            assert [score for _, score in found] == pytest.approx([score for _, score in wanted], rel=1e-5, abs=1e-4)
+        for (ids, score), (_, same) in zip(found, [] if has_scores_of_its_own else wanted, strict=False):
+            # a negative penalty multiplies what roundings make of the sum
+            assert score == pytest.approx(same, rel=1e-5, abs=1e-4 * max(1.0, len(ids) ** -penalty))
     return outputs
 
 
