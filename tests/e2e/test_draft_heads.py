@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.speculative_args import METHODS
-from octavo.core.outputs import CompletionOutput
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.conformance.runtimes import LEVELS
-from tests.e2e.test_draft_models import proposals, stats, take_all
-from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
+from tests.e2e.test_draft_models import USUAL, check_that_guesses_change_nothing, proposals, take_all
+from tests.e2e.test_drafts import PROMPTS, VOCABULARY
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint
 from tests.fakes.draft_heads import (
@@ -65,7 +63,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(paths: dict[str, Path], method: str, **options: Any) -> LLM:
-    own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
+    own = USUAL | options
     if method in ("speculator", "parallel"):
         llm = LLM(str(paths[method]), **own)  # which names its model
     else:
@@ -74,13 +72,6 @@ def load(paths: dict[str, Path], method: str, **options: Any) -> LLM:
         llm = LLM(str(paths["model"]), speculative_config=config, **own)
     take_all(llm, own.get("seed"))
     return llm
-
-
-@cache
-def without_head(model: Path, quantization: str | None) -> list[list[CompletionOutput]]:
-    own: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64, "quantization": quantization}
-    with LLM(str(model), dtype="bfloat16", **own) as llm:
-        return answers(llm)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "dflash", "medusa", "mlp_speculator"])
@@ -94,11 +85,8 @@ def without_head(model: Path, quantization: str | None) -> list[list[CompletionO
     ],
 )
 def test_heads_change_no_bit(method: str, options: dict[str, Any], paths: dict[str, Path]) -> None:
-    expected = without_head(paths["model"], options.get("quantization"))
     with load(paths, method, max_num_seqs=8, **options) as llm:
-        for _ in range(2):
-            assert answers(llm) == expected
-        assert stats(llm).num_draft_tokens > 50
+        check_that_guesses_change_nothing(llm, paths["model"], quantization=options.get("quantization"))
 
 
 @pytest.mark.parametrize("method", ["eagle3", "latent head"])

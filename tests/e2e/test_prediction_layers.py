@@ -20,8 +20,8 @@ from octavo.config.resolve import configure
 from octavo.errors import ConfigError
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
-from tests.e2e.test_draft_models import proposals, stats, take_all
-from tests.e2e.test_drafts import PROMPTS, VOCABULARY, answers
+from tests.e2e.test_draft_models import USUAL, check_that_guesses_change_nothing, proposals, stats, take_all
+from tests.e2e.test_drafts import PROMPTS, VOCABULARY
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_tensors, load_oracle, make_checkpoint
 from tests.lora.adapter_folders import make_adapter
@@ -178,10 +178,8 @@ def num_layers(config: dict[str, Any]) -> int:
     return len(config["layers_block_type"]) if count is None else count
 
 
-def load(path: Path, *, is_on: bool = True, **options: Any) -> LLM:
-    own = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "bfloat16", **options}
-    if not is_on:
-        return LLM(str(path), **own)
+def load(path: Path, **options: Any) -> LLM:
+    own = USUAL | options
     llm = LLM(str(path), speculative_config={"method": "mtp", "num_speculative_tokens": 3}, **own)
     take_all(llm, own.get("seed"))
     return llm
@@ -199,12 +197,8 @@ def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) 
     if stored_of(path).window is not None:  # whose rotations differ by kind of layer
         options = {name: value for name, value in options.items() if name != "hf_overrides"}
     model = {name: options[name] for name in ("quantization", "hf_overrides") if name in options}
-    with load(path, is_on=False, **model) as llm:
-        expected = answers(llm)
     with load(path, max_num_seqs=8, **options) as llm:
-        for _ in range(2):
-            assert answers(llm) == expected
-        assert stats(llm).num_draft_tokens > 30
+        check_that_guesses_change_nothing(llm, path, 30, **model)
 
 
 @TWO
@@ -215,7 +209,7 @@ def test_it_changes_no_bit_beside_adapters(path: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(adapters.NAMES, 1):
         make_adapter(plain, tmp_path / name, ("o_proj",), seed=seed)
     options = {"max_model_len": 128, "enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 64}
-    with load(path, is_on=False, **options) as llm:
+    with LLM(str(path), **USUAL | options) as llm:
         expected = adapters.together(llm, tmp_path)
     with load(path, max_num_seqs=8, **options) as llm:
         assert adapters.together(llm, tmp_path) == expected
