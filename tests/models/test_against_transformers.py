@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -429,11 +431,23 @@ def test_a_shared_prefix_read_from_anothers_blocks_agrees(family: str, tmp_path:
     assert_same_as_oracle(oracle, second)
 
 
-@pytest.mark.parametrize("rope", [None, LLAMA3, LINEAR, YARN])
-def test_older_config_layout_means_the_same(rope: dict[str, Any] | None, tmp_path: Path) -> None:
-    path = make_checkpoint("llama", tmp_path, **({"rope_parameters": rope} if rope else {}))
+@pytest.mark.parametrize(
+    ("family", "overrides", "rewrite"),
+    [
+        ("llama", {}, to_old_layout),
+        *(("llama", {"rope_parameters": rope}, to_old_layout) for rope in (LLAMA3, LINEAR, YARN)),
+        *((family, {}, to_pytorch_archive) for family in ("llama", "gpt2")),
+        ("llama", {}, partial(rename_tensors, old_prefix="model.", new_prefix="")),
+        ("gpt2", {}, partial(rename_tensors, old_prefix="transformer.", new_prefix="")),
+        ("opt", {}, partial(rename_tensors, old_prefix="model.decoder.", new_prefix="decoder.")),
+    ],
+)
+def test_older_layouts_of_config_files_and_names_mean_the_same(
+    family: str, overrides: dict[str, Any], rewrite: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = make_checkpoint(family, tmp_path, **overrides)
     oracle = load_oracle(path)
-    to_old_layout(path)
+    rewrite(path)
     run, stream = PagedRun(load(path)), make_streams()[2]
     run.step([(stream, len(stream.token_ids))])
     assert_same_as_oracle(oracle, stream)
@@ -462,33 +476,6 @@ def test_sharded_files_load_as_one(tmp_path: Path) -> None:
     run, stream = PagedRun(load(path)), make_streams()[1]
     run.step([(stream, len(stream.token_ids))])
     assert_same_as_oracle(load_oracle(path), stream)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_pytorch_archives_load_too(family: str, tmp_path: Path) -> None:
-    path = make_checkpoint(family, tmp_path)
-    oracle = load_oracle(path)
-    to_pytorch_archive(path)
-    run, stream = PagedRun(load(path)), make_streams()[1]
-    run.step([(stream, len(stream.token_ids))])
-    assert_same_as_oracle(oracle, stream)
-
-
-@pytest.mark.parametrize(
-    ("family", "usual", "variant"),
-    [
-        ("llama", "model.", ""),
-        ("gpt2", "transformer.", ""),
-        ("opt", "model.decoder.", "decoder."),
-    ],
-)
-def test_names_without_the_usual_prefix_are_found(family: str, usual: str, variant: str, tmp_path: Path) -> None:
-    path = make_checkpoint(family, tmp_path)
-    oracle = load_oracle(path)
-    rename_tensors(path, usual, variant)
-    run, stream = PagedRun(load(path)), make_streams()[1]
-    run.step([(stream, len(stream.token_ids))])
-    assert_same_as_oracle(oracle, stream)
 
 
 def test_a_mistral_config_without_the_key_has_the_first_releases_window(tmp_path: Path) -> None:

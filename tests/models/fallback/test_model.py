@@ -122,48 +122,53 @@ def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
         load(path, **options)
 
 
-def test_a_class_that_computes_otherwise_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_stranger("persimmon", tmp_path)
-    write_byte_tokenizer(path)
-    monkeypatch.setattr(proof, "TOLERANCE", 1e-12)
-    with pytest.raises(UnsupportedModel, match=r"PersimmonForCausalLM .*is refused: it is .* from eager attention"):
-        load(path)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, float], type[Exception], str]] = {
+    "what computes otherwise": (
+        {}, {}, {"TOLERANCE": 1e-12}, UnsupportedModel,
+        r"PersimmonForCausalLM .*is refused: it is .* from eager attention",
+    ),
+    "a small copy that is not small": (
+        {}, {}, {"_MOST_PARAMETERS": 100}, UnsupportedModel,
+        r"its small copy has [\d,]+ parameters, at most 100 are run",
+    ),
+    "absurdly many layers": (
+        {"num_hidden_layers": 1_000_000}, {}, {}, CheckpointError,
+        "num_hidden_layers is 1000000, expected an integer of at most 1024",
+    ),
+    **{
+        each: ({}, {each: 2}, {}, ConfigError, f"{each} is 2, expected 1: PersimmonForCausalLM runs by transformers'")
+        for each in ("tensor_parallel_size", "pipeline_parallel_size")
+    },
+    "layers with states": (
+        {"layer_types": ["linear_attention"] * 3}, {}, {}, UnsupportedModel,
+        "no family for PersimmonForCausalLM, and its layer_types has linear_attention, expected",
+    ),
+    "code of a checkpoint": (
+        {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}}, {}, {},
+        UnsupportedModel, "no model family Own .*auto_map names code",
+    ),
+}  # fmt: skip
+"""By what is refused: keys of the config, options of the engine, limits of the proof, and the error."""
 
 
-def test_a_small_copy_that_is_not_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_stranger("persimmon", tmp_path)
-    write_byte_tokenizer(path)
-    monkeypatch.setattr(proof, "_MOST_PARAMETERS", 100)
-    with pytest.raises(UnsupportedModel, match=r"its small copy has [\d,]+ parameters, at most 100 are run"):
-        load(path)
+@pytest.fixture(scope="module")
+def persimmon(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_byte_tokenizer(make_stranger("persimmon", tmp_path_factory.mktemp("persimmon")))
+    (path / "own.py").write_text("raise AssertionError('code of a checkpoint was run')")
+    return path
 
 
-def test_absurdly_many_layers_are_refused_before_they_are_made(tmp_path: Path) -> None:
-    path = make_stranger("persimmon", tmp_path)
-    write_byte_tokenizer(path)
-    edit_config(path, num_hidden_layers=1_000_000)
-    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000, expected an integer of at most 1024"):
-        load(path)
-
-
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_are_refused_by_name(option: str, tmp_path: Path) -> None:
-    path = make_stranger("persimmon", tmp_path)
-    write_byte_tokenizer(path)
-    with pytest.raises(
-        ConfigError, match=f"{option} is 2, expected 1: PersimmonForCausalLM runs by transformers' code"
-    ):
-        load(path, **{option: 2})
-
-
-def test_layers_with_states_are_refused_by_name(tmp_path: Path) -> None:
-    path = make_stranger("persimmon", tmp_path)
-    write_byte_tokenizer(path)
-    edit_config(path, layer_types=["linear_attention"] * 3)
-    with pytest.raises(
-        UnsupportedModel, match="no family for PersimmonForCausalLM, and its layer_types has linear_attention, expected"
-    ):
-        load(path)
+@pytest.mark.parametrize(("changes", "options", "limits", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_run_is_refused_by_name(
+    persimmon: Path, changes: dict[str, Any], options: dict[str, Any], limits: dict[str, float],
+    error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = shutil.copytree(persimmon, tmp_path / "model")
+    edit_config(path, **changes)
+    for name, value in limits.items():
+        monkeypatch.setattr(proof, name, value)
+    with pytest.raises(error, match=message):
+        load(path, **options)
 
 
 def test_layers_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
@@ -172,15 +177,6 @@ def test_layers_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match="num_attention_heads of Dots3NoteForCausalLM is not one number"):
         open_library(Checkpoint.open(tmp_path))
-
-
-def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    path = make_stranger("persimmon", tmp_path)
-    write_byte_tokenizer(path)
-    (path / "own.py").write_text("raise AssertionError('code of a checkpoint was run')")
-    edit_config(path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"})
-    with pytest.raises(UnsupportedModel, match="no model family Own .*auto_map names code"):
-        load(path)
 
 
 def test_a_recurrent_model_is_refused_by_its_architecture(tmp_path: Path) -> None:
