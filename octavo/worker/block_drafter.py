@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.models.block_heads import BlockHead
 from octavo.sampling.metadata import SamplingRow
-from octavo.worker.drafter import Drafter, Span
+from octavo.worker.drafter import Drafter, DrafterParts, Span
 
 
 class _MaskDrafter(Drafter):
@@ -19,10 +19,8 @@ class _MaskDrafter(Drafter):
     mask_token: stands in the place of tokens that are guessed. most: guesses of one pass for a sequence.
     """
 
-    def __init__(
-        self, head: Any, mask_token: int, most: int, arguments: Sequence[Any], *, is_head: bool = True, **named: Any
-    ) -> None:
-        super().__init__(head, *arguments, is_head=is_head, **named)
+    def __init__(self, head: Any, parts: DrafterParts, mask_token: int, most: int, *, is_head: bool = True) -> None:
+        super().__init__(head, parts, is_head=is_head)
         self._mask_token, self._most = mask_token, most
 
     def _num_masks(self, span: Span) -> int:
@@ -71,8 +69,8 @@ class _MaskDrafter(Drafter):
 class BlockDrafter(_MaskDrafter):
     """A drafter with a DFlash head, which makes keys and values of known tokens, and fills masks behind the last."""
 
-    def __init__(self, head: BlockHead, *arguments: Any, **named: Any) -> None:
-        super().__init__(head, head.config.mask_token, head.config.block_size - 1, arguments, **named)
+    def __init__(self, head: BlockHead, parts: DrafterParts) -> None:
+        super().__init__(head, parts, head.config.mask_token, head.config.block_size - 1)
         self._shift = int(not head.config.is_anchor_first)
 
     def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
@@ -98,9 +96,9 @@ class ParallelDrafter(_MaskDrafter):
     Sources: https://arxiv.org/abs/2602.01469, https://arxiv.org/abs/2504.18583.
     """
 
-    def __init__(self, model: Any, mask_token: int, state: Tensor | None, *arguments: Any, **named: Any) -> None:
+    def __init__(self, model: Any, parts: DrafterParts, mask_token: int, state: Tensor | None) -> None:
         """state: of masks, [1, width]; None for a draft model."""
-        super().__init__(model, mask_token, named["max_num_tokens"], arguments, is_head=state is not None, **named)
+        super().__init__(model, parts, mask_token, parts.builder.max_num_tokens, is_head=state is not None)
         self._state = state
 
     def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:

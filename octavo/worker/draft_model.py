@@ -37,7 +37,7 @@ from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
 from octavo.worker.block_drafter import BlockDrafter, ParallelDrafter
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.drafter import Drafter, drawn_with, greedy, renamed
+from octavo.worker.drafter import Drafter, DrafterParts, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
 from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.memory import ModelSizes
@@ -181,22 +181,18 @@ class DraftModel:
             choose = drawn_with(sampler)
         elif self._ids is not None:
             choose = renamed(choose, self._ids)
-        own = {
-            "max_num_tokens": num_tokens,
-            "max_positions": self.shape.max_position_embeddings,
-            "vocab_size": self.shape.vocab_size,
-        }
+        parts = DrafterParts(builder, sequences, choose, self.shape)
         if reads_models:
-            return AssistantDrafter(loaded, builder, sequences, choose, **own)
+            return AssistantDrafter(loaded, parts)
         if isinstance(loaded, StateHead):
-            return StateDrafter(loaded, builder, sequences, choose, **own)
+            return StateDrafter(loaded, parts)
         if isinstance(loaded, BlockHead):
-            return BlockDrafter(loaded, builder, sequences, choose, **own)
+            return BlockDrafter(loaded, parts)
         model = loaded if is_head else device.recorded(loaded, num_tokens)
         if self._mask_token is not None and self._config.is_parallel is not False:
             state = None if self._mask_state is None else self._mask_state.to(device.torch_device)
-            return ParallelDrafter(model, self._mask_token, state, builder, sequences, choose, **own)
-        return Drafter(model, builder, sequences, choose, **own, is_head=is_head)
+            return ParallelDrafter(model, parts, self._mask_token, state)
+        return Drafter(model, parts, is_head=is_head)
 
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import IntermediateTensors
+from octavo.core.model_shape import ModelShape
 from octavo.core.step import RowOutput, ScheduledSequence
 from octavo.devices.device import LanguageModel
 from octavo.sampling.chunks import chunks, rows_per_chunk
@@ -77,6 +78,16 @@ def renamed(choose: Choose, ids: Tensor) -> Choose:
     return chosen
 
 
+@dataclass(frozen=True)
+class DrafterParts:
+    """What a drafter works with, beside its model, whose `shape` this is."""
+
+    builder: InputBatchBuilder
+    sequences: Sequences
+    choose: Choose
+    shape: ModelShape
+
+
 class Drafter:
     """Runs a draft model, or a head, over the known tokens, and then over its own guesses.
 
@@ -86,29 +97,14 @@ class Drafter:
     hit, but by a head: that has no states for it.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        builder: InputBatchBuilder,
-        sequences: Sequences,
-        choose: Choose,
-        *,
-        max_num_tokens: int,
-        max_positions: int,
-        vocab_size: int,
-        is_head: bool = False,
-    ) -> None:
-        """max_num_tokens: of a forward pass. max_positions, vocab_size: of the draft model. is_head: at each position
-        it reads a state, and the token behind it."""
+    def __init__(self, model: LanguageModel, parts: DrafterParts, *, is_head: bool = False) -> None:
+        """is_head: at each position it reads a state, and the token behind it."""
         self.num_passes = 0
         """Forward passes so far."""
         self._model = model
-        self._builder = builder
-        self._tokens = sequences.tokens
-        self._choose = choose
-        self._max_num_tokens = max_num_tokens
-        self._max_positions = max_positions
-        self._vocab_size = vocab_size
+        self._builder, self._tokens, self._choose = parts.builder, parts.sequences.tokens, parts.choose
+        self._max_num_tokens = parts.builder.max_num_tokens
+        self._max_positions, self._vocab_size = parts.shape.max_position_embeddings, parts.shape.vocab_size
         self._is_head = is_head
         self._lacking: set[int] = set()
         """Blocks that sequences have left, in which this model has not written all of their tokens."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo.attention.metadata import IntermediateTensors
 from octavo.core.step import RowOutput
 from octavo.sampling.metadata import SamplingRow
-from octavo.worker.drafter import Drafter, Span
+from octavo.worker.drafter import Drafter, DrafterParts, Span
 from octavo.worker.input_batch import BatchRow
 
 
@@ -25,9 +25,9 @@ class StateDrafter(Drafter):
     A guess costs a pass.
     """
 
-    def __init__(self, head: Any, *arguments: Any, **named: Any) -> None:
+    def __init__(self, head: Any, parts: DrafterParts) -> None:
         """head: a `StateHead`, or what has its `most`, `carried` and `logits`."""
-        super().__init__(head, *arguments, is_head=True, **named)
+        super().__init__(head, parts, is_head=True)
         self._head = head
 
     def _span(self, place: int, row: BatchRow, output: RowOutput) -> Span | None:

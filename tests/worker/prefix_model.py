@@ -82,12 +82,19 @@ def make_runner(
         [Arena([0], CacheLayout((2, num_blocks + 1, 1, BLOCK_SIZE, 1), torch.float32), num_host_blocks)], REFERENCE
     )
     sequences = Sequences(HostTokenStore())
-    sizes = {"block_size": BLOCK_SIZE, "max_num_tokens": max_num_tokens, "device": torch.device("cpu")}
+    builder = InputBatchBuilder(
+        cache.caches,
+        sequences,
+        KEYS_AND_VALUES,
+        block_size=BLOCK_SIZE,
+        max_num_tokens=max_num_tokens,
+        device=torch.device("cpu"),
+    )
     parts = RunnerParts(
         model=model,
         cache=cache,
         sequences=sequences,
-        builder=InputBatchBuilder(cache.caches, sequences, KEYS_AND_VALUES, **sizes),
+        builder=builder,
         vocab_size=VOCAB,
         sampler=ReferenceSampler() if draws else None,
         padded=padded,
