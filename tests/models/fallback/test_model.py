@@ -23,8 +23,8 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle
 from tests.fakes.strangers import make_stranger
 
-STRANGERS = ["laguna", "beam"]
-"""Mixtures of experts; layers of the second with a window alternate with layers that see all."""
+STRANGERS = ["persimmon", "beam"]
+"""One whose layers see all; a mixture of experts in which layers with a window alternate with those."""
 SHARED = [(7 * i) % 290 + 5 for i in range(40)]
 PROMPTS = [[*SHARED[:length], 11 + length] for length in (3, 40, 33, 17)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, prompt_logprobs=1, ignore_eos=True)
@@ -51,9 +51,9 @@ def stranger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_other_weights_give_what_an_engine_that_starts_with_them_gives(stranger: Path, tmp_path: Path) -> None:
     other, wider = shutil.copytree(stranger, tmp_path / "other"), shutil.copytree(stranger, tmp_path / "wider")
     tensors = load_file(other / "model.safetensors")
-    edit_tensors(other, **{name: each * 1.5 for name, each in tensors.items() if "o_proj" in name})
+    edit_tensors(other, **{name: each * 1.5 for name, each in tensors.items() if re.search("o_proj|dense", name)})
     edit_config(other, transformers_version="4.1.0", use_cache=False)
-    edit_config(wider, rms_norm_eps=0.125)
+    edit_config(wider, rms_norm_eps=0.125, layer_norm_eps=0.125)
     with load(stranger, enable_sleep_mode=True) as llm:
         before = answers(llm, PROMPTS)
         with pytest.raises(ConfigError, match="has another model"):
