@@ -14,7 +14,8 @@ from octavo.config.images import MOST_CROSS_IMAGES, WHOLE_PROMPTS
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError, MissingLibrary
-from octavo.multimodal.families import FAMILIES, Context, first_positive
+from octavo.multimodal.families import FAMILIES
+from octavo.multimodal.family import Context, first_positive
 from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.images import decoded
 from octavo.multimodal.placeholders import JoinedLines, matched, spans_of

@@ -15,7 +15,7 @@ from octavo.config.sounds import own_adapter
 from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
-from octavo.multimodal.families import first_positive
+from octavo.multimodal.family import first_positive
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import JoinedLines, matched
 from octavo.multimodal.sound import MAX_SECONDS, Samples, read_sound

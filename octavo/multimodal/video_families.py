@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from octavo.multimodal.families import Arrays, Context
+from octavo.multimodal.family import Arrays, Context
 from octavo.multimodal.videos import Video
 
 
