@@ -105,30 +105,23 @@ def test_the_network_of_the_training_script_loads_the_weights_and_knows_the_held
 @pytest.mark.parametrize(
     ("question", "expected"),
     [
-        ("What is the capital of France?", "Paris"),
-        ("What is the opposite of hot?", "cold"),
-        ("Which day comes after Monday?", "Tuesday"),
-        ("What is a KV cache?", "keys and values"),
+        ("What is the capital of France?", ["Paris"]),
+        ("What is the opposite of hot?", ["cold"]),
+        ("Which day comes after Monday?", ["Tuesday"]),
+        ("What is a KV cache?", ["keys and values"]),
+        ("Does octavo run on a GPU?", ["CPU", "This version"]),
+        ("Does octavo need a GPU?", ["CPU", "This version"]),
+        ("Can octavo use CUDA?", ["CPU", "This version"]),
+        ("Where does octavo run?", ["CPU", "This version"]),
     ],
 )
 def test_a_question_is_answered_in_a_sentence_that_ends_by_itself(
-    network: Network, tokenizer: Tokenizer, question: str, expected: str
+    network: Network, tokenizer: Tokenizer, question: str, expected: list[str]
 ) -> None:
     prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     answer = continue_text(network, tokenizer, prompt, max_tokens=120)
-    assert expected in answer
+    assert all(each in answer for each in expected)
     assert answer.endswith(".")
-
-
-@pytest.mark.parametrize(
-    "question",
-    ["Does octavo run on a GPU?", "Does octavo need a GPU?", "Can octavo use CUDA?", "Where does octavo run?"],
-)
-def test_octavo_is_said_to_run_on_the_cpu(network: Network, tokenizer: Tokenizer, question: str) -> None:
-    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    answer = continue_text(network, tokenizer, prompt, max_tokens=60)
-    assert "CPU" in answer
-    assert "This version" in answer
 
 
 def test_the_tokenizer_was_learned_from_the_generated_text(tokenizer: Tokenizer) -> None:
