@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--capability", type=int, nargs="+", default=tuple(SHARED_BYTES), choices=SHARED_BYTES)
     parser.add_argument("--model", nargs="+", choices=MODELS, help="only these, and no codes as weights")
     parser.add_argument("--dtype", nargs="+", default=("bfloat16", "float16"), choices=("bfloat16", "float16"))
-    parser.add_argument("--kernel", nargs="+", help="only these, such as rows.rotary")
+    parser.add_argument("--kernel", nargs="+", help="only these, such as rows.rms_norm")
     parser.add_argument("--most", type=int, help="only so many variants of each kernel")
     parser.add_argument("--processes", type=int, default=1, help="that compile beside each other")
     arguments = parser.parse_args()

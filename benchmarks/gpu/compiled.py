@@ -178,8 +178,7 @@ def plain_kernels() -> Iterator[Kernel]:
     for function in ("silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu", "gated_by_sigmoid", "soft_capped"):
         yield Kernel(function, elementwise.elementwise, {"FUNCTION": function, "BLOCK": ELEMENTS})
     turned = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "D": 128, "HALF": 64, "INTERLEAVED": False, "HAS_NORM": True}
-    yield Kernel("rotary", rows.rotary, turned)
-    yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16})
+    yield Kernel("rotate_and_store", rows.rotate_and_store, {**turned, "BLOCK": 16, "HAS_SLOTS": True})
     types = {"layers": "*i64", "counters": "*i32", "angles": "*fp32", "first_layer": "i32", "last_layer": "i32"}
     for num_rows in (1, 16):
         constants = constants_of(config_of("qwen3-0.6b"), num_rows, programs=132)

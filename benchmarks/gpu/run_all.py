@@ -30,6 +30,7 @@ from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.persistent import persistent
 from benchmarks.gpu.ranks import ranks
 from benchmarks.gpu.small import small
+from benchmarks.gpu.start import start
 from benchmarks.gpu.swaps import swaps
 from benchmarks.gpu.tiles import CODES, tiles
 from benchmarks.sampler import BenchmarkSequence
@@ -306,6 +307,7 @@ def main() -> int:
         "bits": check_bits,
         "sampler": check_sampler,
         "engines": engines,
+        "start": start,
         "exact-ways": partial(exactness, WAYS, is_one=True),
         "other-ways": partial(exactness, OTHERS, is_one=False),
         "swaps": swaps,

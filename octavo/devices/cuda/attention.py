@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.attention.backend import Parts, Scores, StepSizes
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda.ops.rows import rotated, rotation_arguments
+from octavo.devices.cuda.ops.rows import rotate_into, rotated
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 from octavo.ops.rotary import Rotation
 
@@ -231,19 +231,7 @@ class RotatingCudaBackend(CudaBackend):
             q, k = rotated(self._runtime, q, k, rotation)
             self._store(k, v, cache, metadata)
             return q
-        q, k, v = dense(q), dense(k), dense(v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        tensors, constants = rotation_arguments(q, k, rotation)
-        self._runtime.launch(
-            "rows.rotate_and_store",
-            (len(q), q.shape[1] + 2 * k.shape[1]),
-            *(q, k, v, out, cache[0], cache[1], metadata.slot_mapping, *tensors),
-            *(stride for each in (q, k, v) for stride in each.stride()[:2]),
-            *(*cache.stride()[1:4], *rotation.eps_and_offset),
-            BLOCK=cache.shape[3],
-            **constants,
-        )
-        return out
+        return rotate_into(self._runtime, (q, k, v), (cache[0], cache[1]), metadata.slot_mapping, rotation)
 
 
 def _shared(group: int, most: int) -> int:

@@ -69,7 +69,11 @@ def test_heads_have_the_bits_of_the_operator_and_of_run_where_they_are_rotated_a
             launched.clear()
             assert torch.equal(fused.rotate_and_store(q, k, v, caches[1], metadata, rotation), expected)
             assert torch.equal(caches[0], caches[1])
-            both = ["rows.rotate_and_store"] if cache_dtype is torch.bfloat16 else ["rows.rotary", "attention.store"]
+            both = (
+                ["rows.rotate_and_store"]
+                if cache_dtype is torch.bfloat16
+                else ["rows.rotate_and_store", "attention.store"]
+            )
             assert launched == both
 
 
@@ -80,7 +84,7 @@ def test_heads_have_the_bits_of_the_operator_and_of_run_where_they_are_rotated_a
         (
             {"kv_cache_dtype": "int8"},
             {
-                "rows.rotary": 1,
+                "rows.rotate_and_store": 1,
                 "attention.store": 1,
                 "attention.attend": 1,
                 "rows.rms_norm": 2,

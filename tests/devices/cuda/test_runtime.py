@@ -30,8 +30,8 @@ class KeptLaunches:
 )
 def test_every_launch_says_what_decides_bits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     kept = KeptLaunches()
-    monkeypatch.setattr(runtime, "triton_function", lambda kernel: {"rows.rotary": kept}[kernel])
-    runtime.launch_by_triton("rows.rotary", (2, 3), "x", 4, DIM=8, TYPE="bfloat16", **options)
+    monkeypatch.setattr(runtime, "triton_function", lambda kernel: {"rows.rms_norm": kept}[kernel])
+    runtime.launch_by_triton("rows.rms_norm", (2, 3), "x", 4, DIM=8, TYPE="bfloat16", **options)
     pinned = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
     expected = {"DIM": 8, "TYPE": tl.bfloat16, **pinned, **options}
     assert kept.launched == ((2, 3), ("x", 4), expected)

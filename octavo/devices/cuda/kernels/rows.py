@@ -66,39 +66,20 @@ def _turned(
 
 
 @triton.jit
-def rotary(
-    q, k, q_out, k_out, positions, q_table, k_table, q_weight, k_weight,
-    q_token_stride, q_head_stride, k_token_stride, k_head_stride, eps, offset,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
-):  # fmt: skip
-    """Write a head of q [tokens, HEADS, DIM] or k [tokens, KV_HEADS, DIM] rotated; see `_turned`."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(positions + token)
-    d = tl.arange(0, D)
-    if head < HEADS:
-        source = q + token * q_token_stride + head * q_head_stride
-        turned = _turned(source, position, q_table, q_weight, eps, offset, DIM, D, HALF, INTERLEAVED, HAS_NORM)
-        tl.store(q_out + (token * HEADS + head) * DIM + d, turned.to(q_out.dtype.element_ty), mask=d < DIM)
-    else:
-        head -= HEADS
-        source = k + token * k_token_stride + head * k_head_stride
-        turned = _turned(source, position, k_table, k_weight, eps, offset, DIM, D, HALF, INTERLEAVED, HAS_NORM)
-        tl.store(k_out + (token * KV_HEADS + head) * DIM + d, turned.to(k_out.dtype.element_ty), mask=d < DIM)
-
-
-@triton.jit
 def rotate_and_store(
     q, k, v, q_out, keys, values, slots, positions, q_table, k_table, q_weight, k_weight,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     block_stride, cache_head_stride, slot_stride, eps, offset,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, IS_DEPENDENT: tl.constexpr = False,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
-    """Write a head of q rotated, or one of k, rotated, or of v to its slot in the planes `keys` and `values`."""
+    """Write a head of q rotated, or one of k, rotated, or of v to its slot in the planes `keys` and `values`; without
+    HAS_SLOTS token i has slot i."""
     wait_for_earlier(IS_DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position, slot = tl.load(positions + token), tl.load(slots + token)
+    position = tl.load(positions + token)
+    slot = tl.load(slots + token) if HAS_SLOTS else token
     d = tl.arange(0, D)
     here = d < DIM
     place = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride + d

@@ -13,6 +13,8 @@ from octavo.devices.cuda.runtime import CudaRuntime, dense
 from octavo.ops.registry import Implementation
 
 BLOCK: Final = 1024
+_GATED: Final = ("silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu")
+"""Operators that take gate beside up."""
 
 
 def _launch(runtime: CudaRuntime, function: str, x: Tensor, y: Tensor, first: float, second: float) -> Tensor:
@@ -50,15 +52,9 @@ def make_soft_capped(runtime: CudaRuntime) -> Callable[[Tensor, float], Tensor]:
     return lambda x, cap: _launch(runtime, "soft_capped", x, x, cap, 0.0)
 
 
-def _implementation(operator: str, make: Callable[..., Callable[..., Tensor]], function: str) -> Implementation:
-    return Implementation(operator, "triton", partial(make, function))
-
-
 IMPLEMENTATIONS = (
-    _implementation("silu_and_mul", make_gated, "silu_and_mul"),
-    _implementation("gelu_tanh_and_mul", make_gated, "gelu_tanh_and_mul"),
-    _implementation("clamped_swiglu", make_gated, "clamped_swiglu"),
-    _implementation("gated_by_sigmoid", make_of_two, "gated_by_sigmoid"),
-    _implementation("silu_times", make_of_two, "silu_and_mul"),
+    *(Implementation(name, "triton", partial(make_gated, name)) for name in _GATED),
+    Implementation("gated_by_sigmoid", "triton", partial(make_of_two, "gated_by_sigmoid")),
+    Implementation("silu_times", "triton", partial(make_of_two, "silu_and_mul")),
     Implementation("soft_capped", "triton", make_soft_capped),
 )

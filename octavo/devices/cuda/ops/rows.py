@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,34 +52,45 @@ def rotary(
 
 def rotated(runtime: CudaRuntime, q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     """Return q [tokens, heads, dim] and k [tokens, kv_heads, dim] rotated."""
-    q, k = dense(q), dense(k)
-    outs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (q, k)]
-    weights, constants = rotation_arguments(q, k, rotation)
-    runtime.launch(
-        "rows.rotary",
-        (len(q), q.shape[1] + k.shape[1]),
-        *(q, k, *outs, *weights, *q.stride()[:2], *k.stride()[:2], *rotation.eps_and_offset),
-        **constants,
-    )
-    return outs[0], outs[1]
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    # a cache with a token in each block
+    return rotate_into(runtime, (q, k), (k_out.unsqueeze(2),), None, rotation), k_out
 
 
-def rotation_arguments(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Return the tensors and the constants of a rotation, as kernels take them."""
+def rotate_into(
+    runtime: CudaRuntime,
+    heads: tuple[Tensor, ...],
+    planes: Sequence[Tensor],
+    slots: Tensor | None,
+    rotation: Rotation,
+) -> Tensor:
+    """Return q rotated; write k, rotated, and perhaps v to their slots in planes [blocks, heads, block_size, dim].
+
+    heads: q [tokens, heads, dim], k and perhaps v [tokens, kv_heads, dim]. slots: int64 [tokens]; None if token i has
+    slot i.
+    """
+    q, k, *_ = heads = tuple(map(dense, heads))
     q_weight, k_weight = rotation.q_weight, rotation.k_weight
-    has_norm = q_weight is not None and k_weight is not None
-    dim = q.shape[-1]
-    constants = {
-        "HEADS": q.shape[1],
-        "KV_HEADS": k.shape[1],
-        "DIM": dim,
-        "D": power_of_2(dim),
-        "HALF": rotation.k_table.shape[-1] // 2,
-        "INTERLEAVED": rotation.interleaved,
-        "HAS_NORM": has_norm,
-    }
-    weights = (q if q_weight is None else q_weight, k if k_weight is None else k_weight)
-    return (rotation.positions, rotation.q_table, rotation.k_table, *weights), constants
+    out, dim = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.shape[-1]
+    runtime.launch(
+        "rows.rotate_and_store",
+        (len(q), sum(each.shape[1] for each in heads)),
+        *(q, k, heads[-1], out, planes[0], planes[-1], rotation.positions if slots is None else slots),
+        *(rotation.positions, rotation.q_table, rotation.k_table),
+        *(q if q_weight is None else q_weight, k if k_weight is None else k_weight),
+        *(stride for each in (q, k, heads[-1]) for stride in each.stride()[:2]),
+        *(*planes[0].stride()[:3], *rotation.eps_and_offset),
+        HEADS=q.shape[1],
+        KV_HEADS=k.shape[1],
+        DIM=dim,
+        D=power_of_2(dim),
+        BLOCK=planes[0].shape[2],
+        HALF=rotation.k_table.shape[-1] // 2,
+        INTERLEAVED=rotation.interleaved,
+        HAS_NORM=q_weight is not None and k_weight is not None,
+        HAS_SLOTS=slots is not None,
+    )
+    return out
 
 
 IMPLEMENTATIONS = (implementation(rms_norm), implementation(add_rms_norm), implementation(rotary))
