@@ -98,6 +98,7 @@ _FILES: Final = {
     "slopes": ("Bloom", "Mpt"),
     "step": ("Step3p5",),
     "whisper": ("Whisper",),
+    "zamba2": ("Zamba2",),
 }
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {

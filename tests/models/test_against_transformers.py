@@ -175,6 +175,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "opt without biases": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),
+    "zamba2 with two blocks, no rotation and no adapters of attention": (
+        "zamba2",
+        {
+            "layers_block_type": ["hybrid"] * 3,
+            "num_mem_blocks": 2,
+            "use_mem_rope": False,
+            "use_shared_attention_adapter": False,
+            "add_bias_linear": True,
+        },
+    ),
     "falcon_h1": ("falcon_h1", {}),
     "falcon_h1 with factors and norms": ("falcon_h1", FALCON),
     "gpt2": ("gpt2", {}),
@@ -273,7 +283,7 @@ VARIANTS |= {
         *("axk1", "flint", "dbrx", "kolibri1", "minimax", "step3p5"),
         *("bloom", "mpt"),
         *("exaone", "falcon", "codegen", "gpt_bigcode", "gpt_neo", "gptj"),
-        *("helium", "hyperclovax", "jais2", "olmo", "vaultgemma"),
+        *("helium", "hyperclovax", "jais2", "olmo", "vaultgemma", "zamba2"),
     )
 }
 MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 250}
@@ -379,9 +389,9 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     run.step([(stream, len(stream.token_ids)) for stream in streams])
     run.decode(streams, 5)  # beyond every window and every length that rotations are stretched from
     oracle = load_oracle(path)
-    # random states amplify roundings: in float32 transformers is 6e-5 and 2e-5 off itself in float64
+    # random states amplify roundings: in float32 transformers is 6e-5, 2e-5 and 7e-4 off itself in float64
     # float32 sums of Gemma 4 are up to 1.2e-5 apart where MKL has AVX-512
-    share = {"granitemoehybrid": 1e-4, "gemma4": 2e-5, "mamba2": 5e-5}.get(family, 1e-5)
+    share = {"granitemoehybrid": 1e-4, "gemma4": 2e-5, "mamba2": 5e-5, "zamba2": 2e-3}.get(family, 1e-5)
     for stream in streams:
         assert_same_as_oracle(oracle, stream, share)
 

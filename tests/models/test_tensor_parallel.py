@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2", {"n_groups": 4}),
     "stablelm": ("stablelm", {"qk_layernorm": True}),
     "youtu": ("youtu", {"attention_bias": True}),
+    "zamba2": ("zamba2", {"mamba_ngroups": 4}),
     "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
 }
 PLAIN = (
