@@ -1,4 +1,4 @@
-"""Decode steps with adapters beside those of the base: `python -m benchmarks.lora MODEL`.
+"""Decode steps with adapters beside those of the base: `python -m benchmarks.lora DIRECTORY`.
 
 A step has 32 rows. One, 8 or 32 adapters of rank 16 are dealt to them in turn, of attention alone or of all linear
 layers. Each adapter's matrices are read once a step: their bytes over the memory's measured speed, beside the base's
@@ -109,7 +109,7 @@ class Steps:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, metavar="DIRECTORY", help="of the model")
     parser.add_argument("--quantization")
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()

@@ -89,7 +89,7 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     names = config.get("architectures")
     if isinstance(names, list) and len(names) == 1 and (found := _SAME.get(str(names[0]))) is not None:
         return {**config, "architectures": [found[0]], "model_type": found[1]}
-    if isinstance(names, list) and names and names[0] in INTERN and "llm_config" in config:
+    if isinstance(names, list) and names and str(names[0]) in INTERN and "llm_config" in config:
         return intern_layout(config, where)
     if names == [RELEASED]:
         return kimi_layout(config, where)

@@ -81,7 +81,9 @@ class InputProcessor:
         self._setup = setup
         self._model = setup.model
         self._adapter_files = AdapterFiles()
-        self.media = MediaReader(setup.model, setup.ready, tokenizer.encode, setup.max_num_batched_tokens)
+        self.media = MediaReader(
+            setup.model, setup.ready, tokenizer.encode, setup.max_num_batched_tokens, token_text=tokenizer.token_text
+        )
         self._clock = clock
         self._seed = secrets.randbits(63) if setup.model.seed is None else setup.model.seed
         # counted by namespace, so that a seed does not depend on how many requests others have sent
@@ -141,7 +143,7 @@ class InputProcessor:
         prompt, options = Prompt.read(prompt), options or RequestOptions()
         pooled, namespace, num_kept = None, prompt.namespace, params.truncate_prompt_tokens
         if isinstance(params, PoolingParams):
-            token_ids, pooled = self.vectors.read(self.media.spelled(prompt, self.tokenizer.token_text), params)
+            token_ids, pooled = self.vectors.read(self.media.spelled(prompt), params)
             params = FOR_VECTORS
         else:
             self.vectors.refuse_text()
@@ -239,7 +241,7 @@ class InputProcessor:
             field = "prompt"
             if num_kept is None:
                 self.check_text_length(prompt.text or "", field)
-            prompt = self.media.spelled(prompt, self.tokenizer.token_text)
+            prompt = self.media.spelled(prompt)
             token_ids = self.tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
             outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:

@@ -11,10 +11,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
-from octavo.models.fallback.library import INSTALL, library_version
+from octavo.models.fallback.library import INSTALL, library_version, refusal
 
 _STACKS: Final = ("layers", "layer", "blocks", "block")
 """What transformers calls the layers of an encoder."""
@@ -58,42 +59,33 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
     import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
     import transformers
 
-    values: Mapping[str, Any] = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"}
+    values = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"} | (changes or {})
+    make = getattr(transformers, name).from_dict
     try:
-        return getattr(transformers, name).from_dict({**values, **(changes or {})})
+        return make(values)
     except Exception as error:  # whatever it raises is about the values
-        raise CheckpointError(
-            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {one_line(error)}"
-        ) from error
+        raise refusal(checkpoint, error, values, make) from error
 
 
-def library_module(make: Callable[[], nn.Module], library: Any) -> nn.Module:
-    """Return the module that `make` makes, without memory for its weights, as it computes results.
+def library_module(make: Callable[[Any], nn.Module], library: Any) -> nn.Module:
+    """Return the module that `make` makes of a config, without memory for its weights, as it computes results.
 
-    library: transformers' config that it is made of. Raises CheckpointError for sizes that no tensor can have, and for
-    names that transformers does not know.
+    library: transformers' config. Raises CheckpointError for sizes that no tensor can have, and for names that
+    transformers does not know.
     """
-    try:
+
+    def made(library: Any) -> nn.Module:
         with torch.device("meta"):
-            return make().eval().requires_grad_(False)
+            return make(library).eval().requires_grad_(False)
+
+    try:
+        return made(library)
     except Exception as error:  # whatever it raises is about the config
-        reason = one_line(error)
-        if isinstance(error, KeyError):
-            keys = " or ".join(_keys_of(error.args[0], library.to_dict())) or "a value"
-            reason = f"it does not know {error}, which is {keys}"
+        keys = blamed_keys(library.to_dict(), lambda values: made(type(library).from_dict(values)))
         raise CheckpointError(
-            f"transformers {library_version()} cannot make the encoder that config.json describes: {reason}; download "
-            "config.json again"
+            f"config.json: {keys and f'{keys}: '}transformers {library_version()} cannot make the encoder that it "
+            f"describes ({one_line(error)}); download config.json again"
         ) from error
-
-
-def _keys_of(value: object, values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of values that are `value`, behind those of the objects that they are in."""
-    for name, each in values.items():
-        if isinstance(each, Mapping):
-            yield from _keys_of(value, each, f"{prefix}{name}.")
-        elif each == value:
-            yield f"{prefix}{name}"
 
 
 @contextmanager

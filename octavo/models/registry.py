@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES, image_settings
+from octavo.config.section import shown
 from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -165,8 +166,9 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     if library_version() is not None and find_class(checkpoint) is not None:
         return import_module("octavo.models.fallback.model").FallbackModel
     where = checkpoint.origin("architectures", "model_type")
+    inner = f" with text_config.model_type {shown(names[-1])}" if wanted in _AROUND_A_TEXT_MODEL else ""
     raise UnsupportedModel(
-        f"{where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
+        f"{where}: there is no model family {_family(wanted)} yet (architecture {wanted}{inner}); "
         f"octavo models lists those that are there{without}{own_code}"
     )
 

@@ -125,8 +125,8 @@ class ImageReader(DecoderStack):
                     "rank; use tensor_parallel_size"
                 )
 
-    def _make_encoder(self) -> nn.Module:
-        library, others = self.config.library, (*_TEXT_MODELS, *self.UNUSED)
+    def _make_encoder(self, library: Any) -> nn.Module:
+        others = (*_TEXT_MODELS, *self.UNUSED)
         if self.ARCHITECTURE == _DOTS_OCR:
             return DotsOcrEncoder(library)
         return _without(self.library_name(), library, others)

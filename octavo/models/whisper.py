@@ -126,7 +126,9 @@ class WhisperForConditionalGeneration(DecoderStack):
 
     def __init__(self, c: WhisperConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: WhisperLayer(c, mesh, index), norm=LayerNorm)
-        self.encoder = library_module(lambda: c.encoder._from_config(c.library, attn_implementation="sdpa"), c.library)
+        self.encoder = library_module(
+            lambda library: c.encoder._from_config(library, attn_implementation="sdpa"), c.library
+        )
         swap_encoder(self.encoder)
         self.encoder_layers = dict(held_layers(self.encoder, "encoder"))
 

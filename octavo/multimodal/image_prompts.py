@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.images import MOST_CROSS_IMAGES, WHOLE_PROMPTS
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import CheckpointError, ConfigError, MissingLibrary
+from octavo.errors import CheckpointError, ConfigError, MissingLibrary, one_line
 from octavo.multimodal.families import FAMILIES
 from octavo.multimodal.family import Context, first_positive
 from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.images import decoded
-from octavo.multimodal.placeholders import JoinedLines, matched, spans_of
+from octavo.multimodal.placeholders import JoinedLines, matched, no_text, spans_of
 from octavo.multimodal.video_families import VIDEO_FAMILIES
 from octavo.multimodal.videos import decoded_video
 
@@ -39,15 +40,16 @@ class ImagePrompts:
         encode: Callable[[str], list[int]],
         limits: Mapping[str, int],
         changes: Mapping[str, Any] | None = None,
+        token_text: Callable[[int], str] = no_text,
     ) -> None:
         """settings: of the image processor. encode: returns the ids of a text. limits: images and videos of one prompt.
-        changes: in place of the settings.
+        changes: in place of the settings. token_text: returns the text of a token.
 
         Raises CheckpointError for settings that do not fit.
         """
         self.family = FAMILIES[checkpoint.architecture]
         self.has_whole_prompts = checkpoint.architecture in WHOLE_PROMPTS
-        self._limits = limits
+        self._limits, self._token_text = limits, token_text
         self._changes = changes or {}
         settings = {**settings, **self._changes}
         config = checkpoint.stored
@@ -123,7 +125,7 @@ class ImagePrompts:
         else:
             brought = list(brought) if isinstance(brought, list | tuple) else [brought]
         room = None if self.family.num_vectors is None else MOST_CROSS_IMAGES
-        return matched(kind, marker, token_ids, brought, self._limits[kind], room)
+        return matched(kind, (marker, self._token_text(marker)), token_ids, brought, self._limits[kind], room)
 
     def _with_lines(self, written: list[int], tokens: list[int]) -> list[int]:
         return self._lines.behind(written, tokens) if self.family.joins_lines else tokens
@@ -233,7 +235,12 @@ def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[
         if change not in _EDGES or size.keys() != set(_EDGES.values()):
             raise ConfigError(f"mm_processor_kwargs has {change}, which {name} does not have; leave it out")
         settings = {**settings, "size": {**size, _EDGES[change]: settings[change]}}
+    given = {key: value for key, value in settings.items() if key != "image_processor_type"}
     try:
-        return made(**{key: value for key, value in settings.items() if key != "image_processor_type"})
+        return made(**given)
     except Exception as error:  # whatever it raises is about the settings
-        raise CheckpointError(f"{path}: {name} refuses the settings of images: {error}") from error
+        keys = blamed_keys(given, lambda values: made(**values))
+        raise CheckpointError(
+            f"{path}: {keys and f'{keys}: '}{name} refuses the settings of images ({one_line(error)}); download the "
+            "JSON files again"
+        ) from error

@@ -14,17 +14,26 @@ _MOST_LINES: Final = 31
 
 
 def matched(
-    kind: str, marker: int, token_ids: Sequence[int], brought: Sequence[Any], limit: int, room: int | None = None
+    kind: str,
+    marker: tuple[int, str],
+    token_ids: Sequence[int],
+    brought: Sequence[Any],
+    limit: int,
+    room: int | None = None,
 ) -> Iterator[Any]:
-    """Return what the markers of a kind stand for. room: the most that a model has room for, None for any number.
+    """Return what the markers of a kind stand for.
+
+    marker: the token, and its text, "" where that is not known. room: the most that a model has room for, None for any
+    number.
 
     Raises InvalidRequest for another number of them.
     """
-    num_markers = sum(each == marker for each in token_ids)
+    token, text = marker
+    num_markers = sum(each == token for each in token_ids)
     if len(brought) != num_markers:
         raise InvalidRequest(
             f"the prompt has {_count(num_markers, 'placeholder')} for {kind}s, but {_count(len(brought), kind)} "
-            f"came with it; write one placeholder for each {kind}",
+            f"came with it; write one placeholder{text and f', {text.strip()},'} for each {kind}",
             field="multi_modal_data",
         )
     if len(brought) > limit:
@@ -38,6 +47,11 @@ def matched(
             field="multi_modal_data",
         )
     return iter(brought)
+
+
+def no_text(token_id: int) -> str:
+    """Return "", where the texts of tokens are not known."""
+    return ""
 
 
 def spans_of(tokens: Sequence[int], those: Container[int], offset: int) -> Iterator[tuple[int, int]]:

@@ -28,6 +28,7 @@ from octavo.core.prompt_embeds import FIELD
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, MissingLibrary, one_line
 from octavo.multimodal.media_urls import MediaUrls
+from octavo.multimodal.placeholders import no_text
 
 if TYPE_CHECKING:
     from octavo.multimodal.image_prompts import ImagePrompts
@@ -64,10 +65,12 @@ class MediaReader:
         max_num_batched_tokens: int,
         *,
         splits_images: bool = True,
+        token_text: Callable[[int], str] = no_text,
     ) -> None:
         """encode: returns the ids of (text, add_special_tokens). splits_images: False leaves images whole that the
-        checkpoint's settings scale up and split, each into many tiles (`do_image_splitting`)."""
-        self._splits_images = splits_images
+        checkpoint's settings scale up and split, each into many tiles (`do_image_splitting`). token_text: returns the
+        text of a token."""
+        self._splits_images, self._token_text = splits_images, token_text
         self.urls = MediaUrls(model)
         self._model = model
         self._encode = encode
@@ -104,13 +107,14 @@ class MediaReader:
             return self._encode(text, False)
 
         if limits["audio"] and (section := sound_section(checkpoint)) is not None:
-            sounds = SoundPrompts(checkpoint, section, encode, limits, self._max_model_len, self._most_together)
+            room = self._max_model_len, self._most_together
+            sounds = SoundPrompts(checkpoint, section, encode, limits, *room, self._token_text)
         is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
         if is_written and (settings := image_settings(checkpoint)) is not None:
             changes = self._model.mm_processor_kwargs
             if not self._splits_images and "do_image_splitting" in settings:
                 settings = {**settings, "do_image_splitting": False}
-            images = ImagePrompts(checkpoint, settings, encode, limits, changes)
+            images = ImagePrompts(checkpoint, settings, encode, limits, changes, self._token_text)
         return OmniPrompts(images, sounds) if images and sounds else images or sounds
 
     @property
@@ -141,14 +145,14 @@ class MediaReader:
         word = getattr(self._written, "word", None)
         return () if word is None else (word,)
 
-    def spelled(self, prompt: Prompt, token_text: Callable[[int], str]) -> Prompt:
+    def spelled(self, prompt: Prompt) -> Prompt:
         """Return a prompt with the token's text for each word that stands for an image and has no cut."""
         text, cuts = prompt.text, prompt.cuts
         if not prompt.multi_modal_data or text is None:
             return prompt
         pieces = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
         for word in self.words:
-            pieces = [piece.replace(word, token_text(self.markers["image"])) for piece in pieces]
+            pieces = [piece.replace(word, self._token_text(self.markers["image"])) for piece in pieces]
         ends = tuple(accumulate(map(len, pieces[:-1])))
         return msgspec.structs.replace(prompt, text="".join(pieces), cuts=ends)
 
@@ -223,9 +227,11 @@ class MediaReader:
             raise CheckpointError(f"{where} ({one_line(error)}); download its JSON files again") from error
         if not token_ids or max(token_ids) >= self._vocab_size:
             token = max(token_ids, default="no token")
+            stored = Checkpoint.of(self._model).stored.values
+            keys = " or ".join(key for key, value in stored.items() if value == token) or "token"
             raise CheckpointError(
-                f"{where}: a prompt has {token} in its place, expected tokens below {self._vocab_size}, the size "
-                "of the vocabulary; download its JSON files again"
+                f"{where}: a prompt has {keys} {token} in its place, expected tokens below {self._vocab_size}, the "
+                "size of the vocabulary; download its JSON files again"
             )
         return [each for each in media if each.kind == kind]
 

@@ -17,7 +17,7 @@ from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.family import first_positive
 from octavo.multimodal.log_mel import LogMel
-from octavo.multimodal.placeholders import JoinedLines, matched
+from octavo.multimodal.placeholders import JoinedLines, matched, no_text
 from octavo.multimodal.sound import MAX_SECONDS, Samples, read_sound
 from octavo.multimodal.usm_mel import UsmMel
 
@@ -53,14 +53,15 @@ class SoundPrompts:
         limits: Mapping[str, int],
         max_model_len: int,
         max_num_batched_tokens: int,
+        token_text: Callable[[int], str] = no_text,
     ) -> None:
         """section: of the encoder in config.json. encode: returns the ids of a text. limits: sounds of one prompt.
-        Raises CheckpointError."""
+        token_text: returns a token's text. Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
         self.marker = first_positive(config, ("audio_token_index", "audio_token_id"))
         """The token that stands for a sound before it is written out."""
-        self._limit = limits["audio"]
+        self._limit, self._token_text = limits["audio"], token_text
         family = _FAMILIES[checkpoint.architecture]
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
@@ -107,7 +108,8 @@ class SoundPrompts:
         brought = given.get("audio", [])
         if not isinstance(brought, list) or (brought and isinstance(brought[0], int | float)):
             brought = [brought]
-        waiting = matched("sound", self.marker, token_ids, brought, self._limit)
+        marker = self.marker, self._token_text(self.marker)
+        waiting = matched("sound", marker, token_ids, brought, self._limit)
         written: list[int] = []
         media: list[MediaInput] = []
         places: list[int] = []

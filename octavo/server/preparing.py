@@ -242,7 +242,7 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
         try:
             if isinstance(asked, VectorRequest):
                 params = asked.params()
-                spelled = tools.media.spelled(prompt, tools.tokenizer.token_text)
+                spelled = tools.media.spelled(prompt)
                 whole, second_start = tools.vectors.read_ids(spelled, params)
                 num_unseen = num_unseen_of(prompt, len(whole))
                 whole, media = tools.media.read(prompt, whole, params.truncate_prompt_tokens)

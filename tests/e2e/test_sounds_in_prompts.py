@@ -162,7 +162,7 @@ def test_a_sound_of_a_message_is_the_sound_of_the_prompt(path: Path) -> None:
                 {"audio": (tone(most + 0.5, 1.0), RATE)},
                 f"lasts {most + 0.5:.1f} s or more, expected at most {most} s; send it in parts",
             ),
-            ({}, "1 placeholder for sounds, but 0 sounds came"),
+            ({}, "1 placeholder for sounds, but 0 sounds came with it; write one placeholder, <image>, for each sound"),
             ({"image": [1]}, "this model reads text and sounds"),
         ]
         for given, message in others:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.errors import UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.config import DecoderConfig
 from octavo.models.registry import known_architectures, resolve_model
 from tests.fakes.checkpoints import family_config
@@ -97,3 +97,16 @@ def test_a_family_that_is_absent_is_named_with_what_lists_all(architecture: str,
         UnsupportedModel, match=rf"no model family {family} yet \(.*{architecture}\); octavo models lists"
     ):
         resolve_model(named(tmp_path, architecture))
+
+
+def test_the_type_of_a_text_model_that_is_absent_is_named(tmp_path: Path) -> None:
+    config = {"architectures": ["Kimi_K25ForConditionalGeneration"], "text_config": {"model_type": "kimi_k9"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"Kimi_K25ForCond\w+ with text_config.model_type .kimi_k9.\); octavo"):
+        resolve_model(Checkpoint.open(tmp_path))
+
+
+def test_a_name_of_an_architecture_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [{"a": 1}]}))
+    with pytest.raises(CheckpointError, match=r"architectures is \[{.*}\], expected a list with the name"):
+        _ = Checkpoint.open(tmp_path).architecture

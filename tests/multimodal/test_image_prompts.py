@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvalidRequest
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.fakes.vision_sizes import END, IMAGE, START
@@ -46,6 +47,14 @@ def test_line_breaks_around_an_image_become_one_token_with_those_beside_it(promp
     assert media[0].is_whole
     two, _ = written(prompts, IMAGE, IMAGE, images=2)
     assert two == [NAMES["\n\n"], IMAGE, END, NAMES["\n\n\n\n"], IMAGE, END, NAMES["\n\n"]]
+
+
+def test_another_number_of_placeholders_than_images_is_refused_with_the_text_of_one(prompts: ImagePrompts) -> None:
+    prompts = copy.copy(prompts)
+    prompts._token_text = {IMAGE: " <image>"}.__getitem__
+    for given, found in (([50], "0 placeholders for images, but 1 image"), ([IMAGE] * 2, "2 placeholders")):
+        with pytest.raises(InvalidRequest, match=f"{found}.* write one placeholder, <image>, for each image$"):
+            prompts.expand(given, {"image": image(0)})
 
 
 def test_an_image_that_is_cut_has_a_span_for_each_piece(prompts: ImagePrompts, tmp_path: Path) -> None:

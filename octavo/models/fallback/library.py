@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import COUNTS, shown
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
@@ -101,6 +102,20 @@ def find_class(checkpoint: Checkpoint) -> str | None:
     return wanted if wanted in ((names,) if isinstance(names, str) else names or ()) else None
 
 
+def refusal(
+    checkpoint: Checkpoint, error: Exception, values: Mapping[str, Any], make: Callable[[dict[str, Any]], object]
+) -> CheckpointError:
+    """Return what to raise for an error of transformers about `values` of a checkpoint, with the keys that it is about.
+
+    make: gives values to transformers.
+    """
+    keys = blamed_keys(values, make)
+    return CheckpointError(
+        f"{checkpoint.origin()}: {keys and f'{keys}: '}transformers {library_version()} refuses it "
+        f"({one_line(error)}); download config.json again"
+    )
+
+
 def open_library(checkpoint: Checkpoint) -> Library:
     """Return the class and the config of the checkpoint. Raises CheckpointError for a config that transformers refuses,
     and UnsupportedModel."""
@@ -119,12 +134,11 @@ def open_library(checkpoint: Checkpoint) -> Library:
         if checkpoint.values[count]:
             checkpoint.positive(count)
     values = {key: value for key, value in checkpoint.values.items() if key != "auto_map"}
+    make = CONFIG_MAPPING[model_type].from_dict
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(values)
+        config = make(values)
     except Exception as error:  # whatever it raises is about the values
-        raise CheckpointError(
-            f"{checkpoint.origin()}: transformers {library_version()} refuses it: {one_line(error)}"
-        ) from error
+        raise refusal(checkpoint, error, values, make) from error
     for number in _NUMBERS:
         try:
             found = getattr(config, number, None)
