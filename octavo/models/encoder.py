@@ -59,7 +59,8 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
     import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
     import transformers
 
-    values = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"} | (changes or {})
+    values = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"}
+    values.update(changes or {})
     make = getattr(transformers, name).from_dict
     try:
         return make(values)

@@ -8,10 +8,13 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from uvicorn.protocols.utils import get_remote_addr
+
 from octavo.config.server_args import ServerArgs
 from octavo.server.errors import ApiError
 
 if TYPE_CHECKING:
+    from octavo.server.encryption import Encrypted
     from octavo.server.http_protocol import HttpProtocol
 
 _MOST_UNCOUNTED: Final = 64
@@ -41,28 +44,30 @@ class Connections:
         self.max_connections = max_connections
         self.is_draining = False
         self._proxies = [ipaddress.ip_network(proxy) for proxy in args.trusted_proxies]
-        self._open: set[HttpProtocol] = set()
-        self._uncounted: deque[HttpProtocol] = deque()
+        self._open: set[HttpProtocol | Encrypted] = set()
+        self._uncounted: deque[Place] = deque()
         self._num_per_address: Counter[str] = Counter()
         self._num_counted = 0
         self._closed = asyncio.Event()
         self._next_discard = 0.0
 
-    def add(self, connection: HttpProtocol) -> None:
+    def add(self, connection: HttpProtocol | Encrypted) -> None:
         self._open.add(connection)
 
-    def remove(self, connection: HttpProtocol) -> None:
+    def remove(self, connection: HttpProtocol | Encrypted) -> None:
         self._open.discard(connection)
-        if connection in self._uncounted:
-            self._uncounted.remove(connection)
         if not self._open:
             self._closed.set()
 
-    def add_uncounted(self, connection: HttpProtocol) -> None:
+    def add_uncounted(self, place: Place) -> None:
         """Keep a connection beyond the limits; when there are many, the oldest of them is closed."""
         if len(self._uncounted) == _MOST_UNCOUNTED:
             self._uncounted.popleft().transport.abort()
-        self._uncounted.append(connection)
+        self._uncounted.append(place)
+
+    def remove_uncounted(self, place: Place) -> None:
+        if place in self._uncounted:
+            self._uncounted.remove(place)
 
     def refusal(self, address: str) -> ApiError | None:
         """Return the error when one more connection of this address is too many; else count it until `release`."""
@@ -123,6 +128,31 @@ class Connections:
         while self._open:
             self._closed.clear()
             await self._closed.wait()
+
+
+class Place:
+    """What a connection counts as, from its beginning to `leave`.
+
+    over_limit: the error where its address, or the server, has too many; it is read, and refused.
+    """
+
+    def __init__(self, connections: Connections, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        peer = get_remote_addr(transport)
+        self.address = peer[0] if peer else ""
+        self._connections = connections
+        is_counted = not connections.is_proxy(self.address)
+        self.over_limit = connections.refusal(self.address) if is_counted else None
+        self._is_counted = is_counted and self.over_limit is None
+        if self.over_limit is not None:
+            connections.add_uncounted(self)
+
+    def leave(self) -> None:
+        """Count the connection no more; may be called again."""
+        if self._is_counted:
+            self._is_counted = False
+            self._connections.release(self.address)
+        self._connections.remove_uncounted(self)
 
 
 class ForwardedRequests:

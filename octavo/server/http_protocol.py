@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from octavo.core.authentication import keep_alive
-from octavo.server.connections import CLOSING_S, Connections, ForwardedRequests
+from octavo.server.connections import CLOSING_S, Connections, ForwardedRequests, Place
 from octavo.server.errors import ApiError, raw_response, shutting_down
 from octavo.server.sending import ClosesGently, DirectBody, without_chunks
 from octavo.server.sockets import CAN_SEE_RESETS, PeerWatch, has_unread_bytes
@@ -76,8 +76,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_silent_bytes = 0
         self._num_chunks = self._num_body_bytes = 0
         self._num_discarded_bytes = 0
-        self._over_limit: ApiError | None = None
-        self._is_counted = False
+        self.place: Place | None = None
+        """Where the connection has one before it is made."""
         self._is_half_closed = self._is_lingering = self._is_resuming = False
 
     @property
@@ -89,15 +89,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._open.add(self)
         self._response_transport = ClosesGently(self.transport, self.close)
         self._peer = PeerWatch(transport, self.loop, self._probe)
-        self._address = self.client[0] if self.client else ""
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         keep_alive(transport.get_extra_info("socket"), _DEAD_PEER_S)
-        self._forwarded = ForwardedRequests(self._open, self._address)
-        if not self._open.is_proxy(self._address):
-            self._over_limit = self._open.refusal(self._address)
-            self._is_counted = self._over_limit is None
-        if self._over_limit is not None:
-            self._open.add_uncounted(self)
+        self._place = self.place or Place(self._open, transport)
+        self._over_limit = self._place.over_limit
+        self._forwarded = ForwardedRequests(self._open, self._place.address)
         self._arm(self._args.header_timeout_s if self._over_limit is None else CLOSING_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,8 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._write_timer is not None:
             self._write_timer.cancel()
-        if self._is_counted:
-            self._open.release(self._address)
+        self._place.leave()
         self._forwarded.release_all()
         self._open.remove(self)
         super().connection_lost(exc)

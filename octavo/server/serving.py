@@ -28,6 +28,7 @@ from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import ConfigError
 from octavo.server.app import App, loading_app
 from octavo.server.connections import CLOSING_S, Connections
+from octavo.server.encryption import Encrypted
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
 from octavo.server.key_file import check_tenant_weights, read_callers
@@ -255,19 +256,16 @@ class HttpServer:
         """Accept connections. Raises ConfigError."""
         loop = asyncio.get_running_loop()
 
-        def connect() -> HttpProtocol:
-            return HttpProtocol(self._config, self._state, self._connections, loop)
+        def connect() -> asyncio.Protocol:
+            connection = HttpProtocol(self._config, self._state, self._connections, loop)
+            return connection if self._tls is None else Encrypted(connection, self._connections, self._tls)
 
         backlog = self._config.backlog
         if self._listener.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(connect, sock=self._listener, backlog=backlog)
             return
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        encryption: dict[str, Any] = {}
-        if self._tls is not None:
-            limits = {"ssl_handshake_timeout": self._args.header_timeout_s, "ssl_shutdown_timeout": CLOSING_S}
-            encryption = {"ssl": self._tls, **limits}
-        self._server = await loop.create_server(connect, sock=self._listener, backlog=backlog, **encryption)
+        self._server = await loop.create_server(connect, sock=self._listener, backlog=backlog)
 
     def reload(self) -> None:
         """Read API keys and the certificate again; what cannot be read stays as it is, and the reason is logged."""

@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -103,6 +103,77 @@ def test_client_that_goes_away_ends_its_request(start_server: Start, pair: dict[
             assert response.readline().startswith(b"data: ")
     eventually(lambda: served.llm.aborted)
     assert served.stop() == 0
+
+
+def stalled(served: Served, stack: ExitStack) -> socket.socket:
+    """A connection that says nothing, until the stack is closed."""
+    return stack.enter_context(socket.create_connection(("127.0.0.1", urlsplit(served.url).port or 0), timeout=10))
+
+
+def test_connections_whose_handshake_stalls_count_under_their_address(
+    start_server: Start, pair: dict[str, str]
+) -> None:
+    served = start_server(**pair, max_connections_per_address=4)
+    context = ssl.create_default_context(cafile=pair["ssl_certfile"])
+    with ExitStack() as stack:
+        first = [stalled(served, stack) for _ in range(4)]
+        with connected(served, context) as connection:
+            status, body = answer(connection)
+            assert (status, json.loads(body)["error"]["code"]) == (429, "too_many_connections")
+        beyond = [stalled(served, stack) for _ in range(100)]
+        # of those beyond the limit, the oldest are closed for the next
+        assert all(each.recv(1) == b"" for each in beyond[:30])
+        first[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # which is no TLS
+        first[1].close()
+
+        def is_served() -> bool:
+            with connected(served, context) as connection:
+                return answer(connection)[0] == 200
+
+        eventually(is_served)
+        with connected(served, context), connected(served, context) as connection:
+            assert answer(connection)[0] == 200
+    with ExitStack() as stack:
+        stalled(served, stack)
+        assert served.stop() == 0
+
+
+def test_connections_whose_handshake_does_not_come_in_time_are_closed(
+    start_server: Start, pair: dict[str, str]
+) -> None:
+    served = start_server(**pair, max_connections_per_address=1, header_timeout_s=2.0)
+    with ExitStack() as stack:
+        assert stalled(served, stack).recv(1) == b""
+    with connected(served, ssl.create_default_context(cafile=pair["ssl_certfile"])) as connection:
+        assert answer(connection)[0] == 200
+
+
+def test_a_request_in_one_packet_with_the_end_of_the_handshake_is_answered(
+    start_server: Start, pair: dict[str, str]
+) -> None:
+    served = start_server(**pair)
+    arrived, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=pair["ssl_certfile"])
+    tls = context.wrap_bio(arrived, to_send, server_hostname="127.0.0.1")
+    with ExitStack() as stack:
+        connection = stalled(served, stack)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                if to_send.pending:
+                    connection.sendall(to_send.read())
+                arrived.write(connection.recv(1 << 16))
+        tls.write(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.sendall(to_send.read())
+        while True:
+            arrived.write(connection.recv(1 << 16))
+            try:
+                assert tls.read(12) == b"HTTP/1.1 200"
+                break
+            except ssl.SSLWantReadError:
+                continue
 
 
 def test_certificates_of_clients_are_needed_where_that_is_said(start_server: Start, pair: dict[str, str]) -> None:
