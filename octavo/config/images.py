@@ -213,7 +213,8 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
         is_count = name.endswith(("_patches", "_tiles", "_nums"))
         most = _MOST_TILES if is_count and not settings["image_processor_type"].startswith("Kimi") else most
-        if isinstance(value, str | bool | Mapping) or (is_count and type(value) not in (int, type(None))):
+        is_none = isinstance(value, str | bool | Mapping) or ("." in name and isinstance(value, list))
+        if is_none or (is_count and type(value) not in (int, type(None))):
             raise section.error(name, "an integer" if is_count else "a number")
         if _is_number(value) and not (0 < value <= most or (value > most and name in no_aims)):
             raise section.error(name, f"1 to {most:,}")
@@ -250,7 +251,10 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _SIZES:
         value = settings.get(name)
-        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        if isinstance(value, Mapping) and name.endswith("size"):
+            found |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            found[name] = value
     return found
 
 

@@ -14,7 +14,7 @@ from octavo.config.checkpoint import read_json_object
 from octavo.core.prompt import checked_text
 from octavo.core.tekken import byte_of_char, read_tekken, tekken_beside
 from octavo.engine.special_spellings import SpecialSpellings
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, InvalidRequest
 from octavo.gguf.reader import is_gguf, read_gguf
 from octavo.gguf.tokenizer import read_tokenizer
 
@@ -141,10 +141,14 @@ class Tokenizer:
         # a text with explicit rules gets BOS and EOS here, else from the post-processor
         explicit = self._add_bos is not None
         from_backend = add_special_tokens and not explicit
-        if len(text) < LONG_TEXT_CHARS or not self.releases_lock:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=from_backend).ids
-        else:
-            ids = self._backend.encode_batch_fast([text], add_special_tokens=from_backend)[0].ids
+        try:
+            if len(text) < LONG_TEXT_CHARS or not self.releases_lock:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=from_backend).ids
+            else:
+                ids = self._backend.encode_batch_fast([text], add_special_tokens=from_backend)[0].ids
+        except Exception as error:  # the library raises bare Exception
+            said = f"the tokenizer has no tokens for this text ({error}); send another, or download its files again"
+            raise InvalidRequest(said, field="prompt") from error
         if not add_special_tokens:
             return ids
         bos, eos = self.bos_token_id, self.eos_token_id

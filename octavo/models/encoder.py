@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import nn
 
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import COUNTS
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
 from octavo.models.fallback.library import INSTALL, library_version, refusal
@@ -59,7 +61,12 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
     import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
     import transformers
 
-    values = {key: value for key, value in checkpoint.stored.values.items() if key != "auto_map"}
+    stored = checkpoint.stored
+    parts = [stored, *filter(None, (stored.section(key) for key in stored.values if key.endswith("_config")))]
+    for part, count in itertools.product(parts, COUNTS):
+        if part.values.get(count) is not None:  # transformers makes lists of this length
+            part.count(count)
+    values = {key: value for key, value in stored.values.items() if key != "auto_map"}
     values.update(changes or {})
     make = getattr(transformers, name).from_dict
     try:
@@ -82,7 +89,7 @@ def library_module(make: Callable[[Any], nn.Module], library: Any) -> nn.Module:
     try:
         return made(library)
     except Exception as error:  # whatever it raises is about the config
-        keys = blamed_keys(library.to_dict(), lambda values: made(type(library).from_dict(values)))
+        keys = blamed_keys(error, library.to_dict(), lambda values: made(type(library).from_dict(values)))
         raise CheckpointError(
             f"config.json: {keys and f'{keys}: '}transformers {library_version()} cannot make the encoder that it "
             f"describes ({one_line(error)}); download config.json again"

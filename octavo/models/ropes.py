@@ -72,7 +72,8 @@ def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[tuple[int,
         name = "xdrope_section" if sections is None else "mrope_section"
         axes = _axes_of_elements(rope, name, num_pairs)
         return axes[:num_pairs], axes[num_pairs:]
-    if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:
+    is_three = isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)
+    if not is_three or sum(sections) != num_pairs:
         raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together")
     if not rope.bool("mrope_interleaved", model_type.startswith("qwen3")):
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count)), ()

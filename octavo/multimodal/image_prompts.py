@@ -239,7 +239,7 @@ def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[
     try:
         return made(**given)
     except Exception as error:  # whatever it raises is about the settings
-        keys = blamed_keys(given, lambda values: made(**values))
+        keys = blamed_keys(error, given, lambda values: made(**values))
         raise CheckpointError(
             f"{path}: {keys and f'{keys}: '}{name} refuses the settings of images ({one_line(error)}); download the "
             "JSON files again"

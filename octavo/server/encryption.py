@@ -15,7 +15,7 @@ else:
     from uvloop.loop import SSLProtocol  # what a server of uvloop makes itself, before anything is known of a client
 
 
-class Encrypted(SSLProtocol):
+class Encrypted(SSLProtocol):  # type: ignore[misc]
     """TLS of a connection, which counts under its address from its beginning, and not from the end of its handshake.
 
     http: what is encrypted.

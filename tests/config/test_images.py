@@ -72,6 +72,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llava", {"resample": 9}, "resample is 9, expected one of Pillow's filters, 0 to 5"),
     ("llava", {"do_resize": "x"}, 'do_resize is "x", expected true or false'),
     ("llava", {"size": {"shortest_edge": "x"}}, 'size.shortest_edge is "x", expected a number'),
+    ("paddleocr_vl", {"size": {"shortest_edge": [1], "longest_edge": 9}}, r"size.shortest_edge is \[1\], expected a n"),
+    ("qianfan_ocr", {"max_patches": {"a": 1}}, 'max_patches is {"a": 1}, expected an integer'),
     ("internvl", {"max_patches": 2.5}, "max_patches is 2.5, expected an integer"),
     ("llava", {"size": {"shortest_edge": 1 << 20}}, "size.shortest_edge is 1048576, expected 1 to 8,192"),
     ("lfm2_vl", {"tile_size": 0}, "tile_size is 0, expected 1 to 8,192"),

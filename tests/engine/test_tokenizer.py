@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import CheckpointError, InvalidRequest
@@ -174,3 +175,11 @@ def test_bytes_of_tokens_join_to_the_bytes_of_the_text(make: Callable[[Path], To
     assert b"".join(tokenizer.token_bytes(each) or b"?" for each in token_ids).decode().removeprefix(" ") == text
     assert tokenizer.token_bytes(tokenizer.eos_token_id or 0) == (tokenizer.eos_token or "").encode()
     assert tokenizer.token_bytes(100_000) == b""
+
+
+def test_a_text_that_the_library_cannot_encode_is_refused(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w": 0}, unk_token="[UNK]"))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InvalidRequest, match=r"no tokens for this text \(.*UNK.*\); send another") as refused:
+        Tokenizer.open(tmp_path).encode("x")
+    assert refused.value.field == "prompt"

@@ -109,7 +109,7 @@ def refusal(
 
     make: gives values to transformers.
     """
-    keys = blamed_keys(values, make)
+    keys = blamed_keys(error, values, make)
     return CheckpointError(
         f"{checkpoint.origin()}: {keys and f'{keys}: '}transformers {library_version()} refuses it "
         f"({one_line(error)}); download config.json again"
