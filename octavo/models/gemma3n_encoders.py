@@ -76,8 +76,8 @@ class Gemma3nReader(SoundReader):
             raise c.stored.error("audio_config", "a table with the last token of the vocabulary")
         return config
 
-    def _make_encoder(self) -> nn.Module:
-        return _Encoders(self.config.library)
+    def _make_encoder(self, library: Any) -> nn.Module:
+        return _Encoders(library)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of an image or a sound, and of the token behind it.
