@@ -1,6 +1,6 @@
 """Gemma 4: layers without a window have wider heads, values may be keys, late layers read the keys of earlier ones,
 each layer may receive an embedding of its own, and may have a mixture of experts beside its MLP. Source: the release of
-Gemma 4 (https://ai.google.dev/gemma). Of checkpoints that read images or sound, the text model.
+Gemma 4 (https://ai.google.dev/gemma). Of checkpoints that read images or sounds, the text model.
 """
 
 from __future__ import annotations

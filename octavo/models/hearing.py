@@ -18,6 +18,7 @@ from octavo.models.vision import ImageReader
 _OF_PRODUCTS: Final = (
     *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
     *("Gemma3nAudioAttention", "Gemma3nAudioConformerLightConv1d", "Gemma3nAudioSubSampleConvProjection"),
+    *("Gemma4AudioAttention", "Gemma4AudioCausalConv1d", "Gemma4AudioSubSampleConvProjection"),
 )
 """Classes with products in batches or convolutions of one frame, whose bits depend on torch's threads; the linear
 layers in them have octavo's."""
@@ -66,8 +67,11 @@ class SoundReader(ImageReader):
         features = arrays["input_features"].to(dtype)
         if num_frames is None:
             given = {name: each[None] for name, each in {**arrays, "input_features": features}.items()}
-            heard: Tensor = encoder.get_audio_features(**given).pooler_output
-            return heard.reshape(-1, heard.shape[-1])
+            found = encoder.get_audio_features(**given)
+            heard: Tensor = found.pooler_output
+            heard = heard.reshape(-1, heard.shape[-1])
+            mask = getattr(found, "attention_mask", None)  # of Gemma 4's vectors, some are of no frame
+            return heard if mask is None else heard[mask.reshape(-1).bool()]
         tower = encoder.audio_tower
         num_heard, num_vectors = (int(each) for each in tower._get_feat_extract_output_lengths(num_frames))
         width = (features.shape[-1] - 2) // 2 + 1
@@ -87,6 +91,13 @@ def _in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
             torch.set_num_threads(num_threads)
 
     return call
+
+
+class BothReader(SoundReader):
+    """What a text model's class becomes one that reads images, too."""
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        return SoundReader.encode(self, kind, arrays) if kind == "audio" else ImageReader.encode(self, kind, arrays)
 
 
 class OmniReader(SoundReader):

@@ -162,6 +162,16 @@ class _Inverted(nn.Module):
         return made + x if self._is_added else made
 
 
+def _read(channels: int, dim: int, stride: int) -> nn.Module:
+    """Return what makes the keys or the values of pixels."""
+    parts = nn.Sequential()
+    if stride > 1:
+        parts.add_module("down_conv", _ByChannel(channels, 3, stride))
+        parts.add_module("norm", _norm(channels))
+    parts.add_module("proj", _Mixed(channels, dim))
+    return parts
+
+
 class _SharedAttention(nn.Module):
     """Attention of all pixels to all others, or to those of half the height and width."""
 
@@ -171,13 +181,7 @@ class _SharedAttention(nn.Module):
         self.query: Any = nn.Module()
         self.output: Any = nn.Module()
         self.query.proj, self.output.proj = _Mixed(channels, heads * dim), _Mixed(heads * dim, channels)
-        for name in ("key", "value"):
-            parts = nn.Sequential()
-            if stride > 1:
-                parts.add_module("down_conv", _ByChannel(channels, 3, stride))
-                parts.add_module("norm", _norm(channels))
-            parts.add_module("proj", _Mixed(channels, dim))
-            self.add_module(name, parts)
+        self.key, self.value = (_read(channels, dim, stride) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [1, height, width, channels] → the same shape."""

@@ -212,6 +212,8 @@ def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:
     made = getattr(transformers, architecture)
     # some classes have the plain attention alone, also of text models, which are left out
     attention = {"": "sdpa" if made._supports_sdpa else "eager", "text_config": "eager"}
+    if architecture.startswith("Gemma4"):
+        attention["audio_config"] = "eager"
     whole = made._from_config(config, attn_implementation=attention)
     model = getattr(whole, "model", whole)
     for name in names:

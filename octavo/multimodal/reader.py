@@ -184,9 +184,12 @@ class MediaReader:
         """Log why images or sounds are refused, where the checkpoint lacks what its architecture reads them with."""
         if self._model.mmproj is not None or not (Path(self._model.path) / CONFIG).is_file():
             return
-        architecture, limits = Checkpoint.of(self._model).architecture, media_limits(self._model)
+        checkpoint, limits = Checkpoint.of(self._model), media_limits(self._model)
+        stated = checkpoint.stored.values
         for kind, architectures, reason in _STATED:
-            if architecture in architectures and limits[kind] and kind not in self._kinds:
+            if kind == "audio" and "audio_config" in stated and stated["audio_config"] is None:
+                continue  # as in the larger models of a family
+            if checkpoint.architecture in architectures and limits[kind] and kind not in self._kinds:
                 _log.warning(
                     "%s: %s are not read: %s; download the JSON files again, or set limit_mm_per_prompt %s=0",
                     self._model.path,

@@ -15,6 +15,8 @@ from octavo.errors import InvalidRequest, MissingLibrary
 
 Samples = NDArray[np.float32]
 
+FIELD: Final = "multi_modal_data.audio"
+"""Where prompts have sounds."""
 MAX_SECONDS: Final = 3600
 """Longest sound of a request."""
 RATES: Final = range(1_000, 384_001)

@@ -15,13 +15,13 @@ from octavo.config.sounds import own_adapter
 from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
+from octavo.multimodal import gemma_sounds
 from octavo.multimodal.family import first_positive
+from octavo.multimodal.gemma_sounds import Around
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
-from octavo.multimodal.sound import MAX_SECONDS, Samples, read_sound
+from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
 from octavo.multimodal.usm_mel import UsmMel
-
-FIELD = "multi_modal_data.audio"
 
 
 class _Family(NamedTuple):
@@ -29,14 +29,14 @@ class _Family(NamedTuple):
     frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
     one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
     there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
-    tokens before and behind a sound, between empty lines, of which the latter stands for its last vector."""
+    tokens before a sound, the last of those that stand for it, where they are others, and those behind it."""
 
     write: Callable[[Any, Section, Samples], list[MediaInput]]
     window: Callable[[Section], tuple[int, int]] | None = None
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
     most_s: float = MAX_SECONDS
     read: Callable[[Checkpoint, Section], UsmMel] | None = None
-    around: Callable[[Section], tuple[int, int]] | None = None
+    around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
 
 
 class SoundPrompts:
@@ -70,9 +70,8 @@ class SoundPrompts:
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
-        lines, around = ([], None) if family.around is None else (encode("\n\n"), family.around(config))
-        self._before: list[int] = [] if around is None else [*lines, around[0]]
-        self._end, self._behind = [] if around is None else [around[1]], lines
+        around: Around = ([], [], []) if family.around is None else family.around(config, encode)
+        self._before, self._end, self._behind = around
         num_windows = 1
         if family.window is not None:
             num_frames, num_vectors = family.window(section)
@@ -316,23 +315,6 @@ def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[Media
     return [_input(arrays, num_vectors)]
 
 
-def _gemma3n_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
-    return UsmMel.of(checkpoint.path, section, checkpoint.stored.positive("audio_soft_tokens_per_image", 188))
-
-
-def _filled_up(settings: UsmMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return the whole sound, whose vectors are as many as those of the longest one. Raises InvalidRequest."""
-    features, mask = settings.features(samples)
-    if not len(features):
-        seconds = len(samples) / settings.sampling_rate
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.04 s", field=FIELD)
-    arrays = {
-        "input_features": TypedArray("float32", features.shape, features.tobytes()),
-        "input_features_mask": TypedArray("int64", mask.shape, mask.tobytes()),
-    }
-    return [_input(arrays, settings.num_vectors)]
-
-
 def _queried_window(section: Section) -> tuple[int, int]:
     """Return frames of the encoder's states that become vectors together, and these."""
     return 2 * section.positive("window_size"), section.positive("window_size") // section.positive("downsample_rate")
@@ -360,10 +342,16 @@ _GRANITE: Final = _Family(_stacked, _queried_window, _stacked_bands, most_s=600.
 _FAMILIES: Final = {
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
     "Gemma3nForConditionalGeneration": _Family(
-        _filled_up,
+        gemma_sounds.filled_up,
         most_s=30.0,
-        read=_gemma3n_mel,
-        around=lambda config: (config.positive("boa_token_id"), config.positive("eoa_token_id")),
+        read=gemma_sounds.gemma3n_mel,
+        around=gemma_sounds.gemma3n_around,
+    ),
+    "Gemma4ForConditionalGeneration": _Family(
+        gemma_sounds.quartered,
+        most_s=30.0,
+        read=gemma_sounds.gemma4_mel,
+        around=gemma_sounds.gemma4_around,
     ),
     "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
     "GraniteSpeechForConditionalGeneration": _GRANITE,

@@ -104,8 +104,7 @@ def hear(job: str, body: bytes, model: ModelConfig, tools: InputProcessor) -> by
 
 def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: InputProcessor) -> SpokenSound:
     """Return a sound in the prompts that ask for its text, cut where the context, the model or times need it."""
-    from octavo.multimodal.sound import cut_where_quiet, decoded
-    from octavo.multimodal.sound_prompts import FIELD
+    from octavo.multimodal.sound import FIELD, cut_where_quiet, decoded
 
     sounds, style = tools.media.sounds, style_of(tools)
     assert sounds is not None

@@ -162,6 +162,7 @@ _GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"tran
 _OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
     "Gemma3nForConditionalGeneration": _OMNI,
+    "Gemma4ForConditionalGeneration": _OMNI,
     "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,

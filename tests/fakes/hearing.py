@@ -9,6 +9,7 @@ from typing import Any
 from tests.fakes.families import FAMILIES as FAMILY_SIZES
 from tests.fakes.tekken import SPECIAL, VOCABULARY, write_tekken
 from tests.fakes.vision import write_random
+from tests.fakes.vision_families import FAMILIES as VISION_FAMILIES
 from tests.fakes.vision_sizes import END, IMAGE, SPECIALS, START, TEXT, VIDEO
 
 AUDIO = IMAGE
@@ -168,7 +169,20 @@ def _gemma3n() -> tuple[Any, Any]:
     )
 
 
-GEMMA3N = {"gemma3n": (_gemma3n, "Gemma3nForConditionalGeneration")}
+def _gemma4() -> tuple[Any, Any]:
+    import transformers as tf
+
+    config, images = VISION_FAMILIES["gemma4"][0]()
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [16, 8]}
+    values = config.to_dict() | {"audio_config": {**tower, "output_proj_dims": 24}}
+    values |= {"boa_token_id": START, "eoa_token_id": END, "audio_token_id": OMNI["audio"]}
+    return tf.Gemma4Config(**values), Processors(images, tf.Gemma4AudioFeatureExtractor(feature_size=16))
+
+
+GEMMAS = {
+    "gemma3n": (_gemma3n, "Gemma3nForConditionalGeneration"),
+    "gemma4": (_gemma4, "Gemma4ForConditionalGeneration"),
+}
 ALL_KINDS = {
     "qwen2_5_omni": (_qwen2_5_omni, "Qwen2_5OmniForConditionalGeneration"),
     "qwen3_omni_moe": (_qwen3_omni_moe, "Qwen3OmniMoeForConditionalGeneration"),
@@ -188,7 +202,7 @@ FAMILIES = {
 
 def make_hearing_checkpoint(family: str, path: Path) -> Path:
     """Write a random model to `path` and return it."""
-    make, architecture = (FAMILIES | ALL_KINDS | GEMMA3N)[family]
+    make, architecture = (FAMILIES | ALL_KINDS | GEMMAS)[family]
     return write_random(path, *make(), architecture)
 
 

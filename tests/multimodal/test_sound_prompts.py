@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.config.sounds import sound_section
 from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
@@ -20,13 +19,14 @@ from octavo.models.loader import LoadedModel
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.sound_prompts import SoundPrompts
 from octavo.multimodal.usm_mel import UsmMel
-from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, GEMMA3N, extractor
+from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, GEMMAS, OMNI, extractor
+from tests.fakes.vision_sizes import END, START
 from tests.fakes.whisper import RATE, tone
 
 
 def prompts(path: Path, family: str = "voxtral", **audio: Any) -> SoundPrompts:
     """The preprocessing stands where newer transformers write it."""
-    make, architecture = (FAMILIES | ALL_KINDS | GEMMA3N)[family]
+    make, architecture = (FAMILIES | ALL_KINDS | GEMMAS)[family]
     model, processor = make()
     settings = extractor() if family in ALL_KINDS else getattr(processor, "sounds", processor)
     config = model.to_dict() | {"architectures": [architecture]}
@@ -55,8 +55,26 @@ def test_line_breaks_around_sounds_are_joined_with_those_of_the_prompt(tmp_path:
     sound = [5, *[115] * 20, 114]
     assert written == [7, 93, *sound, 94, 91, *sound, 92, 8, 91]
     assert [each.spans for each in media] == [((3, 21),), ((27, 21),)]
-    expected = GEMMA3N["gemma3n"][0]()[1].sounds(tone(0.3), return_tensors="np")
+    expected = GEMMAS["gemma3n"][0]()[1].sounds(tone(0.3), return_tensors="np")
     assert np.array_equal(features_of(media[0]), expected["input_features"][0])
+
+
+def test_a_sound_has_a_length_that_the_encoder_hears(tmp_path: Path) -> None:
+    reader = prompts(tmp_path, "gemma3n")
+    for sound, said in ((tone(0.03), "lasts 0.030 s, expected at least 0.04 s"), (tone(3.3), "expected at most 3.2 s")):
+        with pytest.raises(InvalidRequest, match=said):
+            reader.expand([115], {"audio": sound})
+    assert prompts(tmp_path, "gemma4").most_s == 30.0
+
+
+def test_a_sound_of_gemma_4_has_a_vector_for_each_fourth_frame(tmp_path: Path) -> None:
+    reader, word = prompts(tmp_path, "gemma4"), OMNI["audio"]
+    written, [media] = reader.expand([7, word, 8], {"audio": tone(1.0)})
+    expected = GEMMAS["gemma4"][0]()[1].sounds([tone(1.0)], return_tensors="np")
+    count = int(expected["input_features_mask"][0][::4].sum())
+    assert written == [7, START, *[word] * count, END, 8]
+    assert media.spans == ((2, count),)
+    assert np.array_equal(features_of(media), expected["input_features"][0])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +92,7 @@ def test_spectrograms_that_gemma_does_not_hear_are_refused(
 ) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(changes))
     with pytest.raises(OctavoError, match=message):
-        UsmMel.of(tmp_path, Section({"input_feat_size": 16}, "config.json"), 188)
+        UsmMel.of(tmp_path, "Gemma4AudioFeatureExtractor", 16, 20.0, 750)
 
 
 def test_a_long_sound_is_windows_of_transformers_features(tmp_path: Path) -> None:

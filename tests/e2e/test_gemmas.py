@@ -1,25 +1,39 @@
-"""Gemma 3n reads images and sounds: what transformers computes, and `==` for any schedule."""
+"""Gemma 3n and Gemma 4 read images and sounds: what transformers computes, and `==` for any schedule."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from octavo.core.outputs import RequestOutput
 from tests.e2e.test_images import PARAMS, assert_agrees, bits, generate
-from tests.fakes.hearing import GEMMA3N, make_hearing_checkpoint
+from tests.fakes.hearing import GEMMAS, make_hearing_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
-from tests.fakes.vision import image, load_vision_oracle
+from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
+from tests.fakes.vision_sizes import IMAGE as IMAGE_TOKEN
 from tests.fakes.whisper import RATE, tone
 
 pytestmark = pytest.mark.slow
 
-IMAGE, SOUND, FIRST_OF_IMAGES = "w78", "w92", 100
-"""The words for tokens 101 and 115, and the first token of the encoders' tables, in which transformers looks it up."""
+FIRST_OF_IMAGES = 100
+"""The first token of the encoders' tables of Gemma 3n, in which transformers looks it up."""
+
+
+def prompts_of(path: Path) -> list[Any]:
+    """The words for the tokens of images and sounds differ."""
+    image_word, sound_word = ("w78", "w92") if "gemma3n" in path.name else ("<image>", "<img>")
+    words = {IMAGE: image_word, SOUND: sound_word}
+
+    def written(prompt: str) -> str:
+        return " ".join(words.get(word, word) for word in prompt.split())
+
+    return [{**each, "prompt": written(each["prompt"])} if isinstance(each, dict) else each for each in PROMPTS]
+
+
+IMAGE, SOUND = "IMAGE", "SOUND"
 PROMPTS: list[Any] = [
     {
         "prompt": f"w1 {SOUND} w3 {IMAGE} {SOUND} w4",
@@ -31,14 +45,14 @@ PROMPTS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_hearing_checkpoint("gemma3n", tmp_path_factory.mktemp("gemma3n"))
+@pytest.fixture(scope="module", params=sorted(GEMMAS))
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_hearing_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
 def expected(path: Path) -> list[RequestOutput]:
-    return generate(path, PROMPTS)
+    return generate(path, prompts_of(path), num_gpu_blocks_override=96)
 
 
 def listed(given: Any) -> list[Any]:
@@ -46,16 +60,16 @@ def listed(given: Any) -> list[Any]:
 
 
 def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOutput]) -> None:
-    processors = GEMMA3N["gemma3n"][0]()[1]
-    oracle = load_vision_oracle(path, "Gemma3nForConditionalGeneration")
-    for prompt, output in zip(PROMPTS, expected, strict=True):
+    make, architecture = GEMMAS[path.name[:-1]]
+    processors, oracle = make()[1], load_vision_oracle(path, architecture)
+    for prompt, output in zip(prompts_of(path), expected, strict=True):
         given = prompt["multi_modal_data"] if isinstance(prompt, dict) else {}
         inputs: dict[str, Any] = {}
         if "image" in given:
             inputs |= processors.images(listed(given["image"]), return_tensors="pt")
         if "audio" in given:
             # one by one: transformers fills short ones up as long ones
-            sounds = [processors.sounds(each, return_tensors="pt") for each, _ in listed(given["audio"])]
+            sounds = [processors.sounds([each], return_tensors="pt") for each, _ in listed(given["audio"])]
             longest = max(each["input_features"].shape[1] for each in sounds)
             for name in ("input_features", "input_features_mask"):
                 fill = [torch.zeros(1, longest - each[name].shape[1], *each[name].shape[2:]) for each in sounds]
@@ -65,8 +79,11 @@ def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOu
                 inputs[name] = torch.cat(parts)
         drawn = list(output.outputs[0].token_ids)
         drawn = drawn[: next((place for place, each in enumerate(drawn, 1) if each >= FIRST_OF_IMAGES), None)]
+        ids = torch.tensor([[*output.prompt_token_ids, *drawn]])
+        if "image_position_ids" in inputs:  # tokens of an image see all of it
+            inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
         with torch.inference_mode():
-            logits = oracle(input_ids=torch.tensor([[*output.prompt_token_ids, *drawn]]), **inputs).logits[0]
+            logits = oracle(input_ids=ids, **inputs).logits[0]
         assert_agrees(output, drawn, logits)
 
 
@@ -80,16 +97,18 @@ def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOu
     ids=str,
 )
 def test_the_same_bits_in_any_schedule(path: Path, expected: list[RequestOutput], args: dict[str, Any]) -> None:
-    assert bits(generate(path, PROMPTS * 2, **args)) == bits(expected) * 2
+    assert bits(generate(path, prompts_of(path) * 2, **args)) == bits(expected) * 2
 
 
 def test_two_ranks_give_the_bits_of_one(path: Path, expected: list[RequestOutput]) -> None:
     with llm_of_ranks(path, 2, dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
-        assert bits(llm.generate(PROMPTS, PARAMS)) == bits(expected)
+        assert bits(llm.generate(prompts_of(path), PARAMS)) == bits(expected)
 
 
-def test_a_sound_has_a_length_that_the_encoder_hears(path: Path) -> None:
-    given = [(np.zeros(500, np.float32), RATE), (tone(3.3), RATE)]
-    for sound, said in zip(given, ("lasts 0.031 s, expected at least 0.04 s", "expected at most 3.2 s"), strict=True):
-        (refused,) = generate(path, [{"prompt": SOUND, "multi_modal_data": {"audio": sound}}])
-        assert said in str(refused.error)
+def test_a_model_without_an_encoder_of_sounds_warns_of_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_vision_checkpoint("gemma4", tmp_path)
+    (refused,) = generate(path, [{"prompt": "<img>", "multi_modal_data": {"audio": tone(1.0)}}])
+    assert "and this model reads text and images" in str(refused.error)
+    assert "are not read" not in caplog.text

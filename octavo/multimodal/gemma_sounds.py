@@ -1,0 +1,87 @@
+"""How Gemma 3n and Gemma 4 read sounds: transformers' spectrogram of a whole one, and the tokens around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
+from octavo.core.media import MediaInput, TypedArray, digest_of
+from octavo.errors import InvalidRequest
+from octavo.multimodal.sound import FIELD, Samples
+from octavo.multimodal.usm_mel import UsmMel
+
+Around = tuple[list[int], list[int], list[int]]
+"""Tokens before a sound, the last of those that stand for it, where they are others, and those behind it."""
+
+
+def _stride(section: Section) -> int:
+    """Return the frames that two convolutions join. Raises CheckpointError."""
+    strides = section.values.get("sscp_conv_stride_size", [[2, 2], [2, 2]])
+    is_pair = isinstance(strides, list) and len(strides) == 2
+    if not is_pair or not all(isinstance(each, list) and type(each[0]) is int and each[0] > 0 for each in strides):
+        raise section.error("sscp_conv_stride_size", "two pairs of integers")
+    return int(strides[0][0] * strides[1][0])
+
+
+def gemma3n_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
+    """Return the spectrogram of a checkpoint. section: its encoder in config.json. Raises CheckpointError."""
+    num_tokens = checkpoint.stored.positive("audio_soft_tokens_per_image", 188)
+    mel = UsmMel.of(
+        checkpoint.path,
+        "Gemma3nAudioFeatureExtractor",
+        section.positive("input_feat_size", 128),
+        frame_ms=32.0,
+        num_vectors=num_tokens + 1,
+    )
+    joined = section.positive("conf_reduction_factor", 4) * _stride(section)
+    hop = round(mel.sampling_rate * mel.settings["hop_length_ms"] / 1000.0)
+    return msgspec.structs.replace(mel, seconds=min(mel.seconds, num_tokens * joined * hop / mel.sampling_rate))
+
+
+def gemma3n_around(config: Section, encode: Callable[[str], list[int]]) -> Around:
+    """Return empty lines, and the tokens that begin and end a sound, of which the latter is a vector, too. Raises
+    CheckpointError."""
+    lines = encode("\n\n")
+    return [*lines, config.positive("boa_token_id")], [config.positive("eoa_token_id")], lines
+
+
+def gemma4_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
+    """Return the spectrogram of a checkpoint. section: its encoder in config.json. Raises CheckpointError."""
+    channels = section.values.get("subsampling_conv_channels", [128, 32])
+    if not isinstance(channels, list) or len(channels) != 2:
+        raise section.error("subsampling_conv_channels", "two integers")
+    # the first convolution has as many as there are bands
+    return UsmMel.of(checkpoint.path, "Gemma4AudioFeatureExtractor", channels[0], frame_ms=20.0, num_vectors=750)
+
+
+def gemma4_around(config: Section, encode: Callable[[str], list[int]]) -> Around:
+    """Return the tokens that begin and end a sound. Raises CheckpointError."""
+    end = "eoa_token_id" if config.values.get("eoa_token_id") is not None else "eoa_token_index"
+    return [config.positive("boa_token_id")], [], [config.positive(end)]
+
+
+def filled_up(settings: UsmMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return the whole sound, whose vectors are as many as those of the longest one. Raises InvalidRequest."""
+    return _whole(settings, samples, lambda mask: settings.num_vectors if len(mask) else 0)
+
+
+def quartered(settings: UsmMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return the whole sound, with a vector for each fourth frame. Raises InvalidRequest."""
+    return _whole(settings, samples, lambda mask: int(mask[::4].sum()))
+
+
+def _whole(settings: UsmMel, samples: Samples, count: Callable[[NDArray[np.int64]], int]) -> list[MediaInput]:
+    features, mask = settings.features(samples)
+    if not (num_vectors := count(mask)):
+        seconds = len(samples) / settings.sampling_rate
+        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.04 s", field=FIELD)
+    arrays = {
+        "input_features": TypedArray("float32", features.shape, features.tobytes()),
+        "input_features_mask": TypedArray("int64", mask.shape, mask.tobytes()),
+    }
+    return [MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)]
