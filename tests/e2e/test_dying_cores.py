@@ -1,4 +1,4 @@
-"""Real processes of octavo-tiny that are killed or frozen in mid-stream, with one core and with ranks: the streams are
+"""Real processes of octavo-tiny that are killed or frozen in mid-stream, over one core, two, and ranks: the streams are
 those of an undisturbed run."""
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 NUM_REQUESTS = 16
 
 
-def started(**args: Any) -> AbstractAsyncContextManager[AsyncLLM]:
-    threads = 1 if os.cpu_count() == 1 else None
-    return whole_engines.started(num_gpu_blocks_override=512, threads=threads, **args)
+def started(count: int = 1, **args: Any) -> AbstractAsyncContextManager[AsyncLLM]:
+    threads = 1 if count > 1 or os.cpu_count() == 1 else None
+    return whole_engines.started(num_gpu_blocks_override=512, threads=threads, data_parallel_size=count, **args)
 
 
 def params_of(number: int) -> SamplingParams:
@@ -57,6 +57,13 @@ def processes(llm: AsyncLLM) -> list[subprocess.Popen[bytes]]:
     return [each.client._core.process for each in llm._client._replicas if each.client._core is not None]
 
 
+def busiest(llm: AsyncLLM) -> subprocess.Popen[bytes]:
+    """The core with the most open requests: the others may have ended theirs."""
+    core = max(llm._client._replicas, key=lambda each: each.num_open).client._core
+    assert core is not None
+    return core.process
+
+
 def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -74,6 +81,9 @@ async def test_killed_and_frozen_cores_change_no_stream(monkeypatch: pytest.Monk
         assert llm.stats.num_resumed > NUM_REQUESTS // 2
         assert await all_streams(llm, lambda: processes(llm)[0].send_signal(signal.SIGSTOP)) == expected
         assert llm.stats.num_restarts == 2
+    async with started(2) as llm:
+        assert await all_streams(llm, lambda: busiest(llm).kill()) == expected
+        assert llm.stats.num_resumed > 0
     async with started(tensor_parallel_size=2) as llm:
         (rank,) = children(processes(llm)[0].pid)
         assert await all_streams(llm, lambda: os.kill(rank, signal.SIGKILL)) == expected

@@ -196,15 +196,13 @@ def attend(
     place = (first + token) * num_heads + head_of
     IS_MERGED: tl.constexpr = CHUNK != 0 and not SPLIT
     HAS_INNER: tl.constexpr = M > 16 and not HAS_WINDOW  # of single tokens one more loop costs more than it saves
-    start = low // (CHUNK if CHUNK else TILE) * (CHUNK if CHUNK else TILE)
-    stop = end
+    start, stop = low // (CHUNK if CHUNK else TILE) * (CHUNK if CHUNK else TILE), end
     if SPLIT:
         start = tl.program_id(2) * CHUNK
         stop = tl.minimum(start + CHUNK, end)
         if (start >= end) | (start + CHUNK <= low):
             return
-    m, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
-    sums = tl.zeros([M, DV], tl.float32)
+    m, total, sums = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, DV], tl.float32)
     ones = tl.full([TILE, 16], 1.0, TYPE)
     peak, weights, part = m, tl.zeros([M, 16], tl.float32), sums
     # comparisons are a third of a tile's instructions: tiles of keys that all queries see have none
