@@ -68,8 +68,9 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     allow_requantize: bool = arg(False, "Let quantization take quantised checkpoints, which loses more.")
     activation_bits: int | None = arg(
         None,
-        "What activations are rounded to beside quantised weights. By default 8, and on GPUs 16 beside weights that "
-        "are made for whole activations (W4A16, W8A16): int4, GPTQ, AWQ and the like, but not int8, W8A8 and GGUF.",
+        "What activations are rounded to beside quantised weights. By default 8, on the CPU 16 for encoders in GGUF "
+        "files, and on GPUs 16 beside weights that are made for whole activations (W4A16, W8A16): int4, GPTQ, AWQ and "
+        "the like, but not int8, W8A8 and GGUF.",
         only=(8, 16),
         otherwise="bits are 8 or 16",
     )

@@ -15,6 +15,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.resolve import resolve
 from octavo.config.schema import EngineConfig
 from octavo.errors import CheckpointError, ConfigError
+from octavo.gguf.reader import GGUFFile
 from octavo.platform import Memory, Platform
 
 PLATFORM = Platform(
@@ -91,6 +92,19 @@ def test_on_a_gpu_activations_have_16_bits_beside_weights_that_are_made_for_whol
 ) -> None:
     args = EngineArgs(model="m", **{"device": "cuda", **given})
     config = resolve(args, checkpoint(tmp_path, quantization_config=stored_as), PLATFORM)
+    assert config.model.activation_bits == bits
+
+
+@pytest.mark.parametrize(
+    ("given", "model_type", "bits"), [({}, "bert", 16), ({"activation_bits": 8}, "bert", 8), ({}, "qwen3", 8)]
+)
+def test_on_the_cpu_activations_of_encoders_in_gguf_files_have_16_bits(
+    given: dict[str, Any], model_type: str, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "gguf", GGUFFile(tmp_path, {"general.architecture": model_type}, ()))
+    monkeypatch.setattr("octavo.config.resolve.pooling_config", lambda args, checkpoint: None)
+    opened = checkpoint(tmp_path, model_type=model_type)
+    config = resolve(EngineArgs(model="m", device="cpu", packed_cache="none", **given), opened, PLATFORM)
     assert config.model.activation_bits == bits
 
 
