@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
@@ -141,12 +140,14 @@ class SharingLayer(nn.Module):
         self.shared_transformer, self._turn = block, str(turn)
         self.rope = None if c.rope is None else Rotary(c.rope)
         self.attend = PagedAttention(c.heads.share(mesh), scale=c.attention_scale)
+        self.widen, self.add_to_others = Elementwise("widened", 2 * c.hidden_size), Elementwise("add_to_others")
         self.linear = ColumnLinear(c.hidden_size, c.hidden_size, Mesh.single())
 
     def forward(self, x: Tensor, embedded: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
         """Return (the stream, the embeddings), each [tokens, hidden]."""
         block, attention = self.shared_transformer, self.shared_transformer.self_attn
-        q, k, v = attention.project(block.input_layernorm(torch.cat((x, embedded), 1)), self._turn)
+        wide = self.widen(x.unsqueeze(1)).flatten(1)  # unlike torch.cat, these operators are compiled for the CPU
+        q, k, v = attention.project(block.input_layernorm(self.add_to_others(wide, embedded)), self._turn)
         rotation = None if self.rope is None else self.rope.rotation(batch)
         attended = attention.o_proj(self.attend(q, k, v, batch, rotation))
         made = self.linear(block.feed_forward(block.pre_ff_layernorm(attended), self._turn))
