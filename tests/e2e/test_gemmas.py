@@ -97,6 +97,8 @@ def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOu
     ids=str,
 )
 def test_the_same_bits_in_any_schedule(path: Path, expected: list[RequestOutput], args: dict[str, Any]) -> None:
+    if "max_num_batched_tokens" in args and "gemma4" in path.name:
+        args = {**args, "max_num_batched_tokens": 64}  # tokens of an image see all of it: they are computed together
     assert bits(generate(path, prompts_of(path) * 2, **args)) == bits(expected) * 2
 
 
