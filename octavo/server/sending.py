@@ -8,6 +8,7 @@ slices. One large response is built at a time: the loop waits for one thread at 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -93,7 +94,9 @@ def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
                 if not any(name == b"content-length" for name, _ in message["headers"]):
                     cycle.chunked_encoding = False
             elif cycle.chunked_encoding is False:
-                cycle.expected_content_length = len(message.get("body", b""))
+                # while parts follow, any length is right: an event and a comment may wait for a slow client together
+                is_last = not message.get("more_body", False)
+                cycle.expected_content_length = len(message.get("body", b"")) if is_last else sys.maxsize
             await send(message)
 
         await app(scope, receive, send_unframed)

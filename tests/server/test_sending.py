@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import openai
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.server.errors import ApiError, ClientDisconnectedError, shutting_down
 from octavo.server.logprobs import CompletionLogprobs
 from octavo.server.routes.completions import CompletionChoice, CompletionResponse
-from octavo.server.sending import SLICE, EventStream, LargeResponses, OpenRequests, encode, free, is_large, packing
+from octavo.server.sending import (
+    SLICE,
+    EventStream,
+    LargeResponses,
+    OpenRequests,
+    encode,
+    free,
+    is_large,
+    packing,
+    without_chunks,
+)
 from octavo.server.usage import PromptTokensDetails, Usage
 from tests.server.conftest import Served
 from tests.server.fake_llm import SENTENCE
@@ -163,6 +177,30 @@ async def test_error_after_a_comment_is_an_event(interval_s: float) -> None:
     assert not end["more_body"]
     await asyncio.sleep(0.02)
     assert sent[-1] is end
+
+
+async def test_comments_and_events_that_wait_for_an_old_client_are_sent_whole() -> None:
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(write=written.append, close=lambda: None, is_closing=lambda: False)
+    flow = FlowControl(transport)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        for number in range(3):
+            flow.pause_writing()
+            asyncio.get_running_loop().call_later(0.02, flow.resume_writing)
+            yield b"data: %d, which is longer than a comment\n\n" % number
+
+    scope: Any = {"type": "http", "method": "POST", "state": {"request_id": "a"}}
+    log = logging.getLogger("test")
+    cycle = RequestResponseCycle(
+        scope, transport, flow, log, log, False, [], asyncio.Event(), False, False, lambda: None
+    )
+    old = without_chunks(cycle, EventStream(events(), OpenRequests(0.001)))
+    await old(scope, Client().receive, cycle.send)  # type: ignore[arg-type]
+    _, *bodies = written
+    expected = [b"data: %d, which is longer than a comment\n\n" % number for number in range(3)]
+    assert [each for each in bodies if each.startswith(b"data")] == expected
+    assert b": keep-alive\n\n" in bodies
 
 
 class Client:
