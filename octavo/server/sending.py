@@ -8,7 +8,6 @@ slices. One large response is built at a time: the loop waits for one thread at 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -94,9 +93,7 @@ def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
                 if not any(name == b"content-length" for name, _ in message["headers"]):
                     cycle.chunked_encoding = False
             elif cycle.chunked_encoding is False:
-                # while parts follow, any length is right: an event and a comment may wait for a slow client together
-                is_last = not message.get("more_body", False)
-                cycle.expected_content_length = len(message.get("body", b"")) if is_last else sys.maxsize
+                cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
         await app(scope, receive, send_unframed)
@@ -185,6 +182,7 @@ class EventStream:
         self._open_requests = open_requests
         self._failed = failed
         self._has_started = False
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # which a stream without an end would never answer
@@ -211,10 +209,11 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        if not self._has_started:
-            self._has_started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        async with self._turn:  # events and comments wait for a slow client one after the other
+            if not self._has_started:
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                self._has_started = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 class _Repeated:

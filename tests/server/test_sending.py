@@ -203,6 +203,29 @@ async def test_comments_and_events_that_wait_for_an_old_client_are_sent_whole() 
     assert b": keep-alive\n\n" in bodies
 
 
+async def test_stream_that_is_ended_before_its_headers_are_sent_raises_the_reason() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: a\n\n"
+
+    sent: list[Any] = []
+    writable = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        await writable.wait()  # an earlier response of the connection waits for its client
+        sent.append(message)
+
+    open_requests = OpenRequests()
+    scope = {"type": "http", "method": "POST", "state": {"request_id": "a"}}
+    task = asyncio.create_task(EventStream(events(), open_requests)(scope, Client().receive, send))
+    await asyncio.sleep(0.02)
+    open_requests.end_all(shutting_down())
+    await asyncio.sleep(0.02)
+    writable.set()
+    with pytest.raises(ApiError, match="shut"):
+        await task
+    assert sent == []
+
+
 class Client:
     """A connection that can go away."""
 
