@@ -1,13 +1,13 @@
 """Gemma 4: layers without a window have wider heads, values may be keys, late layers read the keys of earlier ones,
 each layer may receive an embedding of its own, and may have a mixture of experts beside its MLP. Source: the release of
-Gemma 4 (https://ai.google.dev/gemma). Of checkpoints that read images or sounds, the text model.
+Gemma 4 (https://ai.google.dev/gemma). Images and sounds are read by `hearing.BothReader`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +185,8 @@ def _read_fields(c: Checkpoint, windows: tuple[int | None, ...]) -> dict[str, An
 
 class Gemma4ForCausalLM(SharingDecoder):
     """The whole model."""
+
+    READER: ClassVar = ("hearing", "BothReader")
 
     @classmethod
     def read(cls, c: Checkpoint) -> Gemma4Config:

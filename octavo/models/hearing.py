@@ -94,7 +94,7 @@ def _in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class BothReader(SoundReader):
-    """What a text model's class becomes one that reads images, too."""
+    """What a text model's class becomes one that reads images and sounds with, or images alone."""
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         return SoundReader.encode(self, kind, arrays) if kind == "audio" else ImageReader.encode(self, kind, arrays)

@@ -21,8 +21,6 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 
 _TEXT_ALONE: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("KimiVL", "Step3p7"))
 """Architectures whose images and sounds are not read."""
-_BOTH: Final = {"Gemma4ForConditionalGeneration": "Both"}
-"""Architectures that read images and sounds, and are no part of a larger model."""
 _AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
@@ -140,8 +138,7 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
     made: ModelClass = found
     place = None
     if sound_section(checkpoint) is not None:
-        kind = "Sound" if checkpoint.architecture not in READ_IMAGES else _BOTH.get(checkpoint.architecture, "Omni")
-        place = "hearing", f"{kind}Reader"
+        place = "hearing", "OmniReader" if checkpoint.architecture in READ_IMAGES else "SoundReader"
     elif image_settings(checkpoint) is not None:
         place = "vision", "ImageReader"
     if place is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import LARGEST_SIZE
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -185,17 +186,13 @@ class Zamba2ForCausalLM(DecoderStack):
     def read(cls, c: Checkpoint) -> Zamba2Config:
         for name, value in (("use_conv_bias", True), ("use_long_context", False)):
             c.expect(name, value)
-        hidden, count, bias = (
-            c.positive("hidden_size"),
-            c.positive("num_attention_heads"),
-            c.bool("add_bias_linear", False),
-        )
-        dim, groups, heads = even_share(c, "hidden_size", 2 * hidden, count), c.positive("mamba_ngroups", 1), _heads(c)
+        hidden, count = c.positive("hidden_size"), c.positive("num_attention_heads")
+        dim, bias = even_share(c, "hidden_size", 2 * hidden, count), c.bool("add_bias_linear", False)
+        sizes = _sizes(c)
         if c.positive("num_key_value_heads", count) != count:
             raise c.error("num_key_value_heads", f"num_attention_heads, which is {count}")
-        options = MambaOptions(
-            bias=bias, out_bias=bias, limits=(c.float("time_step_min", 0.001), float("inf")), norm_groups=groups
-        )
+        limits = c.float("time_step_min", 0.001), float("inf")
+        options = MambaOptions(bias=bias, out_bias=bias, limits=limits, norm_groups=sizes.key_heads)
         config: Zamba2Config = Zamba2Config.common(
             c,
             heads=Heads(count, count, dim),
@@ -209,9 +206,7 @@ class Zamba2ForCausalLM(DecoderStack):
             mlp_bias=bias,
             windows=(),
             kinds=read_kinds(c, None, (RECURRENT, _SHARING)),
-            sizes=RecurrentSizes(
-                heads[0], groups, c.positive("mamba_d_state", 64), heads[1], c.positive("mamba_d_conv", 4)
-            ),
+            sizes=sizes,
             options=options,
             num_blocks=c.positive("num_mem_blocks", 1),
             rank=c.positive("adapter_rank", 128),
@@ -236,10 +231,10 @@ class Zamba2ForCausalLM(DecoderStack):
             yield path.replace("mamba.final_layernorm", "mamba.norm"), layer
 
 
-def _heads(c: Checkpoint) -> tuple[int, int]:
-    """Return how many heads Mamba2 has, and their size. Raises CheckpointError."""
+def _sizes(c: Checkpoint) -> RecurrentSizes:
+    """Return the sizes of Mamba2. Raises CheckpointError."""
     heads, groups = c.positive("n_mamba_heads", 8), c.positive("mamba_ngroups", 1)
-    inner = int(c.positive_float("mamba_expand", 2.0) * c.positive("hidden_size"))
+    inner = int(min(c.positive_float("mamba_expand", 2.0) * c.positive("hidden_size"), LARGEST_SIZE))
     if inner % heads or heads % groups:
         raise c.error("n_mamba_heads", f"a multiple of mamba_ngroups and a divisor of {inner}")
-    return heads, inner // heads
+    return RecurrentSizes(heads, groups, c.positive("mamba_d_state", 64), inner // heads, c.positive("mamba_d_conv", 4))

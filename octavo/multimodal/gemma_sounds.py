@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,15 +16,20 @@ from octavo.errors import InvalidRequest
 from octavo.multimodal.sound import FIELD, Samples
 from octavo.multimodal.usm_mel import UsmMel
 
-Around = tuple[list[int], list[int], list[int]]
-"""Tokens before a sound, the last of those that stand for it, where they are others, and those behind it."""
+
+class Around(NamedTuple):
+    """Tokens around a sound. end: the last of those that stand for it, where they are not its marker."""
+
+    before: list[int] = []
+    end: list[int] = []
+    behind: list[int] = []
 
 
 def _stride(section: Section) -> int:
     """Return the frames that two convolutions join. Raises CheckpointError."""
     strides = section.values.get("sscp_conv_stride_size", [[2, 2], [2, 2]])
-    is_pair = isinstance(strides, list) and len(strides) == 2
-    if not is_pair or not all(isinstance(each, list) and type(each[0]) is int and each[0] > 0 for each in strides):
+    kinds = [isinstance(each, list) and [*map(type, each)] for each in strides] if isinstance(strides, list) else []
+    if kinds != [[int, int]] * 2 or min(map(min, strides)) < 1:
         raise section.error("sscp_conv_stride_size", "two pairs of integers")
     return int(strides[0][0] * strides[1][0])
 
@@ -47,7 +53,7 @@ def gemma3n_around(config: Section, encode: Callable[[str], list[int]]) -> Aroun
     """Return empty lines, and the tokens that begin and end a sound, of which the latter is a vector, too. Raises
     CheckpointError."""
     lines = encode("\n\n")
-    return [*lines, config.positive("boa_token_id")], [config.positive("eoa_token_id")], lines
+    return Around([*lines, config.positive("boa_token_id")], [config.positive("eoa_token_id")], lines)
 
 
 def gemma4_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
@@ -62,7 +68,7 @@ def gemma4_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
 def gemma4_around(config: Section, encode: Callable[[str], list[int]]) -> Around:
     """Return the tokens that begin and end a sound. Raises CheckpointError."""
     end = "eoa_token_id" if config.values.get("eoa_token_id") is not None else "eoa_token_index"
-    return [config.positive("boa_token_id")], [], [config.positive(end)]
+    return Around([config.positive("boa_token_id")], behind=[config.positive(end)])
 
 
 def filled_up(settings: UsmMel, section: Section, samples: Samples) -> list[MediaInput]:

@@ -144,12 +144,8 @@ class ImagePrompts:
         num_embeddings = sum(length for _, length in spans)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
         is_whole = self.family.is_whole(self._context.config)
-        is_apart = self.family.is_apart
-        return (
-            tokens,
-            MediaInput("image", digest, spans, num_embeddings, arrays, is_whole, grid, is_apart=is_apart),
-            None,
-        )
+        made_of = digest, spans, num_embeddings, arrays, is_whole, grid
+        return tokens, MediaInput("image", *made_of, is_apart=self.family.is_apart), None
 
     def _video(self, context: Context, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
         """Return what is written of a video behind `written`, and the token behind the marker that is left out."""

@@ -29,7 +29,7 @@ class _Family(NamedTuple):
     frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
     one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
     there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
-    tokens before a sound, the last of those that stand for it, where they are others, and those behind it."""
+    tokens around a sound."""
 
     write: Callable[[Any, Section, Samples], list[MediaInput]]
     window: Callable[[Section], tuple[int, int]] | None = None
@@ -70,8 +70,7 @@ class SoundPrompts:
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
-        around: Around = ([], [], []) if family.around is None else family.around(config, encode)
-        self._before, self._end, self._behind = around
+        self._around = Around() if family.around is None else family.around(config, encode)
         num_windows = 1
         if family.window is not None:
             num_frames, num_vectors = family.window(section)
@@ -116,11 +115,12 @@ class SoundPrompts:
         for token_id in token_ids:
             places.append(len(written))
             if token_id == self.marker:
-                written += self._joined(written, self._before)
+                written += self._joined(written, self._around.before)
                 made = self._sound(next(waiting), len(written))
                 media += made
                 count = sum(each.num_embeddings for each in made)
-                written += [*[token_id] * (count - len(self._end)), *self._end, *self._behind]
+                end = self._around.end
+                written += [*[token_id] * (count - len(end)), *end, *self._around.behind]
             else:
                 written += self._joined(written, [token_id]) if is_behind else [token_id]
             is_behind = token_id == self.marker
@@ -130,7 +130,7 @@ class SoundPrompts:
         return written, tuple(sorted(media, key=lambda each: each.spans))
 
     def _joined(self, written: list[int], tokens: list[int]) -> list[int]:
-        return self._lines.behind(written, tokens) if self._behind else tokens
+        return self._lines.behind(written, tokens) if self._around.behind else tokens
 
     def _sound(self, value: Any, offset: int) -> list[MediaInput]:
         """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""

@@ -45,6 +45,7 @@ def test_stages_are_refused(tmp_path: Path) -> None:
     [
         ({"num_mem_blocks": 3}, "num_mem_blocks is 3, expected at most the 2 layers"),
         ({"num_key_value_heads": 2}, "num_key_value_heads is 2, expected num_attention_heads, which is 4"),
+        ({"mamba_expand": 1e308}, "n_mamba_heads is 4, expected .* a divisor of 2147483647"),
         ({"n_mamba_heads": 5}, "n_mamba_heads is 5, expected a multiple of mamba_ngroups and a divisor of 64"),
     ],
 )

@@ -141,6 +141,10 @@ REFUSED = [
     ("glmasr", {"rope_parameters": {"rope_theta": "x"}}, 'rope_parameters.rope_theta is "x", expected a number'),
     ("glmasr", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "expected a share of a head, at most 1"),
     ("qwen3_asr", {"attention_dropout": -1}, "attention_dropout is -1, expected a share, 0 to 1"),
+    *(
+        ("gemma3n", {"sscp_conv_stride_size": value}, "sscp_conv_stride_size is .*, expected two pairs of integers")
+        for value in ([[], [2, 2]], [[2, 2]], [2, 2])
+    ),
     ("granite_speech", {"input_dim": 31}, "encoder_config.input_dim is 31, expected an even number"),
     ("granite_speech", {"num_heads": 0}, "encoder_config.num_heads is 0, expected an integer of at least 1"),
     ("granite_speech", {"cat_hidden_layers": [1]}, "projector_config.encoder_hidden_size is 32, .*, which is 64"),

@@ -62,18 +62,18 @@ async def stream(context: ServerContext, request: Request) -> EventStream:
     """Stream what enters and leaves the prefix caches. Raises ApiError and InvalidRequest."""
     if not context.llm.config.observability.enable_kv_events:
         raise ApiError(404, "KV events are off; start the server with --enable-kv-events", code="kv_events_off")
-    reader = EventCursor(context.llm.ready.cache.block_size, _position(request))
-    return EventStream(_events(context, reader), context.open_requests)
+    cursor = EventCursor(context.llm.ready.cache.block_size, _position(request))
+    return EventStream(_events(context, cursor), context.open_requests)
 
 
-async def _events(context: ServerContext, reader: EventCursor) -> AsyncGenerator[bytes, None]:
+async def _events(context: ServerContext, cursor: EventCursor) -> AsyncGenerator[bytes, None]:
     if context.kv_readers.locked():
         raise ApiError(429, "as many readers as may be get the KV events", code="too_many_readers")
     async with context.kv_readers:
         yield b": KV events\n\n"
         while not context.open_requests.is_closing:
             stats, polled_at = context.llm.stats, time.monotonic()
-            for event in reader.take(await reports(context.llm, "kv_events", reader.position, BlockEvents)):
+            for event in cursor.take(await reports(context.llm, "kv_events", cursor.position, BlockEvents)):
                 yield event
             while context.llm.stats.num_steps == stats.num_steps and time.monotonic() - polled_at < IDLE_POLL_S:
                 await asyncio.sleep(POLL_S)
