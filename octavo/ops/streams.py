@@ -71,7 +71,7 @@ def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tenso
 @_in_pieces(2)
 def add_to_others(x: Tensor, y: Tensor) -> Tensor:
     """Return x with y [tokens, dim] added to every stream but the first one."""
-    first, others = x[:, : y.shape[1]], x[:, y.shape[1] :].unflatten(1, (-1, y.shape[1]))
+    first, others = x[:, : y.shape[1]], x[:, y.shape[1] :].view(len(x), -1, y.shape[1])
     return torch.cat((first, (others + y.unsqueeze(1)).flatten(1)), 1)
 
 
