@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -62,7 +63,8 @@ def gemma4_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
     if not isinstance(channels, list) or len(channels) != 2:
         raise section.error("subsampling_conv_channels", "two integers")
     # the first convolution has as many as there are bands
-    return UsmMel.of(checkpoint.path, "Gemma4AudioFeatureExtractor", channels[0], frame_ms=20.0, num_vectors=750)
+    mel = UsmMel.of(checkpoint.path, "Gemma4AudioFeatureExtractor", channels[0], frame_ms=20.0, num_vectors=750)
+    return msgspec.structs.replace(mel, num_vectors=math.ceil(mel.seconds * 250.0 / mel.settings["hop_length_ms"]))
 
 
 def gemma4_around(config: Section, encode: Callable[[str], list[int]]) -> Around:

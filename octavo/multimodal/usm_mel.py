@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -55,11 +56,13 @@ class UsmMel(msgspec.Struct, frozen=True, dict=True):
                 raise section.error(name, f"at least one sample, and at most {_MOST_MS:,.0f}")
         settings: dict[str, Any] = {"feature_size": num_bands, "sampling_rate": rate, **lengths}
         settings |= {name: section.float(name) for name in _NUMBERS if section.values.get(name) is not None}
+        if "mel_floor" in settings:
+            section.positive_float("mel_floor")  # its logarithm is taken
         settings |= {name: section.bool(name) for name in _FLAGS if section.values.get(name) is not None}
         for name in _BINS:
             numbers = section.values.get(name)
-            if numbers is not None and (not isinstance(numbers, list) or len(numbers) != num_bands):
-                raise section.error(name, f"{num_bands} numbers, one for each band")
+            if numbers is not None and not _are_numbers(numbers, num_bands, is_divisor=name == "per_bin_stddev"):
+                raise section.error(name, f"{num_bands} numbers, one for each band; none is 0 in per_bin_stddev")
             settings[name] = numbers
         return cls(extractor, settings, rate, _MOST_S, num_vectors)
 
@@ -73,3 +76,11 @@ class UsmMel(msgspec.Struct, frozen=True, dict=True):
         """Return [frames, bands] of a sound, and which of them are frames of it, [frames]."""
         made = self._extractor([samples], truncation=False, return_tensors="np")
         return made["input_features"][0], made["input_features_mask"][0].astype(np.int64)
+
+
+def _are_numbers(values: Any, count: int, *, is_divisor: bool) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(type(each) in (int, float) and math.isfinite(each) and (each or not is_divisor) for each in values)
+    )

@@ -16,6 +16,7 @@ from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, InvalidRequest, OctavoError
 from octavo.models.loader import LoadedModel
+from octavo.multimodal.gemma_sounds import gemma4_mel, quartered
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.sound_prompts import SoundPrompts
 from octavo.multimodal.usm_mel import UsmMel
@@ -85,6 +86,9 @@ def test_a_sound_of_gemma_4_has_a_vector_for_each_fourth_frame(tmp_path: Path) -
         ({"sampling_rate": 3}, "sampling_rate is 3, expected 1,000 to 384,000"),
         ({"hop_length_ms": 0.01}, "hop_length_ms is 0.01, expected at least one sample"),
         ({"per_bin_mean": [1.0]}, r"per_bin_mean is \[1.0\], expected 16 numbers"),
+        ({"per_bin_mean": ["a"] * 16}, r"per_bin_mean is .*, expected 16 numbers"),
+        ({"per_bin_stddev": [1.0] * 15 + [0.0]}, r"per_bin_stddev is .*, expected 16 numbers"),
+        ({"mel_floor": 0.0}, "mel_floor is 0.0, expected a number above 0"),
     ],
 )
 def test_spectrograms_that_gemma_does_not_hear_are_refused(
@@ -93,6 +97,18 @@ def test_spectrograms_that_gemma_does_not_hear_are_refused(
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(changes))
     with pytest.raises(OctavoError, match=message):
         UsmMel.of(tmp_path, "Gemma4AudioFeatureExtractor", 16, 20.0, 750)
+
+
+@pytest.mark.parametrize("hop_ms", [2.5, 10.0, 25.0])
+def test_the_longest_sound_of_gemma_4_has_the_vectors_that_are_planned_for(hop_ms: float, tmp_path: Path) -> None:
+    prompts(tmp_path, "gemma4")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"hop_length_ms": hop_ms, "feature_size": 16}))
+    checkpoint = Checkpoint.open(tmp_path)
+    section = sound_section(checkpoint)
+    assert section is not None
+    mel = gemma4_mel(checkpoint, section)
+    [media] = quartered(mel, section, tone(mel.seconds - 0.001))
+    assert mel.num_vectors - 2 <= media.num_embeddings <= mel.num_vectors
 
 
 def test_a_long_sound_is_windows_of_transformers_features(tmp_path: Path) -> None:
