@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(path: Path) -> Iterator[str]:
-    options = ("--served-model-name", "voxtral", "--max-model-len", "200", "--max-features-size", "128KiB")
+    options = ("--served-model-name", "voxtral", "--max-model-len", "200", "--max-features-size", "144KiB")
     server = ServerProcess(path, "--dtype", "float32", *options)
     yield server.url
     assert server.stop() == 0
