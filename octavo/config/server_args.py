@@ -86,8 +86,8 @@ class ServerArgs(Arguments, heading="Server"):
     )
     max_connections_per_address: int = arg(
         1024,
-        "Most open connections of one client's address, or of one /64 network of IPv6, those included whose TLS "
-        "handshake is not done. Beyond it GET /health is still answered.",
+        "Most open connections of one client's address, or of one /64 network of IPv6, including those that have "
+        "not finished their TLS handshake. Beyond it GET /health is still answered.",
         ge=1,
     )
     trusted_proxies: tuple[str, ...] = arg(
