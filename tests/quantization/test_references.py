@@ -108,7 +108,7 @@ def test_four_bits_of_bitsandbytes_are_its_own(kind: str, is_nested: bool) -> No
     functional: Any = importlib.import_module("bitsandbytes.functional")
     weight = random_weight()
     codes, state = functional.quantize_4bit(weight, blocksize=64, quant_type=kind, compress_statistics=is_nested)
-    expected = functional.dequantize_4bit(codes, state)
+    expected = functional.dequantize_4bit(codes, state) + 0.0  # with AVX2 it makes -0.0 of a code of FP4
     parts = {"weight": codes} | {f"weight.{key}": each for key, each in state.as_dict(packed=True).items()}
     stored = opened({"quant_method": "bitsandbytes", "load_in_4bit": True}, parts)
     assert same_bits(stored.rows("weight"), expected)
