@@ -8,7 +8,7 @@ from benchmarks.kernels.ceilings import ARITHMETIC, measure
 from tests.conformance.runtimes import LEVELS, runtime
 
 HAS = {
-    "avx2": {"float32"},
+    "avx2": {"float32", "int8"},
     "avx512": {"float32", "int8"},
     "avx512_bf16": {"float32", "int8", "bfloat16"},
     "amx": set(ARITHMETIC),

@@ -58,7 +58,13 @@ std::int64_t number(Integers x) {
   return _mm_extract_epi64(half, 0) | _mm_extract_epi64(half, 1);
 }
 
-std::int64_t compute_int8(std::int64_t) { return 0; }
+// Without dot products of bytes: products of two pairs, sums of two of them, and the sum.
+std::int64_t compute_int8(std::int64_t count) {
+  const __m256i ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
+  return repeat(ones, 64, count, [&](__m256i sum) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(ones, sum), pairs));
+  });
+}
 #endif
 
 #if defined(__AVX512BF16__)

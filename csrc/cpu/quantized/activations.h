@@ -16,8 +16,8 @@ namespace {
 constexpr int kMostChannelRows = 12;
 constexpr int kMostGroupRows = 6;
 #else
-constexpr int kMostChannelRows = 2;
-constexpr int kMostGroupRows = 2;
+constexpr int kMostChannelRows = 4;
+constexpr int kMostGroupRows = 4;
 #endif
 
 // One scale per column, of codes that are read as they are.

@@ -3,6 +3,8 @@
 // Included only by units of one level. Integers are summed in any order, for that is exact.
 #pragma once
 
+#include <utility>
+
 #include "activations.h"
 
 namespace octavo {
@@ -80,12 +82,6 @@ template <int kHalf>
 struct Half {
   static constexpr int index = kHalf;
 };
-
-// What integer sums begin with, for codes with an offset.
-template <Kind kKind>
-inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
-  return -offset * row_sum;
-}
 
 // sum += codes of the block · codes of a unit; both pointers go on behind it.
 template <int kRows, Kind kKind, bool kIsChannel, int kChains>
@@ -189,65 +185,71 @@ inline void widen(__m256i line, __m256i& low, __m256i& high) {
 constexpr int chains_for(int) { return 1; }
 constexpr int kMostGroupChains = 1;
 
-// 8-bit codes are read with an offset of 128 taken off.
-template <Kind kKind>
-inline std::int32_t first_sum(int offset, std::int32_t row_sum) {
-  return ((kKind == Kind::int8 ? 128 : 0) - offset) * row_sum;
+#define OCTAVO_INLINED __attribute__((always_inline))
+
+// change(0), change(1) and so on, with numbers that are constants from the start: an array that they index is registers.
+template <int kCount, class Change>
+[[gnu::always_inline]] inline void for_each(const Change& change) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) OCTAVO_INLINED {
+    (change(std::integral_constant<int, kIndex>()), ...);
+  }(std::make_integer_sequence<int, kCount>());
 }
 
-// vpmaddubsw would saturate on bytes up to 255; on magnitudes up to 128, with the sign moved to the activation, two
-// products are 32,512 at most. Two products of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a
-// byte of E2M1 they are 6,096, and four do.
+// sum [kRows][4] += codes of the block · codes in kVectors vectors of each line of a panel. Codes of 8 bits are multiplied
+// nibble by nibble, too: two products of whole bytes would not fit the 16 bits that vpmaddubsw has for them. Two products
+// of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a byte of E2M1 they are 6,096, and four do.
+template <int kRows, Kind kKind, int kVectors, int kAhead>
+[[gnu::always_inline]] inline void add_lines(const std::int8_t* codes, const std::int8_t* end, int together,
+                                             const std::uint8_t* line, Ints (*sum)[4]) {
+  const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+  do {
+    __m256i low[kRows][kVectors], high[kRows][kVectors];
+    for_each<kRows * kVectors>([&](auto i) OCTAVO_INLINED {
+      low[i / kVectors][i % kVectors] = high[i / kVectors][i % kVectors] = _mm256_setzero_si256();
+    });
+    int inner = together;
+#pragma GCC unroll 1
+    do {
+      if constexpr (kAhead != 0) prefetch(line + kAhead);
+      for_each<kVectors>([&](auto i) OCTAVO_INLINED {
+        __m256i low_codes, high_codes;
+        widen<kKind>(line_at(line + i * 32), low_codes, high_codes);
+        for_each<kRows>([&](auto row) OCTAVO_INLINED {
+          const __m256i x = _mm256_set1_epi32(quad_at(codes, row));
+          low[row][i] = _mm256_add_epi16(low[row][i], _mm256_maddubs_epi16(low_codes, x));
+          high[row][i] = _mm256_add_epi16(high[row][i], _mm256_maddubs_epi16(high_codes, x));
+          // one row after the other: all products first, which gcc takes for faster, need more registers than there are
+          asm volatile("" : "+x"(low[row][i]), "+x"(high[row][i]));
+        });
+      });
+      line += 64, codes += 4 * kRows;
+    } while (--inner);
+    for_each<kRows>([&](auto row) OCTAVO_INLINED {
+      for_each<kVectors>([&](auto i) OCTAVO_INLINED {
+        constexpr int kHigh = kKind == Kind::int8 ? 0 : 2;
+        sum[row][i] = _mm256_add_epi32(sum[row][i], _mm256_madd_epi16(low[row][i], ones));
+        const __m256i high_products = _mm256_madd_epi16(high[row][i], kHigh ? ones : sixteens);
+        sum[row][i + kHigh] = _mm256_add_epi32(sum[row][i + kHigh], high_products);
+      });
+    });
+  } while (codes != end);
+}
+
+// Sums of more rows than two leave registers for one vector of a line at a time.
 template <int kRows, Kind kKind, bool kIsChannel, int kChains>
 [[gnu::always_inline]] inline void add_unit(const std::int8_t*& codes, const std::uint8_t*& panel, int depth,
                                             Ints (&sum)[kChains][kRows][4]) {
-  constexpr int kAhead = ahead_of(kKind, kRows);
-  const __m256i pairs = _mm256_set1_epi16(1);
-  if constexpr (kKind == Kind::int8) {
-    const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
-    for (int quad = 0; quad < depth / 4; ++quad, panel += 64) {
-      prefetch(panel + kAhead);
-      prefetch(panel + kAhead + depth * kTileColumns);
-#pragma GCC unroll 4
-      for (int part = 0; part < 4; ++part) {
-        const __m256i weights = _mm256_xor_si256(line_at(panel + part / 2 * depth * kTileColumns + part % 2 * 32), offset);
-        const __m256i magnitudes = _mm256_abs_epi8(weights);
-#pragma GCC unroll 2
-        for (int row = 0; row < kRows; ++row) {
-          const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(quad_at(codes, quad * kRows + row)), weights);
-          const __m256i products = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, x), pairs);
-          sum[0][row][part] = _mm256_add_epi32(sum[0][row][part], products);
-        }
-      }
-    }
-    panel += depth * kTileColumns;
-    codes += depth * kRows;
-    return;
-  }
+  constexpr int kAhead = ahead_of(kKind, kRows), kVectors = kRows <= 2 ? 2 : 1;
+  const std::int8_t* const end = codes + depth * kRows;
   const int together = kKind == Kind::e2m1 || depth < 32 ? 4 : 8;
-  for (int start = 0; start < depth / 4; start += together) {
-    __m256i products[kRows][4];
-    for (int row = 0; row < kRows; ++row)
-      for (int part = 0; part < 4; ++part) products[row][part] = _mm256_setzero_si256();
-    for (int inner = 0; inner < together; ++inner, panel += 64) {
-      prefetch(panel + kAhead);
-#pragma GCC unroll 2
-      for (int side = 0; side < 2; ++side) {
-        __m256i low, high;
-        widen<kKind>(line_at(panel + side * 32), low, high);
-#pragma GCC unroll 2
-        for (int row = 0; row < kRows; ++row) {
-          const __m256i x = _mm256_set1_epi32(quad_at(codes, inner * kRows + row));
-          products[row][side] = _mm256_add_epi16(products[row][side], _mm256_maddubs_epi16(low, x));
-          products[row][2 + side] = _mm256_add_epi16(products[row][2 + side], _mm256_maddubs_epi16(high, x));
-        }
-      }
-    }
-    codes += together * 4 * kRows;
-    for (int row = 0; row < kRows; ++row)
-      for (int part = 0; part < 4; ++part)
-        sum[0][row][part] = _mm256_add_epi32(sum[0][row][part], _mm256_madd_epi16(products[row][part], pairs));
-  }
+  for_each<kKind == Kind::int8 ? 2 : 1>([&](auto half) OCTAVO_INLINED {
+    for_each<2 / kVectors>([&](auto i) OCTAVO_INLINED {
+      add_lines<kRows, kKind, kVectors, i == 0 ? kAhead : 0>(
+          codes, end, together, panel + i * 32, reinterpret_cast<Ints(*)[4]>(&sum[0][0][half * 2 + i]));
+    });
+    panel += depth * 16;
+  });
+  codes = end;
 }
 
 #endif

@@ -62,7 +62,7 @@ template <int kRows, Kind kKind, bool kIsChannel, int kChains>
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part)
-        sum[chain][row][part] = all_ints(chain == 0 ? first_sum<kKind>(offset, row_sums[row]) : 0);
+        sum[chain][row][part] = all_ints(chain == 0 ? -offset * row_sums[row] : 0);
   do {
     add_unit<kRows, kKind, kIsChannel, kChains>(codes, panel, depth, sum);
   } while (--units);

@@ -25,11 +25,13 @@ template <Kind kKind>
 constexpr PanelSums<float> kFactorSums[] = {factor_sums<1, kKind>, factor_sums<2, kKind>, factor_sums<3, kKind>,
                                             factor_sums<4, kKind>, factor_sums<5, kKind>, factor_sums<6, kKind>};
 #else
-constexpr PanelSums<std::int32_t> kChannelSums[] = {channel_sums<1>, channel_sums<2>};
+constexpr PanelSums<std::int32_t> kChannelSums[] = {channel_sums<1>, channel_sums<2>, channel_sums<3>, channel_sums<4>};
 template <Kind kKind>
-constexpr PanelSums<float> kGroupSums[] = {group_sums<1, kKind>, group_sums<2, kKind>};
+constexpr PanelSums<float> kGroupSums[] = {group_sums<1, kKind>, group_sums<2, kKind>, group_sums<3, kKind>,
+                                           group_sums<4, kKind>};
 template <Kind kKind>
-constexpr PanelSums<float> kFactorSums[] = {factor_sums<1, kKind>, factor_sums<2, kKind>};
+constexpr PanelSums<float> kFactorSums[] = {factor_sums<1, kKind>, factor_sums<2, kKind>, factor_sums<3, kKind>,
+                                            factor_sums<4, kKind>};
 #endif
 
 inline void multiply_vectors(const QuantizedLinear& a, int first_block, int last_block, int first_panel, int last_panel) {
