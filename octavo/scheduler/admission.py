@@ -117,7 +117,8 @@ class Admission:
     def _admit(self, group: SequenceGroup, plan: StepPlan, now: float, computing: set[bytes]) -> _Attempt:
         """Give the first waiting group blocks, if all budgets grant it and the blocks are free."""
         refused = self._budget_refusal(group, plan)
-        if refused is not None and plan.is_full and not self._registry.policy.may_outrank:
+        may_preempt = self._registry.policy.may_outrank
+        if refused is not None and not may_preempt and (plan.is_full or refused.outcome is _Outcome.DEFERRED):
             return refused  # whatever it would find in the cache
         if refused is None and (because := self._adapter_refusal(group, plan)):
             return _Attempt(_Outcome.DEFERRED, because)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.policies.deadline import EarliestDeadline
 from octavo.scheduler.policies.fair_share import FairShare
@@ -105,6 +107,46 @@ class TestOrder:
                 break
             admitted_before += 1
         assert admitted_before == MOST_PASSES
+
+    @pytest.mark.parametrize(("policy", "most"), [("fcfs", 1), ("prefix-match", 2)])
+    def test_a_step_looks_up_few_times_what_a_request_finds_that_waits_for_the_prefix_of_another(
+        self, policy: str, most: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        core = make_core(max_num_seqs=64, max_num_batched_tokens=512, policy=policy, num_blocks=512)
+        num_requests, looked_up = 50, Counter[str]()
+        for number in range(num_requests):
+            core.add_request(request(f"r{number}", tokens=[9] * 16 + [number], max_tokens=1))
+        find = BlockManager.find_prefix
+
+        def counted(manager: BlockManager, group: SequenceGroup, *arguments: Any) -> Any:
+            looked_up[group.request_id] += 1
+            return find(manager, group, *arguments)
+
+        monkeypatch.setattr(BlockManager, "find_prefix", counted)
+        core.step()
+        assert set(looked_up.values()) <= {*range(1, most + 1)}
+        assert len(looked_up) == num_requests
+        run(core)
+
+    @pytest.mark.parametrize("policy", ["fcfs", "fair-share"])
+    def test_what_a_request_finds_is_not_looked_up_while_it_lacks_a_slot_for_its_adapter(
+        self, policy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        core = make_core(max_num_seqs=64, max_num_batched_tokens=512, policy=policy, num_blocks=512, max_loras=1)
+        for number in range(20):
+            asked = request(f"r{number}", tokens=[number] * 16, max_tokens=4)
+            asked.adapter = f"a{number % 2}"
+            core.add_request(asked)
+        looked_up, find = set[str | None](), BlockManager.find_prefix
+
+        def noted(manager: BlockManager, group: SequenceGroup, *arguments: Any) -> Any:
+            looked_up.add(group.request.adapter)
+            return find(manager, group, *arguments)
+
+        monkeypatch.setattr(BlockManager, "find_prefix", noted)
+        core.step()
+        assert looked_up == {"a0"}
+        run(core)
 
     def test_a_request_that_has_its_first_token_has_no_deadline_any_more(self) -> None:
         core = make_core(max_num_seqs=2, policy="deadline", prefill_tokens_per_s=10.0)

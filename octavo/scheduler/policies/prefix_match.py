@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from operator import itemgetter
+from typing import Any
+
 from octavo.core.sequence import SequenceGroup
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policy import GroupQueue, Policy
@@ -19,43 +23,54 @@ class LongestPrefixMatch(Policy):
 
     def __init__(self, block_manager: BlockManager) -> None:
         self._block_manager = block_manager
-        self._groups: dict[str, SequenceGroup] = {}
+        self._ordered: list[tuple[tuple[Any, ...], SequenceGroup]] = []
+        """The groups with their keys, by key. A step may remove all of them and push them again."""
+        self._keys: dict[str, tuple[Any, ...]] = {}
         self._num_passes: dict[str, int] = {}
         """How often a group was the oldest when another was admitted."""
+        self._found: dict[str, int] = {}
+        self._found_at = float("-inf")
 
     def make_queue(self) -> GroupQueue:
         return self
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._ordered)
 
     def push(self, group: SequenceGroup) -> None:
-        if self._groups and self.key(group) < self.key(next(reversed(self._groups.values()))):
-            # a group that was in the queue before: back to its place
-            ordered = sorted([*self._groups.values(), group], key=self.key)
-            self._groups = {each.request_id: each for each in ordered}
-        else:
-            self._groups[group.request_id] = group
+        key = self._keys[group.request_id] = self.key(group)
+        insort(self._ordered, (key, group), key=itemgetter(0))
 
     def peek(self, now: float) -> SequenceGroup | None:
+        if now != self._found_at:
+            self._found_at, self._found = now, {}
         best, most = None, -1
-        for place, group in enumerate(self._groups.values()):
+        for place, (_, group) in enumerate(self._ordered[:WINDOW]):
             if place == 0 and (group.was_preempted or self._num_passes.get(group.request_id, 0) >= MOST_PASSES):
                 return group
-            if place == WINDOW:
-                break
-            found = self._block_manager.find_prefix(group, group.live[0], len(group.live[0].token_ids)).num_tokens
+            found = self._num_found(group)
             if found > most:
                 best, most = group, found
         return best
 
     def remove(self, group: SequenceGroup) -> None:
-        del self._groups[group.request_id]
+        key = self._keys.pop(group.request_id)
+        del self._ordered[bisect_left(self._ordered, key, key=itemgetter(0))]
+
+    def _num_found(self, group: SequenceGroup) -> int:
+        """Return how many tokens a group finds in the cache. It is looked up once in a step: a step publishes nothing
+        before it is planned."""
+        found = self._found.get(group.request_id)
+        if found is None:
+            first = group.live[0]
+            found = self._block_manager.find_prefix(group, first, len(first.token_ids)).num_tokens
+            self._found[group.request_id] = found
+        return found
 
     def note_admitted(self, group: SequenceGroup) -> None:
         self._num_passes.pop(group.request_id, None)
-        oldest = next(iter(self._groups.values()), None)
-        if oldest is not None and self.key(oldest) < self.key(group):
+        key, oldest = self._ordered[0] if self._ordered else ((), None)
+        if oldest is not None and key < self.key(group):
             self._num_passes[oldest.request_id] = self._num_passes.get(oldest.request_id, 0) + 1
 
     def note_end(self, group: SequenceGroup) -> None:
