@@ -195,6 +195,51 @@ class TestOrder:
         order = self.finished("fair-share", requests, tenant_weights={"y": 3.0})
         assert [name[0] for name in order[:6]].count("y") == 4
 
+    def test_fair_share_looks_at_few_tenants_for_each_group_that_waits(self) -> None:
+        class Counted(dict[str, float]):
+            num_reads = 0
+
+            def __getitem__(self, tenant: str) -> float:
+                Counted.num_reads += 1
+                return super().__getitem__(tenant)
+
+        core = make_core(max_num_seqs=64, max_num_batched_tokens=512, policy="fair-share", num_blocks=2048)
+        policy, num_requests = core.scheduler.policy, 200
+        assert isinstance(policy, FairShare)
+        policy.counters = Counted()
+        for number in range(num_requests):  # of which all wait for the prefix of the first
+            core.add_request(request(f"r{number}", tokens=[9] * 16 + [number % 50], tenant=f"t{number}", max_tokens=1))
+        core.step()
+        assert Counted.num_reads < 20 * num_requests
+        run(core)
+
+    def test_fair_share_takes_the_least_served_whatever_was_pushed_removed_and_served(self) -> None:
+        chosen, policy = random.Random(3), FairShare({"t1": 2.0})
+        registry = Registry(make_manager(8, enable_prefix_caching=False), policy)
+        names = ["", *(f"t{number}" for number in range(9))]
+        asked = [request(str(number), tenant=chosen.choice(names) or None) for number in range(120)]
+        outside, waiting = registry.new_groups(asked), list[SequenceGroup]()
+        came: dict[str, None] = {}  # tenants that wait, in the order in which they came
+        for _ in range(3000):
+            if outside and chosen.random() < 0.5:
+                waiting.append(group := outside.pop(chosen.randrange(len(outside))))
+                policy.note_arrival(group)
+                policy.push(group)
+                came.setdefault(group.request.tenant or "")
+            elif waiting:
+                outside.append(group := waiting.pop(chosen.randrange(len(waiting))))
+                policy.remove(group)
+                if not any(other.request.tenant == group.request.tenant for other in waiting):
+                    del came[group.request.tenant or ""]
+                policy.note_end(group)
+            if waiting:
+                policy.note_service(chosen.choice(waiting), chosen.randrange(9), 1)
+            assert len(policy) == len(waiting)
+            found = policy.peek(0.0)
+            expected = min(came, key=policy.counters.__getitem__, default=None)
+            assert (found is None) == (expected is None)
+            assert found is None or (found.request.tenant or "") == expected
+
     def test_a_tenant_saves_nothing_up_while_it_is_away(self) -> None:
         policy = FairShare()
         policy.counters.update({"busy": 1000.0})

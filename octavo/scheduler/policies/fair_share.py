@@ -5,6 +5,7 @@ Source: Sheng et al., "Fairness in Serving Large Language Models", https://arxiv
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 
@@ -27,7 +28,8 @@ class FairShare(Policy):
     A tenant without requests whose counter is not above the one with which it would return is forgotten: it returns
     with the same. That is checked when `max_idle` more counters are kept than after the last check.
 
-    It has a queue for each tenant, and is the queue of all; `peek` costs as much as there are tenants that wait.
+    It has a queue for each tenant, and is the queue of all. The tenants that wait are in a heap by counter: an entry of
+    one that was served since is put in its place when it reaches the top, one that does not wait any more is dropped.
     """
 
     counts_service = True
@@ -38,6 +40,10 @@ class FairShare(Policy):
         self._num_kept = 0
         self.counters: dict[str, float] = {}
         self._queues: dict[str, WaitingQueue] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        """Counters of tenants that wait, a number by which they came, and their names."""
+        self._came: dict[str, int] = {}
+        self._num_came = self._num_waiting = 0
         self._num_open: dict[str, int] = {}
         self._last: str | None = None
         self._floor = 0.0
@@ -46,24 +52,44 @@ class FairShare(Policy):
         return self
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._num_waiting
 
     def push(self, group: SequenceGroup) -> None:
         tenant = _tenant_of(group)
-        self.counters.setdefault(tenant, 0.0)
-        self._queues.setdefault(tenant, WaitingQueue(self.key)).push(group)
+        counter = self.counters.setdefault(tenant, 0.0)
+        if tenant not in self._queues:
+            self._queues[tenant] = WaitingQueue(self.key)
+            self._came[tenant] = self._num_came = self._num_came + 1
+            heapq.heappush(self._heap, (counter, self._num_came, tenant))
+        self._queues[tenant].push(group)
+        self._num_waiting += 1
 
     def peek(self, now: float) -> SequenceGroup | None:
-        if not self._queues:
-            return None
-        return self._queues[min(self._queues, key=self.counters.__getitem__)].peek()
+        tenant = self._least_served()
+        return None if tenant is None else self._queues[tenant].peek()
 
     def remove(self, group: SequenceGroup) -> None:
         tenant = _tenant_of(group)
         self._queues[tenant].remove(group)
+        self._num_waiting -= 1
         if not len(self._queues[tenant]):
-            del self._queues[tenant]
+            del self._queues[tenant], self._came[tenant]
             self._last = tenant
+            if len(self._heap) > 2 * len(self._queues) + 8:
+                self._heap = [(self.counters[each], came, each) for each, came in self._came.items()]
+                heapq.heapify(self._heap)
+
+    def _least_served(self) -> str | None:
+        """Return the tenant with the smallest counter of those that wait, of several the one that came first."""
+        while self._heap:
+            counter, came, tenant = self._heap[0]
+            if self._came.get(tenant) != came:
+                heapq.heappop(self._heap)
+            elif counter != self.counters[tenant]:  # it was served: counters of tenants that wait never fall
+                heapq.heapreplace(self._heap, (self.counters[tenant], came, tenant))
+            else:
+                return tenant
+        return None
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return max(running, key=lambda group: (self.counters.get(_tenant_of(group), 0.0), group.arrival))
@@ -98,8 +124,8 @@ class FairShare(Policy):
     def _raise_floor(self) -> float:
         """Return the smallest counter with which a tenant returns now. It never falls: no tenant that waits is below
         it."""
-        tenants = self._queues or ([] if self._last is None else [self._last])
-        least = min((self.counters.get(tenant, 0.0) for tenant in tenants), default=0.0)
+        tenant = self._last if (waiting := self._least_served()) is None else waiting
+        least = 0.0 if tenant is None else self.counters.get(tenant, 0.0)
         self._floor = max(self._floor, least)
         return self._floor
 
