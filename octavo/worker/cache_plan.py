@@ -54,7 +54,7 @@ class CacheDivision:
                 is_state=is_state,
                 num_encoded=num_encoded,
             )
-            needed = limits.max_blocks(scheduler.max_model_len, 1, 1, cache.block_size)
+            needed = limits.max_blocks(scheduler.max_model_len, 1 + scheduler.num_lookahead_slots, 1, cache.block_size)
             self._groups.append(_Group(limits, needed + _SNAPSHOTS if is_state else needed))
         self._needed = max(group.needed for group in self._groups)
         self._null_bytes = sum(group.limits.block_bytes for group in self._groups)
@@ -85,7 +85,7 @@ class CacheDivision:
             return None
         kv_bytes = min(num_bytes, self._cache.kv_cache_memory or most_kv_bytes or num_bytes)
         blocks = self._cache.num_gpu_blocks_override or kv_bytes // block_bytes
-        return max(1, blocks) * self._cache.block_size
+        return max(1, max(1, blocks) * self._cache.block_size - self._scheduler.num_lookahead_slots)
 
     def choose(self, most: int, memory: DeviceMemory) -> tuple[int, str]:
         """Return the number of blocks and its reason, where at most `most` fit the memory. Raises ConfigError."""
@@ -139,11 +139,12 @@ class CacheDivision:
                 "give the cache more memory"
             )
         shorter_steps = "" if limits.max_live_tokens is None else "lower max_num_batched_tokens, "
+        fitting = num_blocks * self._cache.block_size - self._scheduler.num_lookahead_slots
+        lower = f"max_model_len to {fitting:,}" if fitting > 0 else "num_lookahead_slots"
         raise ConfigError(
             f"max_model_len {self._scheduler.max_model_len:,} needs {group.needed:,} KV blocks of "
             f"{self._cache.block_size} tokens ({needed_bytes}), there are "
-            f"{num_blocks:,} ({because}); lower max_model_len to {num_blocks * self._cache.block_size:,}, "
-            f"{shorter_steps}or give the cache more memory"
+            f"{num_blocks:,} ({because}); lower {lower}, {shorter_steps}or give the cache more memory"
         )
 
     def limits(self, num_blocks: int, num_host_blocks: int) -> CacheLimits:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.sampling_params import SamplingParams
 from octavo.devices.device import DeviceMemory
 from octavo.errors import ConfigError
 from octavo.worker.cache_plan import CacheDivision
@@ -16,8 +17,20 @@ LAYER_BYTES = 100
 MEMORY = DeviceMemory(total=1 << 40, available=1 << 40, source="machine", most_kv_bytes=None)
 
 
-def division(windows: list[int | None], *, max_model_len: int = 256, chunk: int = 16, **cache: object) -> CacheDivision:
-    scheduler = SchedulerConfig(max_model_len=max_model_len, max_num_batched_tokens=chunk, max_num_seqs=4)
+def division(
+    windows: list[int | None],
+    *,
+    max_model_len: int = 256,
+    chunk: int = 16,
+    num_lookahead_slots: int = 0,
+    **cache: object,
+) -> CacheDivision:
+    scheduler = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_batched_tokens=chunk,
+        max_num_seqs=4,
+        num_lookahead_slots=num_lookahead_slots,
+    )
     config = CacheConfig(dtype="float32", block_size=4, **cache)  # type: ignore[arg-type]
     return CacheDivision(groups := group_windows(windows), [LAYER_BYTES] * len(groups), config, scheduler)
 
@@ -65,3 +78,22 @@ def test_a_sequence_of_full_length_must_fit() -> None:
     division([7, None]).check_holds_one(64, "memory left")
     with pytest.raises(ConfigError, match=r"max_model_len 256 needs 64 KV blocks of 4 tokens .* there are 63 \(memory"):
         division([7, None]).check_holds_one(63, "memory left")
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "num_blocks", "said"),
+    [(5, 65, r"needs 66 KV .*; lower max_model_len to 255, "), (5, 1, "; lower num_lookahead_slots, or give")],
+)
+def test_a_sequence_of_full_length_must_fit_with_its_lookahead_slots(
+    num_slots: int, num_blocks: int, said: str
+) -> None:
+    planned = division([None], num_lookahead_slots=num_slots)
+    planned.check_holds_one(66, "memory left")
+    planned.limits(66, 0).check_runs_alone(255, 1, SamplingParams(), 1)
+    with pytest.raises(ConfigError, match=said):
+        planned.check_holds_one(num_blocks, "memory left")
+
+
+def test_a_context_that_nobody_asked_for_leaves_room_for_the_lookahead_slots() -> None:
+    assert division([None], num_lookahead_slots=5, num_gpu_blocks_override=16).most_tokens(1 << 30, None) == 59
+    assert division([None], num_lookahead_slots=70, num_gpu_blocks_override=16).most_tokens(1 << 30, None) == 1
