@@ -37,6 +37,7 @@ _FAMILY_OF_TYPE: Final = {
     "hunyuan_v1_moe": "hunyuanmoev1",
     "hunyuan_vl": "hunyuandensev1",
     "llama_bidirec": "llama",
+    "nemotron-nas": "decilm",
     "new": "gte",
     "paddleocr_vl": "ernie4_5",
     "qwen2_5_omni": "qwen2",
@@ -58,6 +59,7 @@ _FILES: Final = {
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "distance_encoders": ("DebertaV2", "JinaBert", "MPNet"),
     "encoders": ("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+    "deci": ("DeciLM",),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
         *("SarvamMLA", "Youtu"),

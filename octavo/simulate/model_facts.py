@@ -74,7 +74,7 @@ def read_model_facts(model: str) -> ModelFacts:
 
 def facts_of(name: str, config: Section) -> ModelFacts:
     """Return the facts of a config. Raises CheckpointError for what is missing, UnsupportedModel for other shapes."""
-    _refuse_other_caches(config)
+    _refuse_other_layers(config)
     hidden = _first(config, "hidden_size", "n_embd")
     num_layers = _first(config, "num_hidden_layers", "n_layer")
     num_heads = _first(config, "num_attention_heads", "n_head")
@@ -195,13 +195,19 @@ def _window(config: Section) -> dict[str, Any]:
     return {"sliding_window": window, "windowed_share": share}
 
 
-def _refuse_other_caches(config: Section) -> None:
+def _refuse_other_layers(config: Section) -> None:
     for key in ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache"):
         if config.values.get(key) is not None:
             raise UnsupportedModel(
                 f"{config.where}: {key} is {config.values[key]}: some layers are recurrent in a way that --model does "
                 "not reckon with; give a cost_model file of type roofline with your own figures"
             )
+
+    if config.values.get("block_configs"):
+        raise UnsupportedModel(
+            f"{config.where}: block_configs: layers differ in heads and widths, which --model does not reckon with; "
+            "give a cost_model file of type roofline with your own figures"
+        )
 
 
 def _first(config: Section, *names: str) -> int:

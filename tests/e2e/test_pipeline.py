@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", WIDE),
     "mistral": ("mistral", {"sliding_window": 20, "head_dim": 16, **WIDE}),
     "gpt2": ("gpt2", {}),
+    "nemotron-nas": ("nemotron-nas", {"hidden_size": 64, "num_hidden_layers": 5}),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
 }

@@ -68,7 +68,7 @@ def family_config(family: str, **overrides: Any) -> Any:
     sizes.pop(None, None)
     architecture = OTHER_ARCHITECTURES.get(family, model_name)
     made = getattr(transformers, config_name)
-    if family == "bailing_moe_v2_5":  # of which transformers has no config
+    if family in ("bailing_moe_v2_5", "nemotron-nas"):  # of which transformers has no config
         made = type(config_name, (made,), {"model_type": family})
     return made(**sizes, architectures=[architecture])
 
@@ -106,7 +106,10 @@ def _save_checkpoint(
     if family == "step3p5":  # whose text model has no class of its own with a head
         vision = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
         config = transformers.Step3p7Config(text_config=config.to_dict(), vision_config=vision)
-    model = getattr(transformers, (FAMILIES | WITH_ENCODERS | ENCODERS)[family][1])(config)
+    make = getattr(transformers, (FAMILIES | WITH_ENCODERS | ENCODERS)[family][1])
+    if family == "nemotron-nas":
+        from tests.fakes.nemotron_nas import llama_of_blocks as make
+    model = make(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         corrections = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]

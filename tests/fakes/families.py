@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fakes.sizes import DELTA, GEMMA, GRANITE_SWA, LFM, MAMBA, QWEN_LINEAR, WIDE, WINDOWS_IN_TWO, of
+from tests.fakes.sizes import BLOCKS, DELTA, GEMMA, GRANITE_SWA, LFM, MAMBA, QWEN_LINEAR, WIDE, WINDOWS_IN_TWO, of
 from tests.fakes.sparse_families import SPARSE_FAMILIES
 
 FAMILIES = {
@@ -115,6 +115,7 @@ FAMILIES = {
         scale_depth=1.4,
         dim_model_base=20,
     ),
+    "nemotron-nas": of("Llama", num_hidden_layers=5, block_configs=BLOCKS),
     "nemotron": of("Nemotron", num_key_value_heads=2),
     "zamba2": of(
         "Zamba2",
@@ -162,6 +163,7 @@ OTHER_ARCHITECTURES = {
     "bailing_moe_v2_5": "BailingMoeV2_5ForCausalLM",
     "exaone": "ExaoneForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
+    "nemotron-nas": "DeciLMForCausalLM",
     "sarvam_mla": "SarvamMLAForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
 }

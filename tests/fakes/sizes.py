@@ -91,3 +91,13 @@ def of(
     """Return transformers\' config class of a name, its model class, and sizes: those of `shared`, and `own`."""
     sizes = {key: value for each in (*shared, own) for key, value in each.items()}
     return config or f"{name}Config", model or f"{name}ForCausalLM", sizes
+
+
+BLOCKS: list[dict[str, Any]] = [
+    {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
+    {"attention": {"no_op": True}, "ffn": {"intermediate_size": 96}},
+    {"attention": {"n_heads_in_group": 1}, "ffn": {"no_op": True}},
+    {"attention": {"replace_with_linear": True}, "ffn": {"intermediate_size": 64}},
+    {"attention": {"num_key_value_heads": 1}, "ffn": {"replace_with_linear": True}},
+]
+"""Layers of Nemotron-NAS of each kind."""
