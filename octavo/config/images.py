@@ -16,6 +16,7 @@ READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4"),
+        "Gemma4Unified",
         *("Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl"),
         *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
         *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
@@ -24,13 +25,17 @@ READ_IMAGES: Final = frozenset(
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
 """Architectures whose images are read, with transformers."""
+GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 """Those where all tokens of a prompt attend to each other."""
 
 MOST_CROSS_IMAGES: Final = 4
 """Of one prompt, where layers read them through caches: so many have room there."""
 
-_RENAMED: Final = {("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor"}
+_RENAMED: Final = {
+    (GEMMA_UNIFIED, "Gemma4UnifiedImageProcessor"): "Gemma4ImageProcessor",
+    ("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor",
+}
 """Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
 _UNSTATED: Final = {
     "DeepseekOCRForCausalLM": "DeepseekOcrImageProcessor",
@@ -113,7 +118,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             _check_patches(Section(found, str(file)), checkpoint.stored)
             if checkpoint.architecture == "MllamaForConditionalGeneration":
                 _check_tiles(Section(found, str(file)), checkpoint.stored)
-            return _checked({**found, **own, **_merged_patch(checkpoint)}, str(file), _fixed_side(checkpoint))
+            own |= _merged_patch(checkpoint) | _joined_patch(Section(found, str(file)), checkpoint)
+            return _checked({**found, **own}, str(file), _fixed_side(checkpoint))
     if checkpoint.architecture in INTERN - {QIANFAN}:
         return _checked(intern_settings(checkpoint.stored), checkpoint.where)
     unstated = _UNSTATED.get(checkpoint.architecture)
@@ -180,7 +186,21 @@ def _fixed_side(checkpoint: Checkpoint) -> tuple[str, int] | None:
     return "max_image_size" if checkpoint.architecture in _TILED else "size", side
 
 
-def _merged_patch(checkpoint: Checkpoint) -> Mapping[str, Any]:
+def _joined_patch(settings: Section, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the settings with which Gemma 4's processor makes a patch of the pixels that one of its vectors stands
+    for, where nothing joins vectors behind an encoder. Raises CheckpointError."""
+    if checkpoint.architecture != GEMMA_UNIFIED:
+        return {}
+    vision = checkpoint.stored.section("vision_config") or Section({}, checkpoint.where)
+    joined = vision.positive("pooling_kernel_size", 3)
+    if settings.positive("pooling_kernel_size", 3) != joined:
+        raise settings.error("pooling_kernel_size", f"that of vision_config, which is {joined}")
+    if (most := settings.positive("max_soft_tokens", 280)) > vision.positive("mm_posemb_size", 1120):
+        raise vision.error("mm_posemb_size", f"at least max_soft_tokens, which is {most}")
+    return {"patch_size": joined * vision.positive("patch_size", 16), "pooling_kernel_size": 1}
+
+
+def _merged_patch(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the size that Pixtral's processor gives its image processor: sizes of images are multiples of that of
     patches that are merged. Raises CheckpointError."""
     section = read_section(checkpoint.path / _PROCESSOR, may_lack=True)

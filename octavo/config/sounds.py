@@ -18,8 +18,8 @@ _GRANITE: Final = ("GraniteSpeech", "GraniteSpeechPlus")
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AudioFlamingo3", "Gemma3n", "Gemma4", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni", "Qwen3ASR"),
-        *("Qwen3OmniMoe", "Voxtral"),
+        *("AudioFlamingo3", "Gemma3n", "Gemma4", "Gemma4Unified", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni"),
+        *("Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
     )
 )
 """Architectures whose sounds are read, with transformers."""

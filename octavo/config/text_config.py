@@ -42,6 +42,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "sliding_window_pattern": 5,
     },
     "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": {**_GEMMA4, "hidden_size_per_layer_input": 0},
     "glm4v_moe_text": {"attention_bias": True},
     "glm4v_text": {"rms_norm_eps": 1e-5},
     "glm_ocr_text": {"attention_bias": False, "rms_norm_eps": 1e-5},

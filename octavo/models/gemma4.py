@@ -79,10 +79,12 @@ def _read_heads(c: Checkpoint, windows: Sequence[int | None], has_values: bool) 
         wide = Heads(query, own_kv or kv, c.positive("global_head_dim", 512))
     else:
         full = [str(layer) for layer, window in enumerate(windows) if window is None]
-        sections = [section for layer in full if (section := overrides.section(layer)) is not None]
+        own = {name.lstrip("0") or "0": name for name in overrides.values}  # transformers fills numbers up with zeros
+        named = [own[layer] for layer in full if layer in own]
+        sections = [section for name in named if (section := overrides.section(name)) is not None]
         stated = {(each.positive("num_key_value_heads", kv), each.positive("head_dim", heads.dim)) for each in sections}
         stated = stated or {(kv, heads.dim)}
-        if set(overrides.values) not in (set(), set(full)) or len(stated) != 1:
+        if set(own) not in (set(), set(full)) or len(stated) != 1:
             raise UnsupportedModel(
                 f"{c.origin('per_layer_config', 'layer_types')}: per_layer_config differs for other layers than those "
                 f"without a window, which are {', '.join(full)}; this variant of the model is not implemented"
@@ -198,6 +200,10 @@ class Gemma4ForCausalLM(SharingDecoder):
 
     def __init__(self, c: Gemma4Config, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
+
+
+Gemma4UnifiedForCausalLM = Gemma4ForCausalLM
+"""Gemma 4 12B, in which few products make vectors of the pixels of an image, and of the samples of a sound."""
 
 
 @dataclass(frozen=True, kw_only=True)

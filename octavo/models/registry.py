@@ -66,7 +66,7 @@ _FILES: Final = {
     ),
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),
     "gemma3n": ("Gemma3n",),
-    "gemma4": ("Gemma4",),
+    "gemma4": ("Gemma4", "Gemma4Unified"),
     "granite": (
         *("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA"),
         *("HyperCLOVAX", "MiniCPM", "MiniCPM3"),

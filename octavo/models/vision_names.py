@@ -104,6 +104,15 @@ _KIMI: Final = tuple(
 )
 
 
+_GEMMA_UNIFIED: Final = (
+    (re.compile(r"^(?:model\.)?vision_embedder\."), "embed_vision."),
+    (
+        re.compile(r"^(?:model\.)?embed_vision\.embedding_projection\."),
+        "embed_vision.multimodal_embedder.embedding_projection.",
+    ),
+)
+
+
 _LFM3: Final = tuple(
     (re.compile(rf"^((?:model\.)?vision_tower\..*){old}"), rf"\1{own}")
     for old, own in (
@@ -118,7 +127,7 @@ def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
-    tables["hunyuanvl"] = _HUNYUAN
+    tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN}
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

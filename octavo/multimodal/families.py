@@ -294,6 +294,7 @@ _LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
 _MASKED: Final = ("pixel_values", "pixel_attention_mask")
 
+_GEMMA4: Final = Family(_gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole)
 _QWEN: Final = Family(_qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
 _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
 """Whose vectors have the positions of their tokens."""
@@ -310,7 +311,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Gemma3nForConditionalGeneration": Family(
         _gemma3n, others=lambda config: [config.positive("eoi_token_id")], joins_lines=True
     ),
-    "Gemma4ForConditionalGeneration": Family(_gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole),
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "Glm46VForConditionalGeneration": _QWEN,
     "Glm4vForConditionalGeneration": _QWEN,
     "Glm4vMoeForConditionalGeneration": _QWEN,

@@ -1,4 +1,5 @@
-"""How Gemma 3n and Gemma 4 read sounds: transformers' spectrogram of a whole one, and the tokens around it."""
+"""How Gemma 3n and Gemma 4 read sounds: transformers' spectrogram of a whole one, or its samples, and the tokens around
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,22 @@ from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.sound import FIELD, Samples
-from octavo.multimodal.usm_mel import UsmMel
+from octavo.multimodal.usm_mel import MOST_S, UsmMel, extractor_settings
+
+
+class Frames(msgspec.Struct, frozen=True):
+    """The samples of a sound, `size` for a vector. seconds: how long one may be. num_vectors: of the longest one."""
+
+    size: int
+    sampling_rate: int
+    seconds: float
+    num_vectors: int
+
+    def features(self, samples: Samples) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return [vectors, size], silence behind the sound included, and a 1 for each, [vectors]."""
+        filled = np.pad(samples, (0, -len(samples) % self.size)).astype(np.float32, copy=False)
+        made = filled.reshape(-1, self.size)
+        return made, np.ones(len(made), np.int64)
 
 
 class Around(NamedTuple):
@@ -67,6 +83,16 @@ def gemma4_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
     return msgspec.structs.replace(mel, num_vectors=math.ceil(mel.seconds * 250.0 / mel.settings["hop_length_ms"]))
 
 
+def gemma4_frames(checkpoint: Checkpoint, section: Section) -> Frames:
+    """Return how samples of a checkpoint without an encoder become vectors. section: of sounds in config.json. Raises
+    CheckpointError or UnsupportedModel."""
+    settings, rate = extractor_settings(checkpoint.path)
+    size = section.positive("audio_embed_dim", 640)
+    for name in ("audio_samples_per_token", "feature_size"):
+        settings.expect(name, size, default=size)
+    return Frames(size, rate, MOST_S, math.ceil(MOST_S * rate / size))
+
+
 def gemma4_around(config: Section, encode: Callable[[str], list[int]]) -> Around:
     """Return the tokens that begin and end a sound. Raises CheckpointError."""
     end = "eoa_token_id" if config.values.get("eoa_token_id") is not None else "eoa_token_index"
@@ -83,7 +109,12 @@ def quartered(settings: UsmMel, section: Section, samples: Samples) -> list[Medi
     return _whole(settings, samples, lambda mask: int(mask[::4].sum()))
 
 
-def _whole(settings: UsmMel, samples: Samples, count: Callable[[NDArray[np.int64]], int]) -> list[MediaInput]:
+def each_frame(settings: Frames, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return the whole sound, with a vector for each frame. Raises InvalidRequest."""
+    return _whole(settings, samples, len)
+
+
+def _whole(settings: UsmMel | Frames, samples: Samples, count: Callable[[NDArray[np.int64]], int]) -> list[MediaInput]:
     features, mask = settings.features(samples)
     if not (num_vectors := count(mask)):
         seconds = len(samples) / settings.sampling_rate

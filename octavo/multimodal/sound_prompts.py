@@ -17,7 +17,7 @@ from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal import gemma_sounds
 from octavo.multimodal.family import first_positive
-from octavo.multimodal.gemma_sounds import Around
+from octavo.multimodal.gemma_sounds import Around, Frames
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
 from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
@@ -35,7 +35,7 @@ class _Family(NamedTuple):
     window: Callable[[Section], tuple[int, int]] | None = None
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
     most_s: float = MAX_SECONDS
-    read: Callable[[Checkpoint, Section], UsmMel] | None = None
+    read: Callable[[Checkpoint, Section], UsmMel | Frames] | None = None
     around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
 
 
@@ -66,7 +66,7 @@ class SoundPrompts:
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
-            self._log_mel: LogMel | UsmMel = LogMel.of(checkpoint.path, sizes)
+            self._log_mel: LogMel | UsmMel | Frames = LogMel.of(checkpoint.path, sizes)
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
@@ -351,6 +351,12 @@ _FAMILIES: Final = {
         gemma_sounds.quartered,
         most_s=30.0,
         read=gemma_sounds.gemma4_mel,
+        around=gemma_sounds.gemma4_around,
+    ),
+    "Gemma4UnifiedForConditionalGeneration": _Family(
+        gemma_sounds.each_frame,
+        most_s=30.0,
+        read=gemma_sounds.gemma4_frames,
         around=gemma_sounds.gemma4_around,
     ),
     "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),

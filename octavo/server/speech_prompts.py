@@ -163,6 +163,7 @@ _OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
     "Gemma3nForConditionalGeneration": _OMNI,
     "Gemma4ForConditionalGeneration": _OMNI,
+    "Gemma4UnifiedForConditionalGeneration": _OMNI,
     "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,

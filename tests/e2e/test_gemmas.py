@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
 from octavo.core.outputs import RequestOutput
+from octavo.errors import CheckpointError
+from octavo.multimodal.image_prompts import ImagePrompts
 from tests.e2e.test_images import PARAMS, assert_agrees, bits, generate
 from tests.fakes.hearing import GEMMAS, make_hearing_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
@@ -55,6 +61,19 @@ def expected(path: Path) -> list[RequestOutput]:
     return generate(path, prompts_of(path), num_gpu_blocks_override=96)
 
 
+def masks_of(oracle: Any, ids: torch.Tensor, kinds: torch.Tensor) -> Any:
+    """The masks with which transformers generates: in `forward` transformers 5.24 lets tokens of an image see all of it
+    in layers without a window, too."""
+    return oracle.create_masks_for_generate(
+        oracle.config,
+        inputs_embeds=oracle.get_input_embeddings()(ids),
+        attention_mask=None,
+        cache=None,
+        position_ids=torch.arange(ids.shape[1])[None],
+        mm_token_type_ids=kinds,
+    )
+
+
 def listed(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [given]
 
@@ -82,6 +101,8 @@ def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOu
         ids = torch.tensor([[*output.prompt_token_ids, *drawn]])
         if "image_position_ids" in inputs:  # tokens of an image see all of it
             inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
+            if "unified" in path.name:
+                inputs["attention_mask"] = masks_of(oracle, ids, inputs["mm_token_type_ids"])
         with torch.inference_mode():
             logits = oracle(input_ids=ids, **inputs).logits[0]
         assert_agrees(output, drawn, logits)
@@ -100,6 +121,37 @@ def test_the_same_bits_in_any_schedule(path: Path, expected: list[RequestOutput]
     if "max_num_batched_tokens" in args and "gemma4" in path.name:
         args = {**args, "max_num_batched_tokens": 64}  # tokens of an image see all of it: they are computed together
     assert bits(generate(path, prompts_of(path) * 2, **args)) == bits(expected) * 2
+
+
+def test_patches_of_gemma_4_12b_are_pixels_of_several_of_its_processors_patches(tmp_path: Path) -> None:
+    path = make_hearing_checkpoint("gemma4_unified", tmp_path)
+    checkpoint, processors = Checkpoint.open(path), GEMMAS["gemma4_unified"][0]()[1]
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    reader = ImagePrompts(checkpoint, settings, lambda text: [], {"image": 4, "video": 0})
+    for number, size in enumerate(((84, 56), (30, 40), (9, 300), (700, 20))):
+        found, expected = reader.arrays(image(number, *size)), processors.images([image(number, *size)], "pt")
+        for name, values in expected.items():
+            assert np.array_equal(found[name], values.numpy())
+        assert found["num_soft_tokens_per_image"].tolist() == [int((expected["image_position_ids"] >= 0).sum()) // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("pooling_kernel_size", 2, "pooling_kernel_size is 2, expected that of vision_config, which is 3"),
+        ("max_soft_tokens", 140, "mm_posemb_size is 70, expected at least max_soft_tokens, which is 140"),
+    ],
+)
+def test_patches_that_gemma_4_12b_has_no_vectors_for_are_refused(
+    name: str, value: int, said: str, tmp_path: Path
+) -> None:
+    path = make_hearing_checkpoint("gemma4_unified", tmp_path)
+    config = json.loads((path / "processor_config.json").read_text())
+    config["image_processor"][name] = value
+    (path / "processor_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=said):
+        image_settings(Checkpoint.open(path))
 
 
 def test_two_ranks_give_the_bits_of_one(path: Path, expected: list[RequestOutput]) -> None:

@@ -179,9 +179,54 @@ def _gemma4() -> tuple[Any, Any]:
     return tf.Gemma4Config(**values), Processors(images, tf.Gemma4AudioFeatureExtractor(feature_size=16))
 
 
+def _gemma4_unified() -> tuple[Any, Any]:
+    import transformers as tf
+
+    given, _ = VISION_FAMILIES["gemma4"][0]()
+    text = given.text_config.to_dict() | {"model_type": "gemma4_unified_text", "attention_k_eq_v": True}
+    for name in ("vocab_size_per_layer_input", "hidden_size_per_layer_input", "enable_moe_block"):
+        text.pop(name)
+    text = {name: value for name, value in text.items() if not name.endswith(("experts", "moe_intermediate_size"))}
+    seen = {"patch_size": 4, "mm_embed_dim": 24, "mm_posemb_size": 70, "output_proj_dims": 24}
+    ids = {name: getattr(given, name) for name in ("image_token_id", "boi_token_id", "eoi_token_id", "video_token_id")}
+    ids |= {"boa_token_id": START, "eoa_token_index": END, "audio_token_id": OMNI["audio"]}
+    config = tf.Gemma4UnifiedConfig(text_config=text, vision_config=seen, audio_config={"audio_embed_dim": 640}, **ids)
+    sounds = tf.Gemma4UnifiedAudioFeatureExtractor()
+    return config, JoinedPatches(tf.Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70), sounds)
+
+
+class JoinedPatches(Processors):
+    """Those of Gemma 4, whose image processor joins patches; transformers has it with torchvision alone."""
+
+    def __init__(self, plain: Any, sounds: Any) -> None:
+        super().__init__(self._joined, sounds)
+        self.plain = plain
+
+    def _joined(self, images: Any, return_tensors: str) -> dict[str, Any]:
+        import torch
+
+        made, rows = self.plain(images, return_tensors="pt"), 3
+        pixels, places = [], []
+        for patches, positions in zip(made["pixel_values"], made["image_position_ids"], strict=True):
+            width, height = (positions.max(0).values + 1).tolist()
+            kept = patches[: width * height].view(height // rows, rows, width // rows, rows, 4, 4, 3)
+            joined = kept.permute(0, 2, 1, 4, 3, 5, 6).reshape(-1, rows * 4 * rows * 4 * 3)
+            own = positions[: width * height].view(height, width, 2)[::rows, ::rows].reshape(-1, 2) // rows
+            fill = 70 - len(joined)
+            pixels.append(torch.nn.functional.pad(joined, (0, 0, 0, fill)))
+            places.append(torch.nn.functional.pad(own, (0, 0, 0, fill), value=-1))
+        return {"pixel_values": torch.stack(pixels), "image_position_ids": torch.stack(places)}
+
+    def save_pretrained(self, path: Path) -> None:
+        images = self.plain.to_dict() | {"image_processor_type": "Gemma4UnifiedImageProcessor"}
+        values = {"image_processor": images, "feature_extractor": json.loads(self.sounds.to_json_string())}
+        (path / "processor_config.json").write_text(json.dumps(values, default=str))
+
+
 GEMMAS = {
     "gemma3n": (_gemma3n, "Gemma3nForConditionalGeneration"),
     "gemma4": (_gemma4, "Gemma4ForConditionalGeneration"),
+    "gemma4_unified": (_gemma4_unified, "Gemma4UnifiedForConditionalGeneration"),
 }
 ALL_KINDS = {
     "qwen2_5_omni": (_qwen2_5_omni, "Qwen2_5OmniForConditionalGeneration"),

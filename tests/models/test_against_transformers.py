@@ -98,6 +98,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4": ("gemma4", {}),
+    "gemma4 with layers whose numbers have two digits": (
+        "gemma4",
+        {"num_hidden_layers": 12, "layer_types": ["sliding_attention", "full_attention"] * 6},
+    ),
     "gemma4 with keys as values": (
         "gemma4",
         {

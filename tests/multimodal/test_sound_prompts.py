@@ -16,7 +16,7 @@ from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, InvalidRequest, OctavoError
 from octavo.models.loader import LoadedModel
-from octavo.multimodal.gemma_sounds import gemma4_mel, quartered
+from octavo.multimodal.gemma_sounds import gemma4_frames, gemma4_mel, quartered
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.sound_prompts import SoundPrompts
 from octavo.multimodal.usm_mel import UsmMel
@@ -76,6 +76,28 @@ def test_a_sound_of_gemma_4_has_a_vector_for_each_fourth_frame(tmp_path: Path) -
     assert written == [7, START, *[word] * count, END, 8]
     assert media.spans == ((2, count),)
     assert np.array_equal(features_of(media), expected["input_features"][0])
+
+
+def test_a_sound_of_gemma_4_12b_has_a_vector_for_each_640_samples(tmp_path: Path) -> None:
+    reader, word = prompts(tmp_path, "gemma4_unified"), OMNI["audio"]
+    written, [media] = reader.expand([7, word, 8], {"audio": tone(1.01)})
+    expected = GEMMAS["gemma4_unified"][0]()[1].sounds([tone(1.01)], return_tensors="np")
+    assert written == [7, START, *[word] * 26, END, 8]
+    assert np.array_equal(features_of(media), expected["input_features"][0])
+    assert media.arrays["input_features_mask"].shape == (26,)
+    with pytest.raises(InvalidRequest, match="expected at most 30 s"):
+        reader.expand([word], {"audio": tone(30.1)})
+
+
+@pytest.mark.parametrize("name", ["audio_samples_per_token", "feature_size"])
+def test_frames_of_another_size_than_the_models_are_refused(name: str, tmp_path: Path) -> None:
+    prompts(tmp_path, "gemma4_unified")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({name: 320}))
+    checkpoint = Checkpoint.open(tmp_path)
+    section = sound_section(checkpoint)
+    assert section is not None
+    with pytest.raises(OctavoError, match=f"{name} is 320, expected 640"):
+        gemma4_frames(checkpoint, section)
 
 
 @pytest.mark.parametrize(
