@@ -43,7 +43,7 @@ _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
     "InternVLForConditionalGeneration": set(INTERN - {QIANFAN}),
-    KIMI: {RELEASED},
+    KIMI: set(RELEASED),
     "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},
     "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},
 }

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
-from octavo.config.released_kimi import kimi_settings
+from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
 from octavo.config.section import Section
 
 READ_IMAGES: Final = frozenset(
@@ -107,6 +107,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         values = read_json_object(file) if file.is_file() else {}
         if (released := Section(values, str(file)).section("media_proc_cfg")) is not None:
             values = dict(kimi_settings(released))
+        elif checkpoint.architecture == KIMI and "in_token_limit" in values:
+            values = dict(kimi_vl_settings(Section(values, str(file))))
         found = values.get("image_processor", values)
         if isinstance(found, dict):
             found = {name: value for name, value in found.items() if value is not None or name not in _NEEDED}

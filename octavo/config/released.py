@@ -91,7 +91,7 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return {**config, "architectures": [found[0]], "model_type": found[1]}
     if isinstance(names, list) and names and str(names[0]) in INTERN and "llm_config" in config:
         return intern_layout(config, where)
-    if names == [RELEASED]:
+    if isinstance(names, list) and len(names) == 1 and str(names[0]) in RELEASED:
         return kimi_layout(config, where)
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config

@@ -1,4 +1,4 @@
-"""Configs of Kimi K2.5 and its successors in the layout of its releases, whose code stands beside their weights."""
+"""Configs of Kimi-VL, Kimi K2.5 and later models in the layout of their releases, whose code stands beside weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from octavo.config.section import Section
 
 KIMI: Final = "Kimi_K25ForConditionalGeneration"
 """transformers' name of the architecture."""
-RELEASED: Final = "KimiK25ForConditionalGeneration"
+RELEASED: Final = frozenset({"KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"})
+"""Names of the releases: Kimi-VL has the same encoder of images."""
 _OF_VISION: Final = {
     "init_pos_emb_height": "pos_emb_height",
     "init_pos_emb_time": "pos_emb_time",
@@ -21,6 +22,7 @@ _OF_VISION: Final = {
     "vt_num_attention_heads": "num_attention_heads",
     "vt_num_hidden_layers": "num_hidden_layers",
 }
+"""Names of K2.5; Kimi-VL has them without `vt_`."""
 _OF_IMAGES: Final = {
     "image_mean": "image_mean",
     "image_std": "image_std",
@@ -37,13 +39,15 @@ def kimi_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name, value in (("merge_type", "sd2_tpool"), ("mm_projector_type", "patchmerger")):
         vision.expect(name, value, default=value)
     vision.expect("pos_emb_type", "divided_fixed", default="divided_fixed")
-    own = {name: vision.values[old] for old, name in _OF_VISION.items() if vision.values.get(old) is not None}
+    stated = {**{f"vt_{name}": value for name, value in vision.values.items()}, **vision.values}
+    own = {name: stated[old] for old, name in _OF_VISION.items() if stated.get(old) is not None}
+    width = Section(own, where, "vision_config.").positive("hidden_size", 1152)
     return {
         **{name: value for name, value in config.items() if name != "auto_map"},
         "architectures": [KIMI],
         "image_token_id": section.positive("media_placeholder_token_id", 163605),
         "model_type": "kimi_k25",
-        "projection_hidden_size": vision.positive("mm_hidden_size", vision.positive("vt_hidden_size", 1152)),
+        "projection_hidden_size": vision.positive("mm_hidden_size", width),
         "projection_layer_norm_eps": vision.positive_float("projector_ln_eps", 1e-5),
         "vision_config": {**own, "model_type": "kimi_k25_vision"},
     }
@@ -57,5 +61,20 @@ def kimi_settings(settings: Section) -> Mapping[str, Any]:
     return {
         "image_processor_type": "Kimi_K25ImageProcessor",
         "size": {"max_height": side, "max_width": side},
+        **own,
+    }
+
+
+def kimi_vl_settings(settings: Section) -> Mapping[str, Any]:
+    """Likewise, of Kimi-VL, whose images may have any number of patches on a side."""
+    settings.expect("pad_input", True, default=False)
+    settings.expect("merge_kernel_size", [2, 2])
+    if absent := [name for name in ("image_mean", "image_std") if settings.values.get(name) is None]:
+        raise settings.error(absent[0], "three numbers")
+    own = {name: settings.values[name] for name in ("image_mean", "image_std")}
+    return {
+        "image_processor_type": "KimiVLImageProcessor",
+        "max_patches": settings.positive("in_token_limit", 4096),
+        "patch_size": settings.positive("patch_size", 14),
         **own,
     }

@@ -19,7 +19,7 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.fallback.library import INSTALL, find_class, library_version
 
-_TEXT_ALONE: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("KimiVL", "Step3p7"))
+_TEXT_ALONE: Final = frozenset({"Step3p7ForConditionalGeneration"})
 """Architectures whose images and sounds are not read."""
 _AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""

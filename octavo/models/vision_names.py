@@ -90,8 +90,9 @@ _INTERN: Final = tuple(
 _KIMI: Final = tuple(
     (re.compile(old), own)
     for old, own in (
-        (r"^mm_projector\.proj\.0\.", "mm_projector.in_proj."),
-        (r"^mm_projector\.proj\.2\.", "mm_projector.out_proj."),
+        (r"^multi_modal_projector\.pre_norm\.", "mm_projector.pre_norm."),
+        (r"^(?:mm_projector\.proj\.0|multi_modal_projector\.linear_1)\.", "mm_projector.in_proj."),
+        (r"^(?:mm_projector\.proj\.2|multi_modal_projector\.linear_2)\.", "mm_projector.out_proj."),
         (r"^vision_tower\.patch_embed\.pos_emb\.weight$", "vision_tower.patch_embed.pos_emb.position_embeddings"),
         (r"^vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"vision_tower.layers.\1.attn.wqkv."),
         (r"^vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"vision_tower.layers.\1.attn.proj."),

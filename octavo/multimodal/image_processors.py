@@ -315,6 +315,16 @@ class KimiImages:
         return min(longest, max(1, int(width * scale))), min(longest, max(1, int(height * scale)))
 
 
+class KimiVlImages(KimiImages):
+    """Likewise, with each step of normalising rounded as its release does."""
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        super().__init__(settings, config)
+        mean, std = (np.array(settings.values[name], np.float32).reshape(3, 1) for name in ("image_mean", "image_std"))
+        of_bytes = np.arange(256, dtype=np.float32)[None] / np.float32(255)
+        self._pixels = self._pixels._replace(of_bytes=(of_bytes - mean) / std)
+
+
 def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> tuple[int, int]:
     """Return the columns and rows of tiles with the closest ratio of sides, and of several the most tiles of which the
     image fills half."""
@@ -334,6 +344,7 @@ OWN_PROCESSORS: Final[
 ] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
     "DeepseekOcrImageProcessor": DeepseekOcrImages,
+    "KimiVLImageProcessor": KimiVlImages,
     "Kimi_K25ImageProcessor": KimiImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
