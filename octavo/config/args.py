@@ -31,7 +31,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
         "ships with the package.",
     )
     tokenizer: str | None = arg(
-        None, "Hub name, directory, tokenizer.json or tekken.json of the tokenizer; by default the model's."
+        None,
+        "Hub name, directory, tokenizer.json, tekken.json or tiktoken.model of the tokenizer; by default the model's.",
     )
     revision: str | None = arg(None, "Branch, tag or commit of the model on the hub.")
     tokenizer_revision: str | None = arg(None, "The same for the tokenizer.")

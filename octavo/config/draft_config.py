@@ -10,7 +10,7 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.speculative_args import ASSISTANT, MODEL_METHODS, DraftConfig, SpeculativeConfig
-from octavo.core.tekken import read_tekken, tekken_beside
+from octavo.core.ranked_tokens import ranked_beside, read_ranked
 from octavo.errors import ConfigError
 
 _TOKENIZER = "tokenizer.json"
@@ -116,8 +116,8 @@ def _check_tokens(checkpoint: Checkpoint, tokenizer_path: Path, draft: Checkpoin
 def _tokens(path: Path) -> Mapping[int, str] | None:
     """Return the tokens of a tokenizer.json by their ids; None where there is none with a table of them."""
     file = path / _TOKENIZER if path.is_dir() else path
-    if (tekken := tekken_beside(path)) is not None:
-        values, _ = read_tekken(tekken)
+    if (ranked := ranked_beside(path)) is not None:
+        values, _ = read_ranked(ranked)
     elif file.name != _TOKENIZER or not file.is_file():
         return None
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from octavo.core.byte_level import SPECIAL, byte_level_bpe
 from octavo.errors import CheckpointError
 
 TEKKEN_JSON: Final = "tekken.json"
@@ -35,13 +36,6 @@ _TEMPLATE: Final = """\
 """Of version 13, which writes tools before the first message of a user and names no calls."""
 
 
-def tekken_beside(path: Path) -> Path | None:
-    """Return the tekken.json of a directory without a tokenizer.json, or the file itself; None for another path."""
-    if path.is_dir():
-        path = path / TEKKEN_JSON if not (path / "tokenizer.json").is_file() else path
-    return path if path.name == TEKKEN_JSON and path.is_file() else None
-
-
 def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what would be in the tokenizer.json and the tokenizer_config.json. Raises CheckpointError."""
     try:
@@ -51,14 +45,6 @@ def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return _tokenizer_of(tekken), {"add_bos_token": True, "add_eos_token": False, **names, **template}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error
-
-
-def byte_of_char() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for: printable ones, as GPT-2 defines them,
-    stand for themselves, the others have characters from 256 on in their order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _tokenizer_of(tekken: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,39 +61,5 @@ def _tokenizer_of(tekken: Mapping[str, Any]) -> dict[str, Any]:
     special += [f"<SPECIAL_{token_id}>" for token_id in range(len(special), num_special)]
     entries = sorted(tekken["vocab"], key=lambda each: each["rank"])[: vocab_size - num_special]
     ranks = {base64.b64decode(each["token_bytes"], validate=True): rank for rank, each in enumerate(entries)}
-    char_of_byte = {byte: char for char, byte in byte_of_char().items()}
-    texts = {token: "".join(map(char_of_byte.__getitem__, token)) for token in ranks}
-    split = {"type": "Split", "pattern": {"Regex": str(config["pattern"])}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": token_id, "content": text, **flags} for token_id, text in enumerate(special)],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": True,
-            "vocab": {text: token_id for token_id, text in enumerate(special)}
-            | {texts[token]: num_special + rank for token, rank in ranks.items()},
-            "merges": [[texts[left], texts[right]] for left, right in _merges(ranks)],
-        },
-    }
-
-
-def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield all pairs of tokens that are one token together, in the order of the latter."""
-    for token in ranks:
-        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
-        yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    added = [{"id": token_id, "content": text, **SPECIAL} for token_id, text in enumerate(special)]
+    return byte_level_bpe(ranks, num_special, str(config["pattern"]), added)

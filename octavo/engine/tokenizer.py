@@ -1,4 +1,4 @@
-"""Text to token ids and back, over a model directory's `tokenizer.json` or Mistral's `tekken.json`."""
+"""Text to token ids and back, over a model directory's `tokenizer.json`, or files in its place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.checkpoint import read_json_object
+from octavo.core.byte_level import byte_of_char
 from octavo.core.prompt import checked_text
-from octavo.core.tekken import byte_of_char, read_tekken, tekken_beside
+from octavo.core.ranked_tokens import ranked_beside, read_ranked
 from octavo.engine.special_spellings import SpecialSpellings
 from octavo.errors import CheckpointError, InvalidRequest
 from octavo.gguf.reader import is_gguf, read_gguf
@@ -293,18 +294,19 @@ _BYTE_OF_CHAR: Final = byte_of_char()
 
 
 def _open_backend(path: Path) -> tuple[Backend, dict[str, Any]]:
-    """Open a tokenizer.json or tekken.json, or a directory with one (or with the older vocab.json and merges.txt).
+    """Open a tokenizer.json or a file of ranked tokens, or a directory with one (or with the older vocab.json and
+    merges.txt).
 
     Return with it what a tokenizer_config.json would say of a tekken.json.
     """
     from tokenizers import Tokenizer as Backend
 
-    if (tekken := tekken_beside(path)) is not None:
-        contents, config = read_tekken(tekken)
+    if (ranked := ranked_beside(path)) is not None:
+        contents, config = read_ranked(ranked)
         try:
             return Backend.from_str(json.dumps(contents)), config
         except Exception as error:  # the library raises bare Exception for every kind of damage
-            raise CheckpointError(f"{tekken}: is not a usable tokenizer ({error}); download it again") from error
+            raise CheckpointError(f"{ranked}: is not a usable tokenizer ({error}); download it again") from error
     file = path if path.is_file() else path / TOKENIZER_JSON
     if file.is_file():
         try:

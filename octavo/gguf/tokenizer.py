@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.core.tiktoken import PATTERN as KIMI
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.encoder_tokenizer import add_ends, unigram, word_piece, word_pieces
 from octavo.gguf.reader import Array, GGUFFile
@@ -44,13 +45,6 @@ _DEEPSEEK_CODER: Final = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 _DEEPSEEK: Final = (
     *(r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _CJK, r"\p{N}"),
 )
-_NO_HAN: Final = r"&&[^\p{Han}]]"
-_KIMI: Final = (
-    rf"\p{{Han}}+|{_CASES.replace(_UPPER, _UPPER[:-1] + _NO_HAN).replace(_LOWER, _LOWER[:-1] + _NO_HAN)}".replace(
-        "END", f"{_CONTRACTIONS}?"
-    )
-    + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-)
 _FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, "[0-9][0-9][0-9]")
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 _SPLITS: Final[Mapping[str, Sequence[str]]] = {
@@ -69,7 +63,7 @@ _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     "falcon": _FALCON,
     "deepseek-coder": _DEEPSEEK_CODER,
     "deepseek-llm": _DEEPSEEK,
-    "kimi-k2": (_KIMI,),
+    "kimi-k2": (KIMI,),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("cohere2moe", "tiny_aya"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_GPT4O,)),

@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from octavo.core.ranked_tokens import ranked_beside, read_ranked
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.core.tekken import read_tekken, tekken_beside
 from octavo.errors import InvalidRequest
 from octavo.structured_output.grammars import grammar_of, parser_limits, without_forcing
 from octavo.structured_output.marks import Vocabulary
@@ -33,7 +33,7 @@ class Matchers:
     """Compiles grammars for a vocabulary, which is read when the first one is wanted."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        """tokenizer: a tokenizer.json or tekken.json, or the directory that has it."""
+        """tokenizer: a tokenizer.json, tekken.json or tiktoken.model, or the directory that has it."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = list(end_token_ids)
@@ -92,9 +92,9 @@ class Matchers:
                     "structured_outputs need a model that has an end-of-sequence token", field="structured_outputs"
                 )
             try:
-                tekken = tekken_beside(self._tokenizer)
+                ranked = ranked_beside(self._tokenizer)
                 file = self._tokenizer / "tokenizer.json" if self._tokenizer.is_dir() else self._tokenizer
-                text = json.dumps(read_tekken(tekken)[0]) if tekken else file.read_text(encoding="utf-8")
+                text = json.dumps(read_ranked(ranked)[0]) if ranked else file.read_text(encoding="utf-8")
                 tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_token_ids)
             except (OSError, ValueError) as error:
                 raise InvalidRequest(

@@ -1,0 +1,131 @@
+"""Kimi's tokenizer files cut texts as the code beside them does, and serve grammars."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections import Counter
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+
+from octavo.config.draft_config import _tokens
+from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.core.tiktoken import PATTERN
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.structured_output.matchers import Matchers
+
+TEXT = """The cat's hats aren't HERE, they're THERE: don't you'll I'VE camelCase HTTPServer naïve Ünïcode.
+12345 678 9 x=[1,2,3];  if (a  ==  b) {\n\treturn  "c";\r\n}\n\n\n   end   \n 月の光は東京の空に。中文字符和English混合
+한국어 텍스트 ½ ² ٣ ﷽ 😀👍🏽 e\u0301
+"""
+LISTED = {"[BOS]": True, "[EOS]": True, "<|im_end|>": True, "<|tool_call_begin|>": False}
+"""Tokens, and whether they are special."""
+CONFIG = {"tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+
+
+def pieces(text: str) -> list[bytes]:
+    return [found.group().encode() for found in regex.finditer(f"(?V1){PATTERN}", text)]
+
+
+@cache
+def ranks() -> dict[bytes, int]:
+    """Bytes, and the pairs that are most frequent in the text, one after the other."""
+    words = [[bytes([byte]) for byte in piece] for piece in pieces(TEXT)]
+    tokens = [bytes([byte]) for byte in range(256)]
+    for _ in range(120):
+        counts = Counter(pair for word in words for pair in pairwise(word))
+        (left, right), _count = max(counts.items(), key=lambda each: (each[1], each[0]))
+        tokens.append(left + right)
+        for word in words:
+            at = 0
+            while at < len(word) - 1:
+                if word[at] == left and word[at + 1] == right:
+                    word[at : at + 2] = [left + right]
+                at += 1
+    return {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
+
+
+def cut(text: str) -> list[int]:
+    """What tiktoken computes: of all pairs in a piece the one whose token has the lowest rank is joined first."""
+    made = []
+    for piece in pieces(text):
+        parts = [bytes([byte]) for byte in piece] if piece not in ranks() else [piece]
+        while True:
+            joined = [(ranks().get(a + b, 1 << 30), at) for at, (a, b) in enumerate(pairwise(parts))]
+            best, at = min(joined, default=(1 << 30, 0))
+            if best == 1 << 30:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        made += [ranks()[part] for part in parts]
+    return made
+
+
+def write(path: Path, **config: Any) -> Path:
+    first = len(ranks())
+    listed = {
+        str(first + place): {"content": text, "special": is_special, "lstrip": False}
+        for place, (text, is_special) in enumerate(LISTED.items())
+    }
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in ranks().items()]
+    (path / "tiktoken.model").write_text("\n".join(lines) + "\n")
+    values = {**CONFIG, "added_tokens_decoder": listed, **config}
+    (path / "tokenizer_config.json").write_text(json.dumps(values))
+    return path
+
+
+def test_texts_are_cut_as_tiktoken_cuts_them(tmp_path: Path) -> None:
+    tokenizer, choose = Tokenizer.open(write(tmp_path)), random.Random(0)
+    texts = [TEXT, *("".join(choose.choices(TEXT, k=60)) for _ in range(200))]
+    for text in texts:
+        assert tokenizer.encode(text) == cut(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert Tokenizer.open(tmp_path / "tiktoken.model").encode(TEXT) == cut(TEXT)
+
+
+def test_special_tokens_stand_behind_those_with_ranks(tmp_path: Path) -> None:
+    tokenizer, first = Tokenizer.open(write(tmp_path)), len(ranks())
+    assert len(tokenizer) == first + 256
+    assert tokenizer.encode("a<|im_end|>[BOS]") == [*cut("a"), first + 2, first]
+    assert tokenizer.token_id("<|reserved_token_400|>") == 400
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (first, first + 1)
+    called = [first + 3, first + 2]
+    assert (tokenizer.decode(called), tokenizer.decode(called, False)) == (
+        "<|tool_call_begin|>",
+        "<|tool_call_begin|><|im_end|>",
+    )
+    found = _tokens(tmp_path)
+    assert found is not None
+    assert (len(found), found[first]) == (first + 256, "[BOS]")
+
+
+def test_grammars_know_its_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(write(tmp_path))
+    matchers = Matchers(tmp_path, len(tokenizer), [len(ranks()) + 1])
+    try:
+        assert matchers.compile(StructuredOutputsParams(choice=("hats", "月"))).result()
+    finally:
+        matchers.close()
+
+
+@pytest.mark.parametrize("line", ["!!! 7", "YQ== 7 8", "YQ==", "YQ== seven", "YQ== 1000", "YQ== 376"])
+def test_a_damaged_file_is_refused(line: str, tmp_path: Path) -> None:
+    file = write(tmp_path) / "tiktoken.model"
+    file.write_text(file.read_text() + line + "\n")
+    with pytest.raises(CheckpointError, match=r"tiktoken\.model: is not a usable tokenizer .*; download it again"):
+        Tokenizer.open(tmp_path)
+
+
+def test_files_of_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_class="HYTokenizer")
+    with pytest.raises(UnsupportedModel, match="tokenizer_class is 'HYTokenizer', expected 'TikTokenTokenizer'"):
+        Tokenizer.open(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match="download it again"):
+        Tokenizer.open(tmp_path)
