@@ -264,6 +264,21 @@ class Phi3ForCausalLM(GatedDecoder):
     FIELDS = fields(rotary_share=1.0, norm_eps=EPS, qkv_reads=(), gate_up_reads=(), windows=WHERE_STATED)
 
 
+class Phi4MMForCausalLM(Phi3ForCausalLM):
+    """Phi-4-multimodal: Phi-4-mini, beside which are encoders, and adapters for what these make, which are not read.
+
+    Source: https://arxiv.org/abs/2503.01743.
+    """
+
+    IGNORED = (*Phi3ForCausalLM.IGNORED, r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight")
+
+    def own_name(self, name: str) -> str:
+        return name.replace(".base_layer.", ".")
+
+
+Phi4MultimodalForCausalLM = Phi4MMForCausalLM
+
+
 class Qwen2ForCausalLM(GatedDecoder):
     """Qwen2 and 2.5, MiMo: biased queries, keys and values.
 

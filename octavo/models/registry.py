@@ -81,7 +81,7 @@ _FILES: Final = {
     "llama": (
         *("Apertus", "Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4", "Glm", "Glm4", "Helium", "HunYuanDenseV1"),
         *("IQuestCoder", "InternLM2", "InternLM3", "LLaMA", "Llama", "MiMo", "Ministral", "Ministral3", "Mistral"),
-        *("Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "TeleChat3"),
+        *("Olmo2", "Olmo3", "Phi3", "Phi4MM", "Phi4Multimodal", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "TeleChat3"),
     ),
     "ling": ("BailingMoeV2_5",),
     "llama4": ("Llama4",),

@@ -133,6 +133,14 @@ FAMILIES = {
     "olmo_hybrid": of("OlmoHybrid", DELTA, rope_parameters={"rope_type": "default", "rope_theta": None}),
     "phi": of("Phi", num_key_value_heads=2),
     "phi3": of("Phi3", num_key_value_heads=2),
+    "phi4_multimodal": of(
+        "Phi4Multimodal",
+        num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        vision_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
+        audio_config={"hidden_size": 16, "intermediate_size": 8, "num_blocks": 1, "num_attention_heads": 1}
+        | {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8},
+    ),
     "seed_oss": of("SeedOss", WIDE),
     "smollm3": of("SmolLM3", num_key_value_heads=2, num_hidden_layers=3, no_rope_layers=[1, 0, 1]),
     "stablelm": of("StableLm", num_key_value_heads=2, partial_rotary_factor=0.5),

@@ -215,7 +215,19 @@ VARIANTS |= {
         *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox", "granite"),
         *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
         *("ministral", "ministral3", "nemotron"),
-        *("olmo2", "olmo3", "olmoe", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "youtu"),
+        *(
+            "olmo2",
+            "olmo3",
+            "olmoe",
+            "phi",
+            "phi3",
+            "phi4_multimodal",
+            "seed_oss",
+            "smollm3",
+            "stablelm",
+            "starcoder2",
+            "youtu",
+        ),
     )
 }
 VARIANTS |= {

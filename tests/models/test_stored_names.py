@@ -250,6 +250,31 @@ def test_orion_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+def test_phi_4_multimodal_as_the_hub_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights have the names of layers below adapters, whose own tensors are left out, as encoders are."""
+    path = make_checkpoint("phi4_multimodal", tmp_path)
+    expected, tensors, changes = logits(path), load_file(path / "model.safetensors"), {}
+    for name, tensor in tensors.items():
+        if "_proj." in name and name.startswith("model.layers."):
+            layer = name.removesuffix(".weight")
+            changes[f"{layer}.base_layer.weight"] = tensor
+            for adapter in ("A.speech", "A.vision", "B.speech", "B.vision"):
+                changes[f"{layer}.lora_{adapter}.weight"] = torch.ones(3)
+    edit_config(
+        path, architectures=["Phi4MMForCausalLM"], model_type="phi4mm", remove=("audio_config", "vision_config")
+    )
+    edit_tensors(
+        path, remove=tuple(each for each in tensors if each.replace(".weight", ".base_layer.weight") in changes)
+    )
+    edit_tensors(path, **changes)
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(logits(path), expected)
+    assert "skipped what Phi4MMForCausalLM generates text without: embed_tokens_extend (" in caplog.text
+    edit_tensors(path, **{"model.layers.0.mlp.up_proj.lora_A.sound.weight": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"lora_A\.sound\.weight is left over"):
+        load(path)
+
+
 def test_layers_of_further_tokens_are_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_checkpoint("llama", tmp_path)
     expected = logits(path)
