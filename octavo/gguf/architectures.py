@@ -107,6 +107,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "arcee": Architecture("ArceeForCausalLM", lambda *_: {"hidden_act": "relu2"}, {}, is_permuted=True),
     "bailingmoe": Architecture("DeepseekForCausalLM", configs.deepseek_moe, {}, is_permuted=True),
     "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", configs.ling, names.LING, tops=names.LING_TOPS),
+    "deci": Architecture("DeciLMForCausalLM", configs.deci, {}, is_permuted=True, may_vary=True),
     "deepseek": Architecture("DeepseekForCausalLM", configs.deepseek_moe, {}, is_permuted=True),
     "dots1": Architecture("Dots1ForCausalLM", configs.glm4moe, {}),
     "exaone": Architecture("LlamaForCausalLM", configs.common, {}),

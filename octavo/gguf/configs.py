@@ -17,6 +17,22 @@ def common(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def deci(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Layers without heads of keys have one product in the place of attention; those without any heads have nothing."""
+    heads = meta.each("attention.head_count")
+    if {*heads} - {0, base["num_attention_heads"]}:
+        raise meta.error("attention.head_count", f"{base['num_attention_heads']} or 0 for each layer")
+    kept = zip(heads, meta.each("attention.head_count_kv"), meta.each("feed_forward_length"), strict=True)
+    blocks = [
+        {
+            "attention": {"no_op": not own, "replace_with_linear": not kv, "num_key_value_heads": kv or None},
+            "ffn": {"no_op": not width, "intermediate_size": width or None},
+        }
+        for own, kv, width in kept
+    ]
+    return {"block_configs": blocks}
+
+
 def partial(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     turned = meta.positive("rope.dimension_count", base["head_dim"])
     return {"partial_rotary_factor": turned / base["head_dim"]}

@@ -187,8 +187,8 @@ def _of_layer(
     heads = 0
     if kept.is_permuted and own in ("attn_q", "attn_k"):
         count = "attention.head_count" if own == "attn_q" else "attention.head_count_kv"
-        heads = meta.one(count, may_lack=kept.has_states)
-        if tensor.shape[0] % (2 * heads):
+        heads = meta.each(count)[layer] if kept.may_vary else meta.one(count, may_lack=kept.has_states)
+        if not heads or tensor.shape[0] % (2 * heads):
             raise CheckpointError(f"{meta.where}: {tensor.name} has {tensor.shape[0]} rows, expected {heads} heads")
     path, _, part = name.partition("/")
     full = f"{kept.prefix}{kept.layers}.{layer}.{path}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.config.section import Section
+from octavo.config.section import LARGEST_SIZE, Section
 from octavo.errors import CheckpointError
 from octavo.gguf.reader import Array, GGUFFile
 
@@ -47,6 +47,16 @@ class Metadata(Section):
                 raise self.error(name, "the same number for all layers")
             return Section({name: listed.pop()}, self.where, self._prefix).positive(name)
         return self.positive(name)
+
+    def each(self, name: str) -> list[int]:
+        """Return a size, at least 0, of each layer. Raises CheckpointError."""
+        value = self.values.get(name)
+        if not isinstance(value, Array):
+            return [self.count(name)] * self.num_layers
+        found = value.values()[: self.num_layers]
+        if len(found) != self.num_layers or not all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in found):
+            raise self.error(name, f"a number for each of {self.num_layers} layers")
+        return found
 
     def has(self, tensor: str) -> bool:
         """Return whether the first layer has a tensor."""

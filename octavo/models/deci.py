@@ -5,6 +5,7 @@ Source: https://arxiv.org/abs/2411.19146.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -118,6 +119,12 @@ class DeciLMForCausalLM(DecoderStack):
 
     def __init__(self, c: DeciConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
+        linear = "|".join(str(index) for index, block in enumerate(c.blocks) if block.kv_heads is None)
+        self._linear = re.compile(rf"((?:model\.)?layers\.(?:{linear})\.self_attn\.)o_proj\.") if linear else None
+
+    def own_name(self, name: str) -> str:
+        # in GGUF files such a product is called what stands behind attention
+        return name if self._linear is None else self._linear.sub(r"\1linear_attn.", name)
 
 
 def _read_blocks(c: Checkpoint) -> tuple[Block, ...]:

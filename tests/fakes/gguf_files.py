@@ -128,6 +128,7 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     | {f"mamba.{each}_layernorm": f"ssm_{each}_norm" for each in ("dt", "b", "c")}
     | {f"feed_forward.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")}
     | {"pre_ff_layernorm": "ffn_norm", "feed_forward.router": "ffn_gate_inp"},
+    "deci": {"self_attn.linear_attn": "attn_output"},
     "granitemoe": {
         "block_sparse_moe.router.layer": "ffn_gate_inp",
         "block_sparse_moe.output_linear": "ffn_down_exps",
@@ -138,16 +139,8 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     | {"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa"},
 }
 _PERMUTED = (
-    "llama",
-    "mistral3",
-    "granite",
-    "granitemoe",
-    "smollm3",
-    "arcee",
-    "internlm2",
-    "minicpm",
-    "olmo",
-    "deepseek",
+    *("llama", "mistral3", "granite", "granitemoe", "smollm3", "arcee", "internlm2", "minicpm", "olmo", "deepseek"),
+    "deci",
 )
 _OF_CONFIG: dict[str, str] = {
     "max_position_embeddings": "context_length",
@@ -236,6 +229,8 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         own |= {"ssm.inner_size": config["intermediate_size"], "feed_forward_length": 0, "attention.head_count": 0}
         own |= {"attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"], "context_length": 1 << 20}
         own["ssm.dt_b_c_rms"] = "Falcon" in config["architectures"][0]
+    if architecture == "deci":
+        own |= gguf_hybrids.of_blocks(config["block_configs"], config["num_attention_heads"])
     if architecture == "jamba":
         period, offset = config["attn_layer_period"], config["attn_layer_offset"]
         attends = [layer % period == offset for layer in range(config["num_hidden_layers"])]
@@ -295,7 +290,10 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         module = own.removesuffix(f".{suffix}")
         if architecture in _PERMUTED and module in ("self_attn.q_proj", "self_attn.k_proj"):
             is_query = module == "self_attn.q_proj"
-            tensor = permuted(tensor, config["num_attention_heads" if is_query else "num_key_value_heads"])
+            heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
+            if architecture == "deci":
+                heads = len(tensor) * config["num_attention_heads"] // config["hidden_size"]
+            tensor = permuted(tensor, heads)
         tensor = tensor.squeeze(1) if own.endswith("conv1d.weight") else tensor
         tensor = tensor.squeeze(0) if module == "mlp.shared_expert_gate" else tensor
         found[f"{layer}{names[module]}.{suffix}"] = _shifted(architecture, own, tensor)

@@ -243,3 +243,14 @@ def _gemma4(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("enable_moe_block"):
         own["expert_used_count"] = config["top_k_experts"]
     return own
+
+
+def of_blocks(blocks: list[dict[str, Any]], heads: int) -> dict[str, Any]:
+    """What the metadata say of the layers of Nemotron-NAS."""
+    groups = [each["attention"].get("n_heads_in_group") for each in blocks]
+    mlps = [each["ffn"] for each in blocks]
+    return {
+        "attention.head_count": [0 if each["attention"].get("no_op") else heads for each in blocks],
+        "attention.head_count_kv": [heads // group if group else 0 for group in groups],
+        "feed_forward_length": [256 if "ffn_mult" in each else each.get("intermediate_size", 0) for each in mlps],
+    }

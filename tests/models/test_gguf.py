@@ -24,6 +24,7 @@ from octavo.quantization.method import KeptAs, WeightMethod
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint
 from tests.fakes.gguf_files import Stored, convert, plain
+from tests.fakes.sizes import BLOCKS
 from tests.models.paged_run import PagedRun, Stream
 
 TOKENS = [5, 17, 99, 3, 42, 8, 64, 21, 77]
@@ -58,6 +59,7 @@ LONGROPE = {
 FAMILIES: list[Any] = [
     ("llama", "llama", {}),
     ("qwen3", "qwen3", {}),
+    ("nemotron-nas", "deci", {"num_hidden_layers": 4, "block_configs": BLOCKS[:4]}),
     ("qwen3_moe", "qwen3moe", {"mlp_only_layers": []}),
     ("gemma3", "gemma3", GEMMA3),
     ("gemma3n", "gemma3n", {}),
@@ -318,6 +320,23 @@ def test_sizes_against_tensors_are_refused(
     path = make_checkpoint(family, tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"m\.gguf: "):
         load(convert(path, architecture, {f"{architecture}.{key}": value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("attention.head_count", [4, 2, 4, 4], "expected 4 or 0 for each layer"),
+        ("attention.head_count", [4, 0, 4], "expected a number for each of 4 layers"),
+        ("attention.head_count_kv", [3, 0, 4, 0], "num_key_value_heads"),
+        ("attention.head_count_kv", [2, 0, 0, 0], "attn_k.weight has 32 rows, expected 0 heads"),
+        ("feed_forward_length", [256, 96, 0, -1], "expected a number for each of 4 layers"),
+        ("feed_forward_length", [256, 95, 0, 64], r"has shape \[32, 96\], config.json requires"),
+    ],
+)
+def test_layers_of_nemotron_nas_against_tensors_are_refused(key: str, value: Any, said: str, tmp_path: Path) -> None:
+    path = make_checkpoint("nemotron-nas", tmp_path / "m", num_hidden_layers=4, block_configs=BLOCKS[:4])
+    with pytest.raises(CheckpointError, match=said):
+        load(convert(path, "deci", {f"deci.{key}": value}))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "IQ3_S"])
