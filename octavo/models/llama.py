@@ -47,7 +47,8 @@ _INTERNLM2: Final[Mapping[str, Any]] = {
 
 
 class LlamaForCausalLM(GatedDecoder):
-    """Llama 2 and 3, InternLM 2 and 3, IQuest Coder. Biases are optional, heads may have a size of their own.
+    """Llama 2 and 3, InternLM 2 and 3, IQuest Coder, Aquila 2, XVERSE. Biases are optional, heads may have a size of
+    their own.
 
     Sources: https://arxiv.org/abs/2407.21783, https://arxiv.org/abs/2403.17297.
     """
@@ -62,7 +63,7 @@ class LlamaForCausalLM(GatedDecoder):
 
 
 InternLM2ForCausalLM = InternLM3ForCausalLM = IQuestCoderForCausalLM = LlamaForCausalLM
-LLaMAForCausalLM = TeleChat3ForCausalLM = LlamaForCausalLM
+AquilaForCausalLM = LLaMAForCausalLM = TeleChat3ForCausalLM = XverseForCausalLM = LlamaForCausalLM
 
 
 class ApertusForCausalLM(GatedDecoder):

@@ -103,3 +103,6 @@ class MptForCausalLM(GatedDecoder):
         own.refuse("prefix_lm", "qk_ln", because="this variant of MPT is not implemented")
         slopes = alibi_slopes(config.heads.query, own.positive_float("alibi_bias_max", 8.0))
         return replace(config, slopes=slopes, attention_scale=scale, qkv_limit=limit)
+
+
+MPTForCausalLM = MptForCausalLM

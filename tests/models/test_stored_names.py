@@ -250,6 +250,17 @@ def test_orion_as_the_hub_has_it(tmp_path: Path) -> None:
     assert torch.equal(logits(path), expected)
 
 
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [("llama", "AquilaForCausalLM"), ("llama", "XverseForCausalLM"), ("mpt", "MPTForCausalLM")],
+)
+def test_models_under_the_names_of_their_releases_are_the_same(family: str, architecture: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    expected = logits(path)
+    edit_config(path, architectures=[architecture], **({} if family == "mpt" else {"model_type": "of its own"}))
+    assert torch.equal(logits(path), expected)
+
+
 def test_phi_4_multimodal_as_the_hub_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Weights have the names of layers below adapters, whose own tensors are left out, as encoders are."""
     path = make_checkpoint("phi4_multimodal", tmp_path)
