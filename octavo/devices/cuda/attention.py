@@ -24,9 +24,8 @@ ROWS: Final = 16
 PREFILL_ROWS: Final = 128
 """Queries of a program that computes prompts."""
 _TILE_BYTES: Final = 32 << 10
-"""Bytes of the tile of queries, and of that of keys, of a program: an SM's memory holds both beside values."""
-_LARGE_SHARED: Final = 160 << 10
-"""Bytes of shared memory of an SM above which tiles have their full size; with less they are half as large."""
+"""Bytes of the tile of queries, and of that of keys, of a program: a large SM's memory holds both beside values, a
+small one's half of each."""
 _HOPPER_SHARED: Final = 228 << 10
 """Bytes of shared memory of an SM from Hopper on, whose instructions multiply tiles that are not in registers."""
 _VERIFIED: Final = 8
@@ -163,7 +162,7 @@ class CudaBackend:
         (_, heads, dim), value_size = q.shape, out.shape[-1]
         kv_heads, division = cache.shape[2], self._division
         is_decode, element_bytes = part.most_queries == 1, q.element_size()
-        tile_bytes = _TILE_BYTES if self._runtime.shared_bytes > _LARGE_SHARED else _TILE_BYTES // 2
+        tile_bytes = _TILE_BYTES if self._runtime.has_large_shared else _TILE_BYTES // 2
         most = tile_bytes // (power_of_2(dim) * element_bytes)
         group = _shared(heads // kv_heads, most)
         # codes need registers

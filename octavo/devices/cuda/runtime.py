@@ -84,6 +84,12 @@ class CudaRuntime:
     shared_bytes: int = 228 << 10
     has_float8: bool = False
 
+    @property
+    def has_large_shared(self) -> bool:
+        """Whether an SM has room for tiles of their full size: A100 and data centre GPUs after it, with 164 KiB and
+        more; others have 100."""
+        return self.shared_bytes > 160 << 10
+
     def floats(self, codes: Tensor) -> Tensor:
         """Return codes of E4M3, uint8, as float8_e4m3fn where the GPU decodes these, else unchanged."""
         return codes.view(torch.float8_e4m3fn) if self.has_float8 else codes
