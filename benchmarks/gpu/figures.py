@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from math import prod
@@ -97,10 +97,16 @@ def idle(llm: LLM, config: dict[str, Any], batch: int) -> dict[str, Any]:
     prompts = prompts_of([PROMPT] * batch, config["vocab_size"])
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         timed(llm, prompts, MANY)
-    works = [each.time_range for each in profiled.events() or () if each.device_type is DeviceType.CUDA]
-    spans = sorted((each.start, each.end) for each in works)
+    spans = spans_on(DeviceType.CUDA, profiled.events() or ())
     first = spans[0][0] + (spans[-1][1] - spans[0][0]) / 2 if spans else 0.0  # prompts and the first steps are before
     return {"batch": batch, "gpu_idle": idle_share([each for each in spans if each[0] >= first])}
+
+
+def spans_on(device: DeviceType, events: Iterable[Any]) -> list[tuple[float, float]]:
+    """Return when each of a profile's events on a device began and ended, in order."""
+    # each event has an object of its own for its device: they are equal, but not the same
+    works = [each.time_range for each in events if each.device_type == device]
+    return sorted((each.start, each.end) for each in works)
 
 
 def idle_share(spans: Sequence[tuple[float, float]]) -> float:
@@ -140,8 +146,8 @@ def figures(
     models: tuple[str, ...] = ("qwen3-0.6b", "qwen3-8b"),
     ways: Sequence[str] = tuple(WAYS),
 ) -> Iterator[dict[str, Any]]:
-    """Yield every figure."""
-    for name, way in product(models, ways):
+    """Yield every figure, those of the usual ways of all models first."""
+    for name, way in sorted(product(models, ways), key=lambda each: each[1] not in BOTH):
         config, about = CONFIGS[name], {"model": name, "way": way}
         # large models take long to start: two ways of them say enough
         if (way == "batch invariant" and device == "cpu") or (name != models[0] and way not in BOTH):
@@ -167,7 +173,7 @@ def main() -> None:
     arguments = parser.parse_args()
     limits = {"bytes_per_s": 1e10, "flops": 1e11}
     if arguments.device == "cuda":
-        from benchmarks.gpu.run_all import ceilings
+        from benchmarks.gpu.parts import ceilings
 
         limits = ceilings()
     for line in figures(limits, arguments.device, tuple(arguments.models), arguments.ways):

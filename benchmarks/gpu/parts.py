@@ -1,9 +1,8 @@
-"""Build, check and time everything of the device cuda on a GPU: `python -m benchmarks.gpu.run_all`.
+"""The parts of `benchmarks.gpu.run_all`, which runs this module in a process of its own.
 
-Each part prints JSON lines and does not end the others when it fails: kernels beside the reference, bits in other
-cuts, shares of the bandwidth and of the matrix rate that this GPU reaches in the same run, and whole engines beside the
-device reference. Times are medians of `RUNS`, by events of the GPU. `--parts` chooses some; those that time nothing may
-run beside each other, in processes of their own.
+Each prints JSON lines: kernels beside the reference, bits in other cuts, shares of the bandwidth and of the matrix rate
+that this GPU reaches in the same run, and whole engines beside the device reference. Times are medians of `RUNS`, by
+events of the GPU.
 """
 
 from __future__ import annotations
@@ -15,12 +14,16 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import groupby, islice
+from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
@@ -51,6 +54,9 @@ RUNS: Final = 7
 AHEAD_CYCLES: Final = 4_000_000
 """Some 2 ms."""
 INVARIANT, FASTEST = CudaRuntime(is_invariant=True), CudaRuntime()
+PROCESSES, SHARES = 12, 6
+"""Processes that check operators, and parts of the examples of operators in `CODED`."""
+CODED: Final = ("prepare_coded", "prepare_quantized")
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 """Those of Qwen3-8B."""
 
@@ -86,29 +92,50 @@ def ceilings() -> dict[str, float]:
     return {"bytes_per_s": 2 * x.nbytes / seconds(lambda: y.copy_(x)), "flops": 2 * 8192**3 / seconds(lambda: a @ b)}
 
 
-def check_operators() -> Iterator[dict[str, Any]]:
-    """Yield the largest difference of each kernel from the reference, as a share of what is allowed."""
-    ops = INVARIANT.bind()
+def check_operators(processes: int = PROCESSES) -> Iterator[dict[str, Any]]:
+    """Yield the largest difference of each kernel from the reference, as a share of what is allowed, or why it failed.
+
+    Most of the time goes into the compilation of some 500 variants: processes do this beside each other.
+    """
     # products of codes have by far the most variants to be compiled
-    for choice in sorted(ops.choices, key=lambda each: each.operator in ("prepare_coded", "prepare_quantized")):
-        if choice.implementation != "triton":
-            continue
-        operator = operators()[choice.operator]
-        for dtype, allowed in operator.tolerance.items():
-            worst = 0.0
-            for arguments in operator.examples(dtype):
-                placed = [moved(each) for each in arguments]
-                found, expected = (
-                    (each,) if isinstance(each, Tensor) else each
-                    for each in (
-                        operator.trial(getattr(ops, operator.name), *placed),
-                        operator.trial(operator.reference, *arguments),
-                    )
+    chosen = [each.operator for each in INVARIANT.bind().choices if each.implementation == "triton"]
+    chosen.sort(key=lambda name: name in CODED)
+    dtypes = [(name, dtype) for name in chosen for dtype in operators()[name].tolerance]
+    shares = [(name, dtype, part) for name, dtype in dtypes for part in range(SHARES if name in CODED else 1)]
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        results = zip(shares, pool.map(checked, shares), strict=True)
+        for (name, dtype), group in groupby(results, lambda each: each[0][:2]):
+            yield {"operator": name, "dtype": str(dtype), **merged([found for _, found in group])}
+
+
+def merged(found: Sequence[float | str]) -> dict[str, Any]:
+    """Return the largest of what `checked` returns, or a failure where there is one."""
+    failures = [each for each in found if isinstance(each, str)]
+    return {"failed": failures[0]} if failures else {"of_allowed": max(found)}
+
+
+def checked(share: tuple[str, torch.dtype, int]) -> float | str:
+    """Return what `check_operators` yields for a part of the examples of an operator. share: its name, the type of the
+    examples, and which part of them."""
+    name, dtype, part = share
+    operator, ops, worst = operators()[name], INVARIANT.bind(), 0.0
+    try:
+        for arguments in islice(operator.examples(dtype), part, None, SHARES if name in CODED else 1):
+            placed = [moved(each) for each in arguments]
+            found, expected = (
+                (each,) if isinstance(each, Tensor) else each
+                for each in (
+                    operator.trial(getattr(ops, name), *placed),
+                    operator.trial(operator.reference, *arguments),
                 )
-                for one, other in zip(found, expected, strict=True):
-                    difference = (one.cpu().double() - other.double()).abs() / (1 + other.double().abs())
-                    worst = max(worst, float(difference.max()))
-            yield {"operator": operator.name, "dtype": str(dtype), "of_allowed": worst / allowed}
+            )
+            for one, other in zip(found, expected, strict=True):
+                difference = (one.cpu().double() - other.double()).abs() / (1 + other.double().abs())
+                worst = max(worst, float(difference.max()))
+    except Exception as error:  # the other operators are still of use
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"[:500]
+    return worst / operator.tolerance[dtype]
 
 
 def step(rows: int, queries: int, length: int) -> tuple[AttentionMetadata, Tensor, Tensor, Tensor, Tensor]:
@@ -294,49 +321,55 @@ def engines() -> Iterator[dict[str, Any]]:
         }
 
 
+LIMITS: Final[dict[str, float]] = {}
+"""What `ceilings` returns, for the parts that time something."""
+PARTS: Final[dict[str, Callable[[], Iterator[dict[str, Any]]]]] = {
+    "operators": check_operators,
+    "bits": check_bits,
+    "sampler": check_sampler,
+    "engines": engines,
+    "start": start,
+    "exact-ways": partial(exactness, WAYS, is_one=True),
+    "other-ways": partial(exactness, OTHERS, is_one=False),
+    "swaps": swaps,
+    "logprobs": logprobs,
+    "ranks": ranks,
+    "kernel-times": partial(time_kernels, LIMITS),
+    "small-times": small,
+    "tile-times": tiles,
+    "sampler-times": partial(time_sampler, LIMITS),
+    "figures": partial(figures, LIMITS),
+    "overlap": partial(overlap, LIMITS),
+    "persistent": partial(persistent, LIMITS),
+}
+_TIMED: Final = ("-times", "figures", "overlap", "persistent")
+"""Ends of the names of parts that need `LIMITS`."""
+
+
+def printed(name: str) -> bool:
+    """Run a part and print its lines, the last of which ends it; return whether it has not failed."""
+    begun, failure = time.monotonic(), {}
+    try:
+        for line in PARTS[name]():
+            print(json.dumps(line), flush=True)
+    except Exception as error:  # the supervisor goes on with the other parts
+        traceback.print_exc()
+        failure = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    print(json.dumps({"part": name, "s": round(time.monotonic() - begun, 1), **failure}), flush=True)
+    return not failure
+
+
 def main() -> int:
-    """Run every part; return 1 where one has failed."""
-    limits: dict[str, float] = {}
-
-    def measured() -> Iterator[dict[str, Any]]:
-        limits.update(ceilings())
-        yield dict(limits)
-
-    parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "operators": check_operators,
-        "bits": check_bits,
-        "sampler": check_sampler,
-        "engines": engines,
-        "start": start,
-        "exact-ways": partial(exactness, WAYS, is_one=True),
-        "other-ways": partial(exactness, OTHERS, is_one=False),
-        "swaps": swaps,
-        "logprobs": logprobs,
-        "ranks": ranks,
-        "kernel-times": partial(time_kernels, limits),
-        "small-times": small,
-        "tile-times": tiles,
-        "sampler-times": partial(time_sampler, limits),
-        "figures": partial(figures, limits),
-        "overlap": partial(overlap, limits),
-        "persistent": partial(persistent, limits),
-    }
+    """Run parts up to the first that fails, after which a GPU may be of no use to this process; return 1 there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=list(parts), choices=parts)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     chosen = parser.parse_args().parts
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
-    num_failed = 0
-    is_timed = any(name.endswith(("-times", "figures", "overlap", "persistent")) for name in chosen)
-    for name, part in [*([("limits", measured)] if is_timed else []), *((name, parts[name]) for name in chosen)]:
-        begun = time.monotonic()
-        try:
-            for line in part():
-                print(json.dumps(line), flush=True)
-        except Exception:  # the other parts are still of use
-            num_failed += 1
-            traceback.print_exc()
-        print(json.dumps({"part": name, "s": round(time.monotonic() - begun, 1)}), flush=True)
-    return int(num_failed > 0)
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    print(json.dumps({**about, "parts": chosen}), flush=True)
+    if any(name.endswith(_TIMED) for name in chosen):
+        LIMITS.update(ceilings())
+        print(json.dumps(LIMITS), flush=True)
+    return int(not all(printed(name) for name in chosen))
 
 
 if __name__ == "__main__":

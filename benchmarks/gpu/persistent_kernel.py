@@ -21,6 +21,8 @@ ROWS = tl.constexpr(16)
 """Of an instruction of tensor cores."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 UNSEEN = tl.constexpr(-1.0e30)
+RETURNS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
+"""Whether Triton compiles functions that return early here, which takes no register more; before it does not."""
 
 
 @triton.jit
@@ -173,14 +175,16 @@ def _attend(
 ):  # fmt: skip
     """Attend with the queries of a row that share a head of keys, to one chunk; the last to arrive merges chunks.
 
-    k, v: what `_earlier` returns. The newest chunk's program writes the new key and value to the cache.
+    k, v: what `_earlier` returns. The newest chunk's program writes the new key and value to the cache. Chunks behind
+    the end write nothing.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     head, row, chunk = item % KV_HEADS, item // KV_HEADS % M, item // KV_HEADS // M
     length, one = tl.load(lengths + row), tl.arange(0, 1)
     chunks = (length + CHUNK - 1) // CHUNK
-    if chunk >= chunks:
-        return
+    if RETURNS:  # noqa: SIM102 - known to the compiler, which does not see the return otherwise
+        if chunk >= chunks:
+            return
     d, g = tl.arange(0, D), tl.arange(0, ROWS)
     live = g < GROUP
     angles += tl.load(positions + row) * D
@@ -203,18 +207,19 @@ def _attend(
     p = tl.exp2(s - peak[:, None])
     total = tl.sum(p, 1)
     sums = tl.dot(p.to(TYPE), v.to(TYPE), input_precision="ieee")
-    if chunks > 1:
+    is_last = (chunk == 0) & (chunks == 1)
+    if (chunk < chunks) & (chunks > 1):
         of_head = (row * KV_HEADS + head) * num_chunks
         at, at_sums = g * 2, g[:, None] * D + d[None, :]
         tl.store(peaks + (of_head + chunk) * ROWS * 2 + at, peak, mask=live)
         tl.store(peaks + (of_head + chunk) * ROWS * 2 + at + 1, total, mask=live)
         tl.store(parts + (of_head + chunk) * ROWS * D + at_sums, sums, mask=live[:, None])
         tl.debug_barrier()
-        if tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel") != chunks - 1:
-            return
-        tl.store(arrived + row * KV_HEADS + head, 0)
+        is_last = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel") == chunks - 1
+        if is_last:
+            tl.store(arrived + row * KV_HEADS + head, 0)
         peak, total, sums = tl.full([ROWS], UNSEEN, tl.float32), tl.zeros([ROWS], tl.float32), sums * 0.0
-        for number in range(chunks):
+        for number in range(tl.where(is_last, chunks, 0)):
             found = tl.load(peaks + (of_head + number) * ROWS * 2 + at, mask=live, other=0.0)
             weight = tl.load(peaks + (of_head + number) * ROWS * 2 + at + 1, mask=live, other=0.0)
             part = tl.load(parts + (of_head + number) * ROWS * D + at_sums, mask=live[:, None], other=0.0)
@@ -222,9 +227,10 @@ def _attend(
             kept, added = tl.exp2(peak - higher), tl.exp2(found - higher)
             peak, total = higher, total * kept + weight * added
             sums = sums * kept[:, None] + part * added[:, None]
-    result = sums / tl.where(live, total, 1.0)[:, None]
+    written = g < tl.where(is_last, GROUP, 0)
+    result = sums / tl.where(written, total, 1.0)[:, None]
     out = attended + (row * HEADS + head * GROUP + g)[:, None] * D + d[None, :]
-    tl.store(out, result.to(attended.dtype.element_ty), mask=live[:, None])
+    tl.store(out, result.to(attended.dtype.element_ty), mask=written[:, None])
 
 
 @triton.jit(do_not_specialize=["M", "num_chunks", "first_layer", "last_layer", "table_stride"])

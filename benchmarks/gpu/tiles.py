@@ -61,7 +61,7 @@ def products(rows: Sequence[int] = (1, 32)) -> Iterator[dict[str, Any]]:
 
 def prompts(lengths: Sequence[int] = (2048, 8192)) -> Iterator[dict[str, Any]]:
     """Yield the time of the attention of each prompt with each tile."""
-    from benchmarks.gpu.run_all import DIM, step
+    from benchmarks.gpu.parts import DIM, step
 
     for length, changes in product(lengths, OF_PROMPTS):
         metadata, q, k, v, cache = step(1, length, length)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.figures import idle_share
+from benchmarks.gpu.figures import idle_share, spans_on
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,13 @@ from benchmarks.gpu.figures import idle_share
 )
 def test_idle_is_what_neither_of_works_beside_each_other_covers(spans: list[tuple[float, float]], share: float) -> None:
     assert idle_share(spans) == share
+
+
+def test_a_profiles_events_are_those_of_their_device() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        torch.zeros(3) + 1
+    events = profiled.events() or []
+    spans = spans_on(DeviceType.CPU, events)
+    assert len(spans) == len(events) >= 2
+    assert spans[0][0] < spans[-1][1]
+    assert not spans_on(DeviceType.CUDA, events)

@@ -1,0 +1,107 @@
+"""Check and time everything of the device cuda on a GPU: `python -m benchmarks.gpu.run_all [--parts start overlap]`.
+
+The parts (`benchmarks/gpu/parts.py`) print JSON lines as they find something, and run in one process, which is started
+again with the others after a part that fails, ends the process or takes longer than `--part-seconds`. After `--seconds`
+all is stopped, and what has not run is named: a machine that is lent for a while returns what it has found by then.
+Parts that time nothing may run beside each other, in calls of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Timer
+from typing import Any, Final
+
+COMMAND: Final = (sys.executable, "-m", "benchmarks.gpu.parts")
+"""Takes `--parts`, prints a line with their names as `parts`, and after the lines of each one with its name as `part`,
+which says `failed` where it has."""
+
+
+def run_all(parts: Sequence[str], seconds: float, part_seconds: float, command: Sequence[str]) -> dict[str, str]:
+    """Run parts, or all of them where none is given, and print their lines. Return why some have failed, by names."""
+    end, failed = time.monotonic() + seconds, dict[str, str]()
+    left = [*parts]
+    while True:
+        known, ended, why = _run([*command, *(["--parts", *left] if left else [])], end, part_seconds)
+        if not known:
+            return failed | dict.fromkeys(left or ["all"], f"not begun: {why}")
+        left, failures = known[len(ended) :], {name: each for name, each in ended.items() if each}
+        if left and not failures:
+            failures = {left[0]: why}
+            print(json.dumps({"part": left.pop(0), "failed": why}), flush=True)
+        failed |= failures
+        if left and time.monotonic() >= end:
+            return failed | dict.fromkeys(left, "not run: its time was over")
+        if not left:
+            return failed
+
+
+def _run(command: Sequence[str], end: float, part_seconds: float) -> tuple[list[str], dict[str, str], str]:
+    """Run a process, no longer than until `end`, and each of its parts for `part_seconds`. Return the names that it
+    prints, for each part that has ended why it failed ("" where it has not), and how the process ended."""
+    known, ended, stopped = list[str](), dict[str, str](), list[str]()
+
+    def stop(process: subprocess.Popen[str], after: float) -> None:
+        stopped.append(f"stopped after {after:.0f} s")
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def watch(process: subprocess.Popen[str]) -> Timer:
+        allowed = max(0.0, min(part_seconds, end - time.monotonic()))
+        timer = Timer(allowed, stop, [process, allowed])
+        timer.start()
+        return timer
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        timer = watch(process)
+        try:
+            assert process.stdout is not None
+            for text in process.stdout:
+                print(text, end="", flush=True)
+                line = _line(text)
+                known = line.get("parts", known)
+                if "part" in line:
+                    ended[line["part"]] = line.get("failed", "")
+                    timer.cancel()
+                    timer = watch(process)
+            code = process.wait()
+        except BaseException:
+            stop(process, 0.0)
+            raise
+        finally:
+            timer.cancel()
+    return known, ended, stopped[0] if stopped else f"its process ended with status {code}"
+
+
+def _line(text: str) -> dict[str, Any]:
+    """Return the JSON object of a line; an empty one where it is something else, such as a library's message."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def main() -> int:
+    """Run the parts and print why some have failed; return 1 where one has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=[], help="only these; by default all")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which all is stopped")
+    parser.add_argument("--part-seconds", type=float, default=900.0, help="after which a part is stopped")
+    arguments = parser.parse_args()
+    failed = run_all(arguments.parts, arguments.seconds, arguments.part_seconds, COMMAND)
+    print(json.dumps({"failed": failed}), flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
