@@ -78,9 +78,14 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def moved(value: Any) -> Any:
-    """Return a tensor, or a mapping of them, on the GPU; anything else as it is."""
+    """Return a tensor, or what has some (a mapping, a tuple, the metadata of a step), on the GPU; else the same."""
     if isinstance(value, dict):
         return {name: moved(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return value._make(map(moved, value)) if hasattr(value, "_make") else tuple(map(moved, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: moved(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
+        return dataclasses.replace(value, **fields)
     return value.cuda() if isinstance(value, Tensor) else value
 
 

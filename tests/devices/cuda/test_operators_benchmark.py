@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from benchmarks.gpu import parts
+from benchmarks.gpu.parts import moved
 from octavo.devices.cuda.runtime import CudaRuntime
+from octavo.ops.registry import operators
 
 
-@pytest.fixture(autouse=True)
-def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in an argument of an operator."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else vars_of(value)
+    return [each for part in parts for each in tensors_in(part)]
+
+
+def vars_of(value: Any) -> Iterable[Any]:
+    return [getattr(value, each.name) for each in fields(value)] if is_dataclass(value) else ()
+
+
+def test_all_tensors_of_all_examples_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "cuda", lambda tensor: tensor.to("meta"))
+    for operator in operators().values():
+        for arguments in operator.examples(torch.float32):
+            there = tensors_in(tuple(moved(each) for each in arguments))
+            assert len(there) == len(tensors_in(arguments)) > 0, operator.name
+            assert all(each.is_meta for each in there), operator.name
+
+
+@pytest.fixture
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "moved", lambda value: value)
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_all_shares_of_an_operators_examples_agree_with_the_reference() -> None:
     assert parts.merged([parts.checked((name, torch.float32, 0)) for name in ("rms_norm", "rotary")])["of_allowed"] <= 1
     found = [parts.checked(("prepare_quantized", torch.float32, part)) for part in range(parts.SHARES)]
     assert parts.merged(found)["of_allowed"] <= 1
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_a_kernel_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         raise RuntimeError(f"no room for {kernel}")
