@@ -253,26 +253,31 @@ class BlockPool:
 
     def check(self, expected_counts: dict[int, int]) -> None:
         """Prove the accounting against the users' own count of each block. Raises AssertionError."""
-        for block in range(1, self.num_blocks + 1):
-            have, want = self._counts[block], expected_counts.get(block, 0)
-            assert have == want, f"block {block} has count {have}, its users are {want}"
-        assert self._counts[0] == 0, "the null block is in use"
-        assert 0 not in expected_counts, "a table holds the null block"
-        cached = {block for block in range(1, self.num_blocks + 1) if block in self._cached}
-        free = set(self._empty) | cached
+        counts = [0] * len(self._counts)
+        for block, want in expected_counts.items():
+            counts[block] = want
+        assert counts[0] == 0, "a table holds the null block"
+        if counts != self._counts:
+            assert self._counts[0] == 0, "the null block is in use"
+            for block, (have, want) in enumerate(zip(self._counts, counts, strict=True)):
+                assert have == want, f"block {block} has count {have}, its users are {want}"
+        # sets, not loops over all blocks: tests ask after each step
+        empty, cached = set(self._empty), set(self._cached)
+        free = empty | cached
         assert len(free) == len(self._empty) + len(cached) == self.num_free_blocks, (
             "a block is free twice, or not counted"
         )
-        assert free == {b for b in range(1, self.num_blocks + 1) if self._counts[b] == 0}, (
-            "free lists and counts differ"
-        )
-        contents = {b: content for b, content in enumerate(self._contents) if content is not None}
-        assert {content.digest: b for b, content in contents.items()} == self._index, "the prefix index is wrong"
-        assert {(content.parent, b) for b, content in contents.items()} == {
-            (parent, b) for parent, blocks in self._after.items() for b in blocks
+        used = {block for block, count in expected_counts.items() if count}
+        assert free == set(range(1, len(counts))) - used, "free lists and counts differ"
+        contents = {block: self._contents[block] for block in self._index.values()}
+        digests = [None if content is None else content.digest for content in contents.values()]
+        num_contents = len(self._contents) - self._contents.count(None)
+        assert (digests, len(contents)) == (list(self._index), num_contents), "the prefix index is wrong"
+        assert {(content.parent, block) for block, content in contents.items() if content is not None} == {
+            (parent, block) for parent, blocks in self._after.items() for block in blocks
         }, "the index of successors is wrong"
-        assert all(b not in contents for b in self._empty), "an empty block has content"
-        assert all(b in contents for b in cached), "a cached block has no content"
+        assert empty.isdisjoint(contents), "an empty block has content"
+        assert cached <= contents.keys(), "a cached block has no content"
 
 
 class CachedBytes:

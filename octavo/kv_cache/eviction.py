@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol
 
 
@@ -11,6 +13,10 @@ class Eviction(Protocol):
     """The cached blocks without users, in the order in which they are evicted."""
 
     def __contains__(self, block: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the blocks, in any order."""
+        ...
 
     def add(self, block: int, num_hits: int) -> None:
         """Add a block without users that was found `num_hits` times. Tails come before their heads."""
@@ -38,6 +44,9 @@ class SpareFirst:
 
     def __contains__(self, block: object) -> bool:
         return block in self._spare or block in self._others
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._spare, self._others)
 
     def add(self, block: int, num_hits: int) -> None:
         self._others.add(block, num_hits)
@@ -67,6 +76,9 @@ class LeastRecentlyUsed:
 
     def __contains__(self, block: object) -> bool:
         return block in self._blocks
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
 
     def add(self, block: int, num_hits: int) -> None:
         self._blocks[block] = None
@@ -100,6 +112,9 @@ class GreedyDual:
 
     def __contains__(self, block: object) -> bool:
         return block in self._entries
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._entries)
 
     def add(self, block: int, num_hits: int) -> None:
         self._count += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from octavo.kv_cache.block_pool import BlockPool, CachedBytes, Content
-from octavo.kv_cache.eviction import GreedyDual
+from octavo.kv_cache.eviction import GreedyDual, LeastRecentlyUsed
 
 
 def named(digest: bytes, parent: bytes = b"root", token_ids: tuple[int, ...] = ()) -> Content:
@@ -144,6 +146,34 @@ def test_check_sees_a_wrong_count() -> None:
     block = pool.allocate()
     with pytest.raises(AssertionError, match=f"block {block} has count 1, its users are 0"):
         pool.check({})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda pool: pool._empty.append(pool._empty[0]), "a block is free twice"),
+        (lambda pool: pool._cached.pop(), "a block is free twice, or not counted"),
+        (lambda pool: (pool._cached.pop(), pool._cached.add(1, 0)), "free lists and counts differ"),
+        (lambda pool: pool._index.update(other=1), "the prefix index is wrong"),
+        (lambda pool: pool._index.clear(), "the prefix index is wrong"),
+        (lambda pool: pool._contents.__setitem__(1, None), "the prefix index is wrong"),
+        (lambda pool: pool._after.clear(), "the index of successors is wrong"),
+        (lambda pool: pool._empty.__setitem__(0, pool._cached.pop()) or pool._cached.add(4, 0), "has content"),
+    ],
+)
+@pytest.mark.parametrize("eviction", [LeastRecentlyUsed, GreedyDual])
+def test_check_sees_what_was_spoilt(
+    spoil: Callable[[BlockPool], object], said: str, eviction: type[LeastRecentlyUsed]
+) -> None:
+    pool = BlockPool(4, eviction())
+    used, free = pool.allocate(), pool.allocate()
+    for block in (used, free):
+        pool.publish(block, named(b"%d" % block))
+    pool.release(free)
+    pool.check({used: 1})
+    spoil(pool)
+    with pytest.raises(AssertionError, match=said):
+        pool.check({used: 1})
 
 
 def test_the_block_that_begins_most_alike_is_found_among_those_after_a_prefix() -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.draft_heads import EagleHead
+from training.octavo_tiny.batches import RowShape
 from training.octavo_tiny.draft_head import Head, loss_of, train
 from training.octavo_tiny.export import load_exported
 
@@ -19,7 +20,8 @@ TRAINED = Path(__file__).parents[1] / "data" / "octavo-tiny-eagle"
 
 
 def test_what_is_written_is_a_head_that_the_engine_reads(tmp_path: Path) -> None:
-    train(MODEL, tmp_path / "head", minutes=0.001, intermediate_size=32)
+    # processors without products of bfloat16 take a minute for a batch of the usual size
+    train(MODEL, tmp_path / "head", minutes=0.001, intermediate_size=32, rows=RowShape(rows=1, length=128))
     config = EagleHead.read(Checkpoint.open(tmp_path / "head"))
     assert (config.hidden_size, config.intermediate_size, config.has_embedding) == (256, 32, False)
 

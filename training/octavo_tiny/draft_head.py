@@ -104,8 +104,10 @@ def loss_of(head: Head, model: Network, ids: Tensor, is_counted: Tensor) -> Tens
     return loss
 
 
-def train(model_path: Path, output: Path, minutes: float, intermediate_size: int, seed: int = 0) -> None:
-    """Train for about `minutes`, with a falling learning rate, and write the checkpoint."""
+def train(
+    model_path: Path, output: Path, minutes: float, intermediate_size: int, seed: int = 0, rows: RowShape = ROWS
+) -> None:
+    """Train for about `minutes`, with a falling learning rate, and write the checkpoint. rows: of a batch."""
     torch.manual_seed(seed)
     model, tokenizer = load_exported(model_path)
     model.requires_grad_(requires_grad=False)
@@ -117,14 +119,14 @@ def train(model_path: Path, output: Path, minutes: float, intermediate_size: int
         torch.optim.Muon(matrices, lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=0.01, weight_decay=0.0),
     ]
-    stream = PackedStream(tokenizer, seed, ROWS, ROWS, FIRST_NEW_DOCUMENT)
+    stream = PackedStream(tokenizer, seed, rows, rows, FIRST_NEW_DOCUMENT)
     began, num_steps = time.monotonic(), 0
     while (share := (time.monotonic() - began) / (60 * minutes)) < 1:
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = 0.01 * min(1.0, (num_steps + 1) / 20) * max(0.02, 1 - share)
-        rows, targets = stream.next_batch(0.0, LATE_WEIGHTS)
+        ids, targets = stream.next_batch(0.0, LATE_WEIGHTS)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(head, model, torch.tensor(rows), torch.tensor(targets) != IGNORED)
+            loss = loss_of(head, model, torch.tensor(ids), torch.tensor(targets) != IGNORED)
         loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
             optimizer.step()
