@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,10 +18,14 @@ settings.register_profile("local", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 # in engines and servers too, also those in processes of their own
 os.environ["OCTAVO_THREADS"] = "1"
+# processes that may not keep compiled modules compile octavo at each start, a fifth of its time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # 4 GiB are a quarter of a million blocks of a tiny model, whose lists take longer than its weights
 os.environ["OCTAVO_SWAP_SPACE"] = "0.0625"
-# a process with transformers and all tests has a million objects, and most engines make cycles of few
+# most engines make cycles of few objects
 gc.set_threshold(10_000, 20, 20)
+_num_modules = 0
+"""How many were imported when the last were kept out of the search for garbage."""
 
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
@@ -66,6 +71,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("long") is not None]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Keep what was imported out of the search for garbage, which takes 0.3 s for the million objects of transformers
+    and all tests."""
+    global _num_modules
+    if len(sys.modules) > _num_modules + 50:
+        gc.collect()
+        gc.freeze()
+        _num_modules = len(sys.modules)
+
+
+def pytest_unconfigure() -> None:
+    """What lives until the interpreter ends is released there, compiled objects with it."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
