@@ -104,6 +104,8 @@ def test_so_does_any_engine(args: dict[str, Any], old: Path, new: Path) -> None:
         after = generated(llm)
         llm.update_weights_from_disk(old)
         assert generated(llm) == before
+    # several ranks give the results of one
+    args = {name: value for name, value in args.items() if not name.endswith("parallel_size")}
     with opened(new, **args) as expected:
         assert after == generated(expected)
 
