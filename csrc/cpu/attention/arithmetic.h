@@ -38,10 +38,10 @@ struct Bfloat16Products {
 };
 #endif
 
-// Sixteen units that lie as operands.
+// Sixteen units that lie as operands. A source reads a vector of pieces of `kBytes` for 16 lanes, each of `kUnits` units.
 struct Plain {
-  static constexpr int kBytes = 64;
-  static Floats get(const std::uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+  static constexpr int kBytes = 64, kUnits = 1;
+  static void read(const std::uint8_t* p, Floats (&units)[1]) { units[0] = load(reinterpret_cast<const float*>(p)); }
 };
 
 // Prefetches the line at `p` into the second-level cache: blocks lie apart, and the processor foresees only neighbours.
@@ -52,34 +52,35 @@ struct Count {
   static constexpr int value = N;
 };
 
-// Rows whose sums fit the registers beside the operands.
-constexpr int kScoreRows = 8;
-constexpr int kValueRows = 8;
+// Rows whose sums fit the registers beside the operands; with sixteen registers half as many, for two vectors of them
+// have as many products and fewer loads.
+constexpr int kScoreRows = kLanes == 16 ? 8 : 4;
+constexpr int kValueRows = kScoreRows;
 
-// Calls `f` with the number of rows as a constant.
-template <class F>
+// Calls `f` with the number of rows, at most kScoreRows, as a constant.
+template <int kRows = 1, class F>
 inline void with_rows(int rows, const F& f) {
-  switch (rows) {
-    case 1: return f(Count<1>());
-    case 2: return f(Count<2>());
-    case 3: return f(Count<3>());
-    case 4: return f(Count<4>());
-    case 5: return f(Count<5>());
-    case 6: return f(Count<6>());
-    case 7: return f(Count<7>());
-    default: return f(Count<8>());
+  if constexpr (kRows < kScoreRows) {
+    if (rows > kRows) return with_rows<kRows + 1>(rows, f);
   }
+  f(Count<kRows>());
 }
 
-// Vector `j` of a run of 16-unit pieces that `Source` reads; a piece is one vector, or two narrow ones.
+// Bytes of a vector of what `Source` reads; a piece is one vector, or two narrow ones.
 template <class Source>
-inline Floats vector_at(const std::uint8_t* pieces, int j) {
-  return Source::get(pieces + j * (Source::kBytes * kLanes / 16));
-}
+constexpr int kVectorBytes = Source::kBytes * kLanes / 16;
 
 constexpr int kVectorsPerTile = kTileKeys / kLanes;
 
-// scores[r][key] = sum over units of q[unit][r] * keys, for `Vectors` vectors of keys, one piece apart from unit to unit;
+// Vectors, a power of two and at most `most`, whose sums for so many rows fit the registers beside what they are made of.
+template <class Source>
+constexpr int vectors_at_once(int rows, int most) {
+  constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+  while (most > 1 && most * (rows + Source::kUnits) > kRegisters - 2) most /= 2;
+  return most;
+}
+
+// scores[r][key] = sum over units of q[unit][r] * keys, for `Vectors` vectors of keys, one piece apart from units to units;
 // meanwhile fetches what lies in the same places from `ahead` on.
 template <class Products, class Source, int Rows, int Vectors>
 [[gnu::always_inline]] inline void score_vectors(const float* q, const std::uint8_t* const* keys, const std::uint8_t* const* ahead,
@@ -89,19 +90,22 @@ template <class Products, class Source, int Rows, int Vectors>
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) sums[r][j] = zero();
-  for (int unit = 0; unit < units; ++unit) {
-    Floats key[Vectors];
+  constexpr int kUnits = Source::kUnits;
+  for (int unit = 0; unit < units; unit += kUnits) {
+    Floats key[Vectors][kUnits];
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) {
-      key[j] = Source::get(keys[j] + unit * Source::kBytes);
-      bring(ahead[j] + unit * Source::kBytes);
+      Source::read(keys[j] + unit / kUnits * Source::kBytes, key[j]);
+      bring(ahead[j] + unit / kUnits * Source::kBytes);
     }
+#pragma GCC unroll 2
+    for (int u = 0; u < kUnits; ++u)
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      const Floats query = all(q[unit * kScoreRows + r]);
+      for (int r = 0; r < Rows; ++r) {
+        const Floats query = all(q[(unit + u) * kScoreRows + r]);
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) sums[r][j] = Products::multiply_add(sums[r][j], key[j], query);
-    }
+        for (int j = 0; j < Vectors; ++j) sums[r][j] = Products::multiply_add(sums[r][j], key[j][u], query);
+      }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
@@ -121,7 +125,7 @@ template <class Products, class Source>
   }
   with_rows(rows, [&](auto count) {
     constexpr int kRows = decltype(count)::value;
-    constexpr int kMost = (kLanes == 16 ? 2 : 1) * (kRows <= 6 ? 2 : 1);
+    constexpr int kMost = vectors_at_once<Source>(kRows, 4);
     int j = low * kVectorsPerTile;
     const int end = high * kVectorsPerTile;
     for (; j + kMost <= end; j += kMost)
@@ -131,7 +135,7 @@ template <class Products, class Source>
   });
 }
 
-// Values that lie side by side: [units][padded_dim], multiplied with `units` weights from `first_unit` on.
+// Values that lie side by side: [units][padded_dim] or pairs of units, multiplied with `units` weights from `first_unit` on.
 struct Segment {
   const std::uint8_t* values;
   const std::uint8_t* ahead;  // what is read next time in the place of `values`
@@ -143,7 +147,7 @@ struct Segment {
 template <class Products, class Source, int Rows, int Vectors>
 [[gnu::always_inline]] inline void add_vectors(const Segment* segments, int count, const float* weights, const float* factors, float* sums,
                         int dim, int first) {
-  constexpr int kStride = kChunkKeys / Products::kPerUnit;
+  constexpr int kStride = kChunkKeys / Products::kPerUnit, kUnits = Source::kUnits;
   Floats added[Rows][Vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
@@ -155,18 +159,22 @@ template <class Products, class Source, int Rows, int Vectors>
     const std::uint8_t* values = segments[s].values + first * Source::kBytes / 16;
     const std::uint8_t* ahead = segments[s].ahead + first * Source::kBytes / 16;
     const float* weight = weights + segments[s].first_unit;
-    for (int unit = 0; unit < segments[s].units; ++unit) {
-      Floats value[Vectors];
+    for (int unit = 0; unit < segments[s].units; unit += kUnits, values += row_bytes, ahead += row_bytes) {
+      Floats value[Vectors][kUnits];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) {
-        value[j] = vector_at<Source>(values + unit * row_bytes, j);
-        bring(ahead + unit * row_bytes + j * (Source::kBytes * kLanes / 16));
+        Source::read(values + j * kVectorBytes<Source>, value[j]);
+        bring(ahead + j * kVectorBytes<Source>);
       }
+#pragma GCC unroll 2
+      for (int u = 0; u < kUnits; ++u) {
+        if (u > 0 && unit + u == segments[s].units) break;  // what lies behind the last value may be NaN
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        const Floats shared = all(weight[r * kStride + unit]);
+        for (int r = 0; r < Rows; ++r) {
+          const Floats shared = all(weight[r * kStride + unit + u]);
 #pragma GCC unroll 8
-        for (int j = 0; j < Vectors; ++j) added[r][j] = Products::multiply_add(added[r][j], value[j], shared);
+          for (int j = 0; j < Vectors; ++j) added[r][j] = Products::multiply_add(added[r][j], value[j][u], shared);
+        }
       }
     }
   }
@@ -181,7 +189,7 @@ template <class Products, class Source>
                                 float* sums, int dim) {
   with_rows(rows, [&](auto number) {
     constexpr int kRows = decltype(number)::value;
-    constexpr int kMost = kLanes == 16 ? (kRows <= 2 ? 8 : kRows <= 4 ? 4 : 2) : kRows <= 2 ? 4 : kRows <= 6 ? 2 : 1;
+    constexpr int kMost = vectors_at_once<Source>(kRows, 8);
     const auto add = [&](auto vectors, int first) {
       add_vectors<Products, Source, kRows, decltype(vectors)::value>(segments, count, weights, factors, sums, dim,
                                                                      first);

@@ -65,20 +65,31 @@ inline Floats from_e4m3(Codes x) {
 }
 #endif
 
-// `count` (a multiple of 16) pairs as float32, the first of each pair to `even`, the second to `odd`, in steps of 16.
+// Pairs that are two units of float32, widened where they are used.
+template <Type Stored>
+struct Pairs {
+  static constexpr int kBytes = Stored == Type::bfloat16 ? 64 : 32, kUnits = 2;
+  static void read(const std::uint8_t* p, Floats (&units)[2]) {
+    if constexpr (Stored == Type::bfloat16) {
+      const Floats both = load(reinterpret_cast<const float*>(p));
+      units[0] = low_half(both), units[1] = high_half(both);
+    } else {
+      const Codes both = load_pairs(p);
+      constexpr bool kIsInteger = Stored == Type::int8;
+      units[0] = kIsInteger ? from_int8(low_byte(both)) : from_e4m3(low_byte(both));
+      units[1] = kIsInteger ? from_int8(high_byte(both)) : from_e4m3(high_byte(both));
+    }
+  }
+};
+
+// Sixteen pairs as float32, the first of each pair to `even`, the second to `odd`.
 template <Type Stored>
 inline void split_pairs(const std::uint8_t* pairs, float* even, float* odd) {
   for (int i = 0; i < 16; i += kLanes) {
-    if constexpr (Stored == Type::bfloat16) {
-      const Floats both = load(reinterpret_cast<const float*>(pairs) + i);
-      store(even + i, low_half(both));
-      store(odd + i, high_half(both));
-    } else {
-      const Codes both = load_pairs(pairs + 2 * i);
-      constexpr bool kIsInteger = Stored == Type::int8;
-      store(even + i, kIsInteger ? from_int8(low_byte(both)) : from_e4m3(low_byte(both)));
-      store(odd + i, kIsInteger ? from_int8(high_byte(both)) : from_e4m3(high_byte(both)));
-    }
+    Floats both[2];
+    Pairs<Stored>::read(pairs + i / kLanes * kVectorBytes<Pairs<Stored>>, both);
+    store(even + i, both[0]);
+    store(odd + i, both[1]);
   }
 }
 
@@ -87,7 +98,7 @@ inline void split_pairs(const std::uint8_t* pairs, float* even, float* odd) {
 template <Type Stored>
 inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std::ptrdiff_t ahead, int dim, int valid,
                        Float32Products, float* key_units, float* value_units) {
-  constexpr int kStep = Stored == Type::bfloat16 ? 64 : 32;  // bytes of 16 pairs
+  constexpr int kStep = Pairs<Stored>::kBytes;
   for (int pair = 0; pair < dim / 2; ++pair) {
     bring(keys + pair * kStep + ahead);
     split_pairs<Stored>(keys + pair * kStep, key_units + 2 * pair * kTileKeys, key_units + (2 * pair + 1) * kTileKeys);
@@ -125,8 +136,8 @@ inline __m512i widen_codes(const std::uint8_t* p) {
 // Sixteen pairs of 8-bit codes, widened where they are used.
 template <Type Stored>
 struct Codes8 {
-  static constexpr int kBytes = 32;
-  static Floats get(const std::uint8_t* p) { return _mm512_castsi512_ps(widen_codes<Stored>(p)); }
+  static constexpr int kBytes = 32, kUnits = 1;
+  static void read(const std::uint8_t* p, Floats (&units)[1]) { units[0] = _mm512_castsi512_ps(widen_codes<Stored>(p)); }
 };
 
 template <Type Stored>

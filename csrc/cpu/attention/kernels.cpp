@@ -22,7 +22,7 @@ constexpr int kRowsOfItem = kItemRows;
 
 // Memory of one task; everything lies at multiples of 64 bytes.
 struct Scratch {
-  float* queries;    // [rows / 8][units][8]
+  float* queries;    // [rows / kScoreRows][units][kScoreRows]
   float* scores;     // [rows][chunk]
   float* weights;    // [rows][chunk / kPerUnit]
   float* lane_sums;  // [rows][lanes]
@@ -148,7 +148,8 @@ void relate(const Attention& a, const HeadRows& rows, int keys, float* products)
 #endif
 }
 
-constexpr float kOnes[kValueRows] = {1, 1, 1, 1, 1, 1, 1, 1};
+constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
+constexpr int kSharedRows = 8;  // from how many rows above, widening what they read once is the faster way
 
 template <class R>
 void attend_chunks(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
@@ -223,6 +224,11 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   for (int r = 0; r < rows; ++r) partial.weights[r] = sum_of(load(scratch.lane_sums + r * kLanes));
 }
 
+template <Type Stored>
+using FloatPairs = Reader<Float32Products, Pairs<Stored>, Stored>;
+template <Type Stored>
+using FloatsOf = Reader<Float32Products, Plain, Stored>;
+
 void attend(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
             const AttentionPartial& partial, std::uint8_t* scratch) {
 #if defined(OCTAVO_HAS_TILES)
@@ -230,6 +236,7 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
 #else
   const auto with = [&](auto reader) { attend_chunks<decltype(reader)>(a, item, split, next, partial, scratch); };
 #endif
+  [[maybe_unused]] const bool is_shared = !a.v || item.queries * (a.heads / a.kv_heads) > kSharedRows;
 #if defined(__AVX512BF16__)
   if (a.type == Type::bfloat16 && a.cache_type != Type::float32) {
 #if defined(OCTAVO_HAS_TILES)
@@ -237,7 +244,6 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
     if (a.cache_type == Type::int8) return with(Reader<TileProducts, Plain, Type::int8>());
     return with(Reader<TileProducts, Plain, Type::fp8_e4m3>());
 #else
-    const bool is_shared = !a.v || item.queries * (a.heads / a.kv_heads) > kScoreRows;
     if (a.cache_type == Type::bfloat16) return with(Reader<Bfloat16Products, Plain, Type::bfloat16>());
     if (a.cache_type == Type::int8) {
       if (is_shared) return with(Reader<Bfloat16Products, Plain, Type::int8>());
@@ -250,12 +256,11 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
   // products in float32 are those of avx512, bit for bit: they are compiled once
   avx512::attention_table.attend(a, item, split, next, partial, scratch);
 #else
-  switch (a.cache_type) {
-    case Type::float32: return with(Reader<Float32Products, Plain, Type::float32>());
-    case Type::bfloat16: return with(Reader<Float32Products, Plain, Type::bfloat16>());
-    case Type::int8: return with(Reader<Float32Products, Plain, Type::int8>());
-    case Type::fp8_e4m3: return with(Reader<Float32Products, Plain, Type::fp8_e4m3>());
-  }
+  if (a.cache_type == Type::float32) return with(Reader<Float32Products, Plain, Type::float32>());
+  const auto with_pairs = [&](auto pairs, auto plain) { is_shared ? with(plain) : with(pairs); };
+  if (a.cache_type == Type::bfloat16) return with_pairs(FloatPairs<Type::bfloat16>(), FloatsOf<Type::bfloat16>());
+  if (a.cache_type == Type::int8) return with_pairs(FloatPairs<Type::int8>(), FloatsOf<Type::int8>());
+  return with_pairs(FloatPairs<Type::fp8_e4m3>(), FloatsOf<Type::fp8_e4m3>());
 #endif
 }
 

@@ -15,7 +15,7 @@ struct Reader {
   static constexpr Type kStored = StoredAs;
   static constexpr bool kHasScales = StoredAs == Type::int8 || StoredAs == Type::fp8_e4m3;
   static constexpr bool kIsWidened =
-      Source::kBytes == Plain::kBytes && StoredAs != (Products::kPerUnit == 2 ? Type::bfloat16 : Type::float32);
+      Source::kBytes / Source::kUnits == Plain::kBytes && StoredAs != (Products::kPerUnit == 2 ? Type::bfloat16 : Type::float32);
 };
 
 struct ReaderScratch {
@@ -77,8 +77,11 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
   chunk.last_value.units = 0;
   if (kPerUnit == 2 && valid % 2 != 0) {
     const std::uint8_t* pair = values + valid / 2 * (dim / 16) * R::Source::kBytes;
-    for (int i = 0; i < dim; i += kLanes)
-      store(scratch.last_value + i, first_of_pairs(vector_at<typename R::Source>(pair, i / kLanes)));
+    for (int i = 0; i < dim; i += kLanes) {
+      Floats both[R::Source::kUnits];
+      R::Source::read(pair + i / kLanes * kVectorBytes<typename R::Source>, both);
+      store(scratch.last_value + i, first_of_pairs(both[0]));
+    }
     const auto* last = reinterpret_cast<const std::uint8_t*>(scratch.last_value);
     chunk.last_value = {last, last, (t * kTileKeys + valid) / 2, 1};
   }
