@@ -7,6 +7,8 @@ from typing import Any, Final
 
 SPECIAL: Final = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 """What a tokenizer.json says of a special token."""
+_LONGEST: Final = 512
+"""Bytes of a token, of which released vocabularies have a quarter at most: each is cut at all its places."""
 
 
 def byte_of_char() -> dict[str, int]:
@@ -23,10 +25,17 @@ def byte_level_bpe(
     """Return the contents of a tokenizer.json.
 
     ranks: of tokens in ascending order; their ids are these from first_id on. pattern: of the pieces of a text. added:
-    tokens that stand in texts as they are, as a tokenizer.json has them.
+    tokens that stand in texts as they are, as a tokenizer.json has them. Raises ValueError where a byte has no token,
+    where a token is too long, and where an added one is none or is there twice.
     """
+    _check(ranks)
     char_of_byte = {byte: char for char, byte in byte_of_char().items()}
     texts = {token: "".join(map(char_of_byte.__getitem__, token)) for token in ranks}
+    known = {*texts.values(), ""}
+    for each in added:
+        if not isinstance(content := each["content"], str) or content in known:
+            raise ValueError(f"token {each['id']} is {content!r:.100}, which is no text, or another token's")
+        known.add(content)
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
@@ -52,6 +61,14 @@ def byte_level_bpe(
             "merges": [[texts[left], texts[right]] for left, right in _merges(ranks)],
         },
     }
+
+
+def _check(ranks: Mapping[bytes, int]) -> None:
+    """Raise ValueError for tokens that cannot stand for every text, or that take too long to cut."""
+    if lacking := [byte for byte in range(256) if bytes((byte,)) not in ranks]:
+        raise ValueError(f"{len(lacking)} of 256 bytes have no token, the first is {lacking[0]:#04x}")
+    if not 0 < min(map(len, ranks)) <= (longest := max(map(len, ranks))) <= _LONGEST:
+        raise ValueError(f"tokens have 1 to {_LONGEST} bytes, but one has {longest if longest > _LONGEST else 0:,}")
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:

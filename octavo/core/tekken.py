@@ -43,7 +43,7 @@ def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
         template = {"chat_template": _TEMPLATE} if tekken["config"].get("version") == "v13" else {}
         return _tokenizer_of(tekken), {"add_bos_token": True, "add_eos_token": False, **names, **template}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error
 
 

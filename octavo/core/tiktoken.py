@@ -30,23 +30,39 @@ def read_tiktoken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises CheckpointError, and UnsupportedModel for a file of another tokenizer.
     """
     beside = file.parent / "tokenizer_config.json"
-    try:
-        config = json.loads(beside.read_text(encoding="utf-8"))
-        kind, listed = config.get("tokenizer_class"), config.get("added_tokens_decoder") or {}
-        ranks = _read_ranks(file)
-        stated = {int(key): {**entry} for key, entry in listed.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error
+    kind, stated = _read_config(beside)
     if kind != _CLASS:
         raise UnsupportedModel(
             f"{beside}: tokenizer_class is {kind!r}, expected {_CLASS!r}, Kimi's; how another one cuts texts "
             f"{TIKTOKEN_MODEL} does not say: put a tokenizer.json into the folder"
         )
-    added = [
-        {**SPECIAL, "content": f"<|reserved_token_{place}|>", **stated.get(place, {}), "id": place}
-        for place in range(len(ranks), len(ranks) + _NUM_SPECIAL)
-    ]
-    return byte_level_bpe(ranks, 0, PATTERN, added), {}
+    try:
+        ranks = _read_ranks(file)
+        places = range(len(ranks), len(ranks) + _NUM_SPECIAL)
+        if others := [place for place in stated if place not in places]:
+            raise CheckpointError(
+                f"{beside}: added_tokens_decoder has the id {others[0]}, expected {places[0]} to {places[-1]}, those "
+                f"behind the {len(ranks):,} tokens of {TIKTOKEN_MODEL}; download both files of one model again"
+            )
+        added = [
+            {**SPECIAL, "content": f"<|reserved_token_{place}|>", **stated.get(place, {}), "id": place}
+            for place in places
+        ]
+        return byte_level_bpe(ranks, 0, PATTERN, added), {}
+    except (OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error
+
+
+def _read_config(file: Path) -> tuple[Any, dict[int, dict[str, Any]]]:
+    """Return the class of a tokenizer, and what is stated of its added tokens by their ids. Raises CheckpointError."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        listed = config.get("added_tokens_decoder") or {}
+        return config.get("tokenizer_class"), {int(key): {**entry} for key, entry in listed.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: is not a tokenizer's config ({error!r:.200}); download it again") from error
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:

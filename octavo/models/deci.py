@@ -172,4 +172,6 @@ def _read_width(mlp: Section, hidden: int) -> int | None:
     multiple = mlp.positive_float("ffn_mult")
     if multiple > 1 << 10:
         raise mlp.error("ffn_mult", "a number of at most 1024")
-    return -(-int(2 * multiple * hidden / 3) // 256) * 256
+    if not (width := int(2 * multiple * hidden / 3)):
+        raise mlp.error("ffn_mult", f"at least {1.5 / hidden:g}, with which an MLP is one wide; no_op leaves it out")
+    return -(-width // 256) * 256

@@ -122,6 +122,45 @@ def test_a_damaged_file_is_refused(line: str, tmp_path: Path) -> None:
         Tokenizer.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([bytes([byte]) for byte in range(256) if byte != 104], "1 of 256 bytes have no token, the first is 0x68"),
+        ([bytes([byte]) for byte in range(256)] + [b"a" * 200_000], "1 to 512 bytes, but one has 200,000"),
+    ],
+)
+def test_vocabularies_that_lose_bytes_or_take_hours_are_refused(tokens: list[bytes], said: str, tmp_path: Path) -> None:
+    write(tmp_path, added_tokens_decoder={})
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    with pytest.raises(CheckpointError, match=rf"tiktoken\.model: is not a usable tokenizer .*{said}"):
+        Tokenizer.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "said"),
+    [
+        (0, "", "token 376 is '', which is no text"),
+        (0, 5, "token 376 is 5, which is no text"),
+        (0, "a", "token 376 is 'a', which is .* another token's"),
+        (0, "<|reserved_token_400|>", "token 400 is .* another token's"),
+        (256, "[X]", r"tokenizer_config\.json: added_tokens_decoder has the id 632, expected 376 to 631"),
+        (-1, "[X]", r"tokenizer_config\.json: added_tokens_decoder has the id 375, expected 376 to 631"),
+    ],
+)
+def test_added_tokens_that_shadow_others_are_refused(place: int, content: Any, said: str, tmp_path: Path) -> None:
+    write(tmp_path, added_tokens_decoder={str(len(ranks()) + place): {"content": content}})
+    with pytest.raises(CheckpointError, match=said):
+        Tokenizer.open(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["[" * 100_000, "[]", '{"added_tokens_decoder": ["x"]}'], ids=len)
+def test_a_damaged_config_is_refused(config: str, tmp_path: Path) -> None:
+    (write(tmp_path) / "tokenizer_config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: is not a tokenizer's config .*download it"):
+        Tokenizer.open(tmp_path)
+
+
 def test_files_of_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_class="HYTokenizer")
     with pytest.raises(UnsupportedModel, match="tokenizer_class is 'HYTokenizer', expected 'TikTokenTokenizer'"):
