@@ -82,7 +82,7 @@ NONE = {"attention": {"no_op": True}, "ffn": {"no_op": True}}
         ({"attention": {"no_op": True}, "ffn": {"moe": {"experts": 4}}}, r"ffn\.moe is {\"experts\": 4}; no release"),
         ({"attention": {"no_op": True}, "ffn": {"ffn_mult": 1e9}}, r"ffn\.ffn_mult is 1000000000\.0, expected"),
         ({"attention": {"no_op": True}, "ffn": {"ffn_mult": 0}}, r"ffn\.ffn_mult is 0, expected a number above 0"),
-        ({"attention": {"no_op": True}, "ffn": {"ffn_mult": 1e-300}}, r"ffn\.ffn_mult is 1e-300, expected at least 0\.0"),
+        ({"attention": {"no_op": True}, "ffn": {"ffn_mult": 1e-300}}, r"ffn_mult is 1e-300, expected at least 0\.0"),
         ({"attention": {"no_op": True}, "ffn": {"hidden_act": "gelu", "ffn_mult": 1}}, r"ffn\.hidden_act is \"gelu\""),
     ],
 )
