@@ -177,7 +177,7 @@ def loads(before: Counters, after: Counters) -> list[Load]:
 
 
 async def _recent(server: OpenAIClient) -> list[Timeline]:
-    """Return the timelines of the requests that ended last; none where the server has no such endpoint."""
+    """Return the timelines of the most recently finished requests; none where the server has no such endpoint."""
     try:
         found = msgspec.json.decode(await server.get("/scheduler/timelines"), type=TimelineList)
         return found.timelines[-_NUM_RECENT:][::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
@@ -10,7 +11,7 @@ import msgspec
 
 from octavo.config.fields import ArgumentGroup, arg
 from octavo.config.section import Section
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, suggestion
 
 Quantization = Literal["int8", "int4"]
 SampleMethod = Literal["greedy", "same_key"]
@@ -54,6 +55,13 @@ MODEL_METHODS: Final[Mapping[str, ModelMethod]] = {
 """Methods whose guesses the workers make."""
 METHODS: Final = ("ngram", "suffix", "grammar", *MODEL_METHODS)
 
+_CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "method": METHODS,
+    "quantization": get_args(Quantization),
+    "draft_sample_method": get_args(SampleMethod),
+    "draft_tensor_parallel_size": (1,),
+}
+"""What fields may be that take a few values."""
 _MOST_TOKENS: Final = 1 << 20
 _MOST_MS: Final = 1_000_000
 
@@ -135,19 +143,7 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
     given = dict(args.speculative_config)
     if str(given.get("method")).endswith("_mtp"):
         given["method"] = "mtp"  # as vLLM called it for each family
-    try:
-        config = msgspec.convert(given, SpeculativeConfig)
-        if config.method not in METHODS:
-            raise msgspec.ValidationError(f"Invalid enum value {config.method!r} - at `$.method`")
-    except msgspec.ValidationError as error:
-        known = ", ".join(SpeculativeConfig.__struct_fields__)
-        choices = {
-            "method": METHODS,
-            "quantization": get_args(Quantization),
-            "draft_sample_method": get_args(SampleMethod),
-        }
-        named = "; ".join(f"{name} is one of {', '.join(each)}" for name, each in choices.items())
-        raise ConfigError(f"speculative_config: {error}; its fields are {known}; {named}") from error
+    config = _converted(given)
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(
             f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min}, must be at most prompt_lookup_max, "
@@ -162,6 +158,34 @@ def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
             f"rising order, and milliseconds above 0, at most {_MOST_MS:,}; take what octavo bench calibrate writes"
         )
     return config
+
+
+def _converted(given: Mapping[str, Any]) -> SpeculativeConfig:
+    """Return the fields with their types. Raises ConfigError with the field, its value and what it may be."""
+    known = SpeculativeConfig.__struct_fields__
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(
+                f"speculative_config has the unknown field {name!r}, expected some of {', '.join(known)}"
+                f"{suggestion(str(name), known)}"
+            )
+        choices = [*map(str, _CHOICES.get(name, ()))]
+        if choices and value is not None and value not in _CHOICES[name]:
+            expected = f"{'one of ' if choices[1:] else ''}{', '.join(choices)}{suggestion(str(value), choices)}"
+            raise ConfigError(f"speculative_config: {name} is {value!r:.60}, expected {expected}")
+    if given.get("method") is None:
+        raise ConfigError(
+            f"speculative_config: method is not set; give one of {', '.join(METHODS)}, or name the checkpoint of a "
+            "draft model or head as model"
+        )
+    try:
+        return msgspec.convert(given, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        expected, _, place = str(error).partition(" - at `$.")
+        name = re.split(r"\W", place)[0]
+        raise ConfigError(
+            f"speculative_config: {name} is {given[name]!r:.60}, {expected[:1].lower()}{expected[1:]}"
+        ) from error
 
 
 def _check_model(config: SpeculativeConfig) -> None:

@@ -41,7 +41,7 @@ class Registry:
     num_running_sequences: most sequences that the running groups and those being fetched can still run at once.
     num_departures: how often a group has left the running ones.
     num_queued_tokens: prompt tokens of the waiting groups that have never run.
-    timelines: those of the requests that ended last.
+    timelines: those of the most recently finished requests.
     policy: the order of `waiting`, and whom a group outranks. log: the last decisions and their reasons.
     waits_for_results: every group waits for results.
     has_media: a prompt with images or sounds has arrived.

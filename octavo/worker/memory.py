@@ -116,6 +116,12 @@ def divide_memory(
     activations = sizes.activation_bytes(scheduler.max_model_len)
     left = limit - sizes.weights_bytes - activations - sizes.encodings_bytes
     most = division.most_blocks(left)
+    if sizes.weights_bytes >= limit:
+        raise ConfigError(
+            f"the weights take {render_bytes(sizes.weights_bytes)}, more than {render_bytes(limit)} ({limit_because}); "
+            "choose a smaller model, quantise the weights (quantization int8 or int4), divide them over ranks "
+            "(tensor_parallel_size), or free memory"
+        )
     if most < 1:
         raise ConfigError(
             f"out of memory before the first KV block: weights {render_bytes(sizes.weights_bytes)} and the activations "

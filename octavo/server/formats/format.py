@@ -269,7 +269,7 @@ def _format_with(part: Part, asked: str, own: Format | None, chat_template: str)
     if not scores:
         names = sorted({name for each in known.values() for name in each.names})
         expected = ", ".join((AUTO, NONE, *names))
-        raise ConfigError(f"{argument} is {asked!r}{suggestion(asked, names)}; known are {expected}")
+        raise ConfigError(f"{argument} is {asked!r}, expected one of {expected}{suggestion(asked, names)}")
     best = max(scores, key=scores.__getitem__)
     return known[best].format(best) if scores[best] or asked != AUTO else None
 

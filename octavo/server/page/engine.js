@@ -139,7 +139,7 @@ export function startEngine(panel) {
     });
     const body = [...open, ...ended].flat();
     const table = el("table", {}, el("thead", {}, el("tr", {}, heads.map((head, i) => el("th", { scope: "col", class: i > 1 ? "number" : "" }, head)))), el("tbody", {}, body));
-    const about = el("span", { class: "count" }, `${core.requests.size} open, the last that ended below`);
+    const about = el("span", { class: "count" }, `${core.requests.size} open, finished ones below`);
     return el("section", {}, el("div", { class: "head" }, el("h4", {}, "Requests"), about), body.length ? el("div", { class: "scroll" }, table) : el("p", { class: "none" }, "No request yet."));
   }
 

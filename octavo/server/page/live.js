@@ -58,7 +58,7 @@ function addSample(core, before) {
 
 const timeOf = (events, name) => events.find(([, event]) => event.startsWith(name))?.[0];
 
-/** Return the median and the 90th percentile of a latency over the requests that ended last, in seconds. */
+/** Return the median and the 90th percentile of a latency over the most recently finished requests, in seconds. */
 export function latencies(ended, from, to) {
   const spans = ended.map(({ events }) => timeOf(events, to) - timeOf(events, from)).filter(Number.isFinite);
   spans.sort((a, b) => a - b);

@@ -35,7 +35,7 @@ async def decisions(context: ServerContext, request: Request) -> DecisionList:
 
 
 async def timelines(context: ServerContext, request: Request) -> TimelineList:
-    """Return what happened to the requests that ended last (those of other API keys with the right observe)."""
+    """Return what happened to the most recently finished requests (those of other API keys with the right observe)."""
     found = await _asked_for(context, request, "timelines", RequestTimeline)
     offset_s = _wall_clock_offset_s()
     return TimelineList([_timeline(each, offset_s) for each in found])

@@ -50,6 +50,6 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 class TimelineList(Struct, frozen=True):
-    """Response of `GET /scheduler/timelines`: the requests that ended last, oldest first."""
+    """Response of `GET /scheduler/timelines`: the most recently finished requests, oldest first."""
 
     timelines: list[Timeline]
