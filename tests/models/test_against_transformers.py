@@ -408,6 +408,8 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     # random states amplify roundings: in float32 transformers is 6e-5, 2e-5 and 7e-4 off itself in float64
     # float32 sums of Gemma 4 are up to 1.2e-5 apart where MKL has AVX-512
     share = {"granitemoehybrid": 1e-4, "gemma4": 2e-5, "mamba2": 5e-5, "zamba2": 2e-3}.get(family, 1e-5)
+    if overrides.get("num_hidden_layers") == 12:
+        share = 3e-4  # transformers is 8e-5 off itself in float64
     for stream in streams:
         assert_same_as_oracle(oracle, stream, share)
 
