@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from octavo.errors import UnsupportedModel
 from octavo.gguf import configs, encoders, hybrids, layer_norms, mixtures, names, orders
 from octavo.gguf.metadata import Metadata
 
-Make = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
+Make = configs.ConfigOf
 """Returns what an architecture's config has beyond the common keys, which are given."""
 RowsOf = Callable[[Metadata, str], orders.Order]
 """Returns the order of a tensor's rows and columns, given its name in a layer."""
@@ -103,7 +103,9 @@ def _gpt2(rows: RowsOf | None = None) -> Architecture:
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", configs.common, {}, is_permuted=True),
-    "llama (experts)": Architecture("MixtralForCausalLM", configs.mixture, names.MIXTRAL, is_permuted=True),
+    "llama (experts)": Architecture(
+        "MixtralForCausalLM", configs.turned_whole(configs.mixture), names.MIXTRAL, is_permuted=True
+    ),
     "arcee": Architecture("ArceeForCausalLM", lambda *_: {"hidden_act": "relu2"}, {}, is_permuted=True),
     "bailingmoe": Architecture("DeepseekForCausalLM", configs.deepseek_moe, {}, is_permuted=True),
     "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", configs.ling, names.LING, tops=names.LING_TOPS),
@@ -119,11 +121,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "phimoe": Architecture("PhimoeForCausalLM", configs.phimoe, names.MIXTRAL),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.common, {}),
     "qwen2vl": Architecture("Qwen2ForCausalLM", configs.sections, {}),
-    "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe, names.SHARED),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.turned_whole(configs.qwen2moe), names.SHARED),
     "qwen3": Architecture("Qwen3ForCausalLM", configs.common, {}, apart=encoders.JUDGE),
     "qwen3vl": Architecture("Qwen3ForCausalLM", configs.sections, {}, apart=encoders.JUDGE),
     "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", configs.sections_moe, {}),
-    "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe, {}),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.turned_whole(configs.qwen3moe), {}),
     "gemma": Architecture("GemmaForCausalLM", configs.gemma, {}, shift=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, names.GEMMA_NAMES, shift=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, names.GEMMA_NAMES, shift=1.0),
@@ -136,7 +138,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", configs.common, names.AFTER),
     "olmo2 (windows)": Architecture("Olmo3ForCausalLM", configs.common, names.AFTER),
-    "olmoe": Architecture("OlmoeForCausalLM", configs.mixture, {}),
+    "olmoe": Architecture("OlmoeForCausalLM", configs.turned_whole(configs.mixture), {}),
     "deepseek2": Architecture("DeepseekV2ForCausalLM", configs.deepseek, names.LATENT),
     "deepseek2 (sigmoid)": Architecture("DeepseekV3ForCausalLM", configs.deepseek, names.LATENT),
     "gpt-oss": Architecture("GptOssForCausalLM", configs.gpt_oss, names.GPT_OSS),

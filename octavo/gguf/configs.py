@@ -5,16 +5,27 @@ A function returns what an architecture's config has beyond the common keys `bas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
 from octavo.gguf.metadata import Metadata
 from octavo.gguf.reader import Array
 
+ConfigOf = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
+
 
 def common(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Heads are turned as a whole. Raises CheckpointError for a file that states less or more."""
+    if meta.optional_positive("rope.dimension_count") not in (None, base["head_dim"]):
+        expected = f"{base['head_dim']}, the size of a head, which {meta.architecture} turns as a whole"
+        raise meta.error("rope.dimension_count", expected)
     return {}
+
+
+def turned_whole(make: ConfigOf) -> ConfigOf:
+    """Return `make`, which refuses what `common` does."""
+    return lambda meta, base: {**common(meta, base), **make(meta, base)}
 
 
 def deci(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -30,7 +41,7 @@ def deci(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         }
         for own, kv, width in kept
     ]
-    return {"block_configs": blocks}
+    return {**common(meta, base), "block_configs": blocks}
 
 
 def partial(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:

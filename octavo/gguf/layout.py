@@ -20,6 +20,8 @@ from octavo.gguf.reader import Array, GGUFFile, GGUFTensor
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
 """What the config is made from, and what text is generated without."""
+_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
+"""Kinds of stretched positions; longrope without tensors of factors stretches none."""
 _ADAPTER_TENSOR: Final = re.compile(r"blk\.([0-9]{1,9})\.([\w.]+)\.weight\.lora_([ab])")
 _MODULE: Final = re.compile(r"[\w.]+\w")
 _TOP: Final = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
@@ -80,6 +82,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     """Return what a `config.json` would say. Raises CheckpointError and UnsupportedModel."""
     meta = Metadata(file)
     kept = architecture_of(meta)
+    numbers = [int(found[1]) for name in meta.types if (found := _TENSOR.fullmatch(name))]
+    if meta.positive("block_count") <= (last := max(numbers, default=0)):
+        raise meta.error("block_count", f"more than {last}, the number of the last layer that the file has")
     embeddings = meta.types.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise CheckpointError(f"{file.path}: token_embd.weight is missing, expected a table of embeddings")
@@ -258,9 +263,10 @@ def _scaling(meta: Metadata, dim: int) -> dict[str, Any] | None:
     factors = meta.file.floats("rope_freqs.weight")
     if factors is not None:
         return _llama3(meta, factors)
-    kind = meta.str("rope.scaling.type", "none")
+    factor = "rope.scale_linear" if "rope.scale_linear" in meta.values else "rope.scaling.factor"  # of older files
+    kind = meta.expect("rope.scaling.type", *_SCALINGS, default="linear" if factor in meta.values else "none")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": meta.positive_float("rope.scaling.factor")}
+        return {"rope_type": "linear", "factor": meta.positive_float(factor)}
     if kind != "yarn":
         return None
     found: dict[str, Any] = {"rope_type": "yarn", "factor": meta.positive_float("rope.scaling.factor")}
