@@ -133,9 +133,7 @@ def divide_memory(
     if user_set_max_model_len:
         division.check_holds_one(num_blocks, because)
     kv_bytes = division.num_bytes(num_blocks)
-    swap_bytes = cache.swap_space_bytes
-    if memory.is_host:
-        swap_bytes = min(swap_bytes, left - kv_bytes)
+    swap_bytes = min(cache.swap_space_bytes, left - kv_bytes) if memory.is_host else cache.swap_space_bytes
     host_blocks = max(0, division.most_blocks(swap_bytes))
     pinned_bytes = division.num_bytes(host_blocks)
     if memory.host_available is not None and pinned_bytes > memory.host_available:
