@@ -135,7 +135,7 @@ def test_kv_cache_memory_out_of_reach_is_refused(size: int, words: str) -> None:
 
 
 def test_weights_beyond_the_memory_are_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"weights 1\.11 GiB .*lower max_num_batched_tokens"):
+    with pytest.raises(ConfigError, match=r"weights take 1\.11 GiB, more than .*quantise the weights"):
         make_plan(GIB)
 
 
