@@ -369,6 +369,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     chosen = parser.parse_args().parts
+    if not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} finds no GPU; run this on a machine with a GPU of NVIDIA")
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     print(json.dumps({**about, "parts": chosen}), flush=True)
     if any(name.endswith(_TIMED) for name in chosen):

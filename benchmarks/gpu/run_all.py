@@ -1,9 +1,9 @@
 """Check and time everything of the device cuda on a GPU: `python -m benchmarks.gpu.run_all [--parts start overlap]`.
 
-The parts (`benchmarks/gpu/parts.py`) print JSON lines as they find something, and run in one process, which is started
-again with the others after a part that fails, ends the process or takes longer than `--part-seconds`. After `--seconds`
-all is stopped, and what has not run is named: a machine that is lent for a while returns what it has found by then.
-Parts that time nothing may run beside each other, in calls of their own.
+The parts (`python -m benchmarks.gpu.parts --help` lists them) print a JSON line for each result, and run in one
+process. When a part fails, ends the process or takes longer than `--part-seconds`, the others run in a new process.
+After `--seconds` the run is stopped, and the last line names the parts that have not run. Parts that measure no time
+may run at the same time, in calls of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run_all(parts: Sequence[str], seconds: float, part_seconds: float, command: 
             print(json.dumps({"part": left.pop(0), "failed": why}), flush=True)
         failed |= failures
         if left and time.monotonic() >= end:
-            return failed | dict.fromkeys(left, "not run: its time was over")
+            return failed | dict.fromkeys(left, "not run: the time of the run was over")
         if not left:
             return failed
 
@@ -93,10 +93,18 @@ def _line(text: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the parts and print why some have failed; return 1 where one has."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=[], help="only these; by default all")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which all is stopped")
-    parser.add_argument("--part-seconds", type=float, default=900.0, help="after which a part is stopped")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.run_all",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--parts", nargs="+", default=[], help="run these parts only (default: all)")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="stop the run after so many seconds (default: no limit)"
+    )
+    parser.add_argument(
+        "--part-seconds", type=float, default=900.0, help="stop a part after so many seconds (default: %(default)g)"
+    )
     arguments = parser.parse_args()
     failed = run_all(arguments.parts, arguments.seconds, arguments.part_seconds, COMMAND)
     print(json.dumps({"failed": failed}), flush=True)

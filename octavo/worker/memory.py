@@ -84,6 +84,16 @@ def refusing_too_little(purpose: str, weights_bytes: int, kv_bytes: int) -> Iter
         ) from error
 
 
+def _check_weights_fit(weights_bytes: int, limit: int, limit_because: str) -> None:
+    """Raise ConfigError where the weights alone take more than `limit` bytes."""
+    if weights_bytes >= limit:
+        raise ConfigError(
+            f"the weights take {render_bytes(weights_bytes)}, more than {render_bytes(limit)} ({limit_because}); "
+            "choose a smaller model, quantise the weights (quantization int8 or int4), divide them over ranks "
+            "(tensor_parallel_size), or free memory"
+        )
+
+
 def divide_memory(
     sizes: ModelSizes,
     memory: DeviceMemory,
@@ -116,12 +126,7 @@ def divide_memory(
     activations = sizes.activation_bytes(scheduler.max_model_len)
     left = limit - sizes.weights_bytes - activations - sizes.encodings_bytes
     most = division.most_blocks(left)
-    if sizes.weights_bytes >= limit:
-        raise ConfigError(
-            f"the weights take {render_bytes(sizes.weights_bytes)}, more than {render_bytes(limit)} ({limit_because}); "
-            "choose a smaller model, quantise the weights (quantization int8 or int4), divide them over ranks "
-            "(tensor_parallel_size), or free memory"
-        )
+    _check_weights_fit(sizes.weights_bytes, limit, limit_because)
     if most < 1:
         raise ConfigError(
             f"out of memory before the first KV block: weights {render_bytes(sizes.weights_bytes)} and the activations "

@@ -51,7 +51,7 @@ def test_without_names_all_parts_run_and_one_that_hangs_is_stopped(capsys: pytes
 
 def test_what_has_no_time_is_named_and_what_was_found_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     failed, found = ran(capsys, ["good", "hangs", "last"], seconds=4.0)
-    assert failed == {"hangs": "stopped after 4 s", "last": "not run: its time was over"}
+    assert failed == {"hangs": "stopped after 4 s", "last": "not run: the time of the run was over"}
     assert found == ["good", "hangs"]
 
 

@@ -30,6 +30,14 @@ def vars_of(value: Any) -> Iterable[Any]:
     return [getattr(value, each.name) for each in fields(value)] if is_dataclass(value) else ()
 
 
+def test_without_a_gpu_no_part_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["parts"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        parts.main()
+    assert "finds no GPU; run this on a machine with a GPU of NVIDIA" in capsys.readouterr().err
+
+
 def test_all_tensors_of_all_examples_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "cuda", lambda tensor: tensor.to("meta"))
     for operator in operators().values():
