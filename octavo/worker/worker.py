@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -388,4 +389,5 @@ class Worker:
         release_idle = self._device.release_idle
         vars(self).clear()
         self._failure = _SHUT_DOWN
+        gc.collect()  # runners and the functions that they record hold each other, and with them the weights
         release_idle()
