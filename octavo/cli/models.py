@@ -73,7 +73,7 @@ def remove(*, given: Given) -> int:
     repos = _models(cache)
     if cache is None or name not in repos:
         raise CheckpointError(
-            f"{name}: is not in the hub's cache{suggestion(name, repos)}; `octavo list` shows what is there"
+            f"{name}: is not in the hub's cache; `octavo list` shows what is there{suggestion(name, repos)}"
         )
     strategy = cache.delete_revisions(*(revision.commit_hash for revision in repos[name].revisions))
     strategy.execute()

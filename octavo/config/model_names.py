@@ -35,10 +35,10 @@ def full_name(name: str) -> str:
     found = names.get(name.lower())
     if found is None:
         family = [known for known in names if known.partition(":")[0] == name.lower().partition(":")[0]]
-        hint = f"; there are {', '.join(family)}" if family else suggestion(name, names)
+        relatives, near = (f"; there are {', '.join(family)}", "") if family else ("", suggestion(name, names))
         raise CheckpointError(
-            f"{name}: no short name of a model{hint}; give the name on the hub (owner/model), or add a line to "
-            "octavo/models.txt in your configuration folder"
+            f"{name}: no short name of a model{relatives}; give the name on the hub (owner/model), or add a line to "
+            f"octavo/models.txt in your configuration folder{near}"
         )
     return found
 

@@ -100,8 +100,8 @@ def check_tenant_weights(names: Iterable[str], callers: Mapping[bytes, Caller]) 
     for name in names:
         if known and name not in known:
             raise ConfigError(
-                f"tenant_weights has {name}, which is no API key's name{suggestion(name, known)}; there are "
-                f"{_listed(sorted(known))}; --api-key-file gives keys names"
+                f"tenant_weights has {name}, which is no API key's name; there are {_listed(sorted(known))}; "
+                f"--api-key-file gives keys names{suggestion(name, known)}"
             )
 
 
@@ -195,8 +195,8 @@ def _rights(where: str, value: Any) -> frozenset[Right]:
     for word in words:
         if word not in known:
             raise ConfigError(
-                f"{where}: rights has a word that is no right{suggestion(str(word), known)}; write all, or a list of "
-                f"{' and '.join(known)}"
+                f"{where}: rights has a word that is no right; write all, or a list of {' and '.join(known)}"
+                f"{suggestion(str(word), known)}"
             )
     return frozenset(map(Right, words))
 

@@ -77,6 +77,9 @@ def test_an_unknown_short_name_says_which_sizes_there_are(hub: FakeHub, command:
         "llama3.2:7b: no short name of a model; there are llama3.2:1b, llama3.2:3b;"
         in command("pull", "llama3.2:7b", code=EXIT_ERROR).err
     )
+    message = command("pull", "qwn3:0.6b", code=EXIT_ERROR).err
+    assert "qwn3:0.6b: no short name of a model; give the name on the hub (owner/model), or add" in message
+    assert message.endswith("; did you mean qwen3:0.6b?\n")
     assert hub.downloads == []
 
 
