@@ -82,7 +82,10 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         parts = [part.values for name in ("attn_config", "ffn_config") if (part := section.section(name)) is not None]
         config = {**{name: part[name] for part in parts for name in _OF_DBRX & part.keys()}, **config}
     if (kind := str(config.get("model_type"))) in _NAMES:
-        first = {} if kind == "distilbert" else _TRAINED
+        first, stated = {} if kind == "distilbert" else _TRAINED, Section(config, where)
+        for name in _NAMES[kind]:  # complaints name the key that the file has
+            if name != "activation":
+                stated.optional_positive(name)
         return {**first, **config, **{ours: config[name] for name, ours in _NAMES[kind].items() if name in config}}
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}

@@ -146,3 +146,16 @@ def test_kimi_in_the_layout_of_its_release_is_the_same_model(tmp_path: Path) -> 
     (path / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": {"fixed_output_tokens": 64}}))
     with pytest.raises(UnsupportedModel, match="fixed_output_tokens is 64"):
         image_settings(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("mpt", "d_model"), ("mpt", "max_seq_len"), ("bloom", "n_head"), ("falcon", "n_layer"), ("dbrx", "kv_n_heads")],
+)
+@pytest.mark.parametrize("value", [0, "8", [8]], ids=str)
+def test_a_size_that_is_none_is_refused_by_the_name_in_the_file(
+    family: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, key: value}))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is .*, expected an integer"):
+        Checkpoint.open(tmp_path)
