@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from octavo.config.fields import ArgumentGroup, arg
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, suggestion
 
 MOST_IMAGES: Final = 16
 MOST_SOUNDS: Final = 4
@@ -61,7 +61,9 @@ def media_limits(args: MediaArgs) -> dict[str, int]:
     """Return how many images, videos and sounds a prompt may have. Raises ConfigError, for other settings too."""
     for name, value in args.mm_processor_kwargs.items():
         if name not in _IMAGE_SETTINGS:
-            raise ConfigError(f"mm_processor_kwargs has {name}; known are {_KNOWN_SETTINGS}")
+            raise ConfigError(
+                f"mm_processor_kwargs has {name}; known are {_KNOWN_SETTINGS}{suggestion(name, _IMAGE_SETTINGS)}"
+            )
         most = _IMAGE_SETTINGS[name]
         fits = type(value) is bool if most is None else type(value) is int and 0 < value <= most
         if not fits:

@@ -36,6 +36,7 @@ def test_other_limits_are_refused(given: Any, message: str) -> None:
     ("given", "message"),
     [
         ({"do_rescale": False}, "has do_rescale; known are do_image_splitting, max_"),
+        ({"max_pixel": 602112}, "has max_pixel; known are .*; did you mean max_pixels[?]$"),
         ({"max_pixels": -1}, "has max_pixels=-1, expected 1 to 2,147,483,648"),
         ({"max_pixels": "many"}, "has max_pixels=many, expected 1 to"),
         ({"min_pixels": (1 << 25) + 1}, "has min_pixels=33554433, expected 1 to 33,554,432"),
