@@ -11,8 +11,12 @@ namespace octavo {
 namespace {
 
 // How far ahead a block of so many rows prefetches the panel, which streams from memory when few rows use it. The best
-// distance grows with the time that a line is worked on; found by measuring.
-constexpr int ahead_of(Kind kind, int rows) {
+// distance grows with the time that a line is worked on; found by measuring. With AVX2, which works longer on a line, 4 KiB
+// and more take up to twice as long as 512 bytes.
+constexpr int ahead_of([[maybe_unused]] Kind kind, [[maybe_unused]] int rows) {
+#if !defined(__AVX512F__)
+  return 512;
+#endif
   if (kind != Kind::int8) return rows <= 2 ? 2048 : 8192;
   return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192;
 }
@@ -195,12 +199,13 @@ template <int kCount, class Change>
   }(std::make_integer_sequence<int, kCount>());
 }
 
-// sum [kRows][4] += codes of the block · codes in kVectors vectors of each line of a panel. Codes of 8 bits are multiplied
-// nibble by nibble, too: two products of whole bytes would not fit the 16 bits that vpmaddubsw has for them. Two products
-// of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a byte of E2M1 they are 6,096, and four do.
-template <int kRows, Kind kKind, int kVectors, int kAhead>
+// Vectors of sum [kRows][4], from kFirst on, += codes of the block · codes in kVectors vectors of each line of a panel.
+// Codes of 8 bits are multiplied nibble by nibble, too: two products of whole bytes would not fit the 16 bits that
+// vpmaddubsw has for them. Two products of a nibble are 3,810 at most and eight such sums stay inside 16 bits; of a byte
+// of E2M1 they are 6,096, and four do.
+template <int kRows, Kind kKind, int kVectors, int kFirst, int kAhead>
 [[gnu::always_inline]] inline void add_lines(const std::int8_t* codes, const std::int8_t* end, int together,
-                                             const std::uint8_t* line, Ints (*sum)[4]) {
+                                             const std::uint8_t* line, Ints (&sum)[kRows][4]) {
   const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
   do {
     __m256i low[kRows][kVectors], high[kRows][kVectors];
@@ -208,7 +213,6 @@ template <int kRows, Kind kKind, int kVectors, int kAhead>
       low[i / kVectors][i % kVectors] = high[i / kVectors][i % kVectors] = _mm256_setzero_si256();
     });
     int inner = together;
-#pragma GCC unroll 1
     do {
       if constexpr (kAhead != 0) prefetch(line + kAhead);
       for_each<kVectors>([&](auto i) OCTAVO_INLINED {
@@ -226,10 +230,11 @@ template <int kRows, Kind kKind, int kVectors, int kAhead>
     } while (--inner);
     for_each<kRows>([&](auto row) OCTAVO_INLINED {
       for_each<kVectors>([&](auto i) OCTAVO_INLINED {
-        constexpr int kHigh = kKind == Kind::int8 ? 0 : 2;
-        sum[row][i] = _mm256_add_epi32(sum[row][i], _mm256_madd_epi16(low[row][i], ones));
-        const __m256i high_products = _mm256_madd_epi16(high[row][i], kHigh ? ones : sixteens);
-        sum[row][i + kHigh] = _mm256_add_epi32(sum[row][i + kHigh], high_products);
+        constexpr bool kIsByte = kKind == Kind::int8;
+        Ints& of_low = sum[row][kFirst + i];
+        of_low = _mm256_add_epi32(of_low, _mm256_madd_epi16(low[row][i], ones));
+        Ints& of_high = sum[row][kFirst + i + (kIsByte ? 0 : 2)];
+        of_high = _mm256_add_epi32(of_high, _mm256_madd_epi16(high[row][i], kIsByte ? sixteens : ones));
       });
     });
   } while (codes != end);
@@ -244,8 +249,7 @@ template <int kRows, Kind kKind, bool kIsChannel, int kChains>
   const int together = kKind == Kind::e2m1 || depth < 32 ? 4 : 8;
   for_each<kKind == Kind::int8 ? 2 : 1>([&](auto half) OCTAVO_INLINED {
     for_each<2 / kVectors>([&](auto i) OCTAVO_INLINED {
-      add_lines<kRows, kKind, kVectors, i == 0 ? kAhead : 0>(
-          codes, end, together, panel + i * 32, reinterpret_cast<Ints(*)[4]>(&sum[0][0][half * 2 + i]));
+      add_lines<kRows, kKind, kVectors, half * 2 + i, i == 0 ? kAhead : 0>(codes, end, together, panel + i * 32, sum[0]);
     });
     panel += depth * 16;
   });
