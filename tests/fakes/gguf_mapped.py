@@ -63,7 +63,7 @@ def tensors_of(architecture: str, config: Mapping[str, Any], weights: Mapping[st
         )
         for theirs, ours in _LIKE.get(architecture, {}).items():
             new = new.replace(theirs, ours)
-        if new.endswith("kv_b_proj.weight"):
+        if new.endswith("kv_b_proj.weight") and architecture != "minicpm3":  # whose files keep both together
             sizes = config["qk_nope_head_dim"], config["v_head_dim"]
             keys, values = tensor.unflatten(0, (config["num_attention_heads"], -1)).split(sizes, 1)
             found |= {new.replace("kv_b", "k_b"): keys.transpose(1, 2), new.replace("kv_b", "v_b"): values}
