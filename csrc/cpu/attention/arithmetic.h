@@ -52,8 +52,8 @@ struct Count {
   static constexpr int value = N;
 };
 
-// Rows whose sums fit the registers beside the operands; with sixteen registers half as many, for two vectors of them
-// have as many products and fewer loads.
+// Rows whose sums fit the registers beside the operands. With sixteen registers half as many: two vectors for each of four
+// rows are as many products as one for each of eight, from fewer loads.
 constexpr int kScoreRows = kLanes == 16 ? 8 : 4;
 constexpr int kValueRows = kScoreRows;
 

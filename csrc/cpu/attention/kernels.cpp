@@ -149,7 +149,7 @@ void relate(const Attention& a, const HeadRows& rows, int keys, float* products)
 }
 
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
-constexpr int kSharedRows = 8;  // from how many rows above, widening what they read once is the faster way
+constexpr int kSharedRows = 8;  // of more rows than these, widening what all of them read once is faster
 
 template <class R>
 void attend_chunks(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
