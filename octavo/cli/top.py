@@ -215,7 +215,7 @@ def frame(address: str, model: str, found: list[Load], history: deque[float], re
 
 
 def _ended(recent: list[Timeline]) -> str:
-    rows: list[tuple[str, ...]] = [("ended last", "prompt", "cached", "generated", "preempted", "seconds")]
+    rows: list[tuple[str, ...]] = [("finished", "prompt", "cached", "generated", "preempted", "seconds")]
     for each in recent:
         counts = map(str, (each.prompt_tokens, each.cached_tokens, each.completion_tokens, each.preemptions))
         seconds = each.events[-1].time - each.events[0].time if each.events else 0.0

@@ -349,8 +349,8 @@ class InputProcessor:
         if wanted is not None:
             if wanted > context_left:
                 raise ContextTooLong(
-                    f"the prompt has {num_prompt_tokens} tokens and max_tokens is {wanted}, together "
-                    f"{num_prompt_tokens + wanted}, but this model's maximum context length is "
+                    f"the prompt has {num_prompt_tokens} token{'s' * (num_prompt_tokens != 1)} and max_tokens is "
+                    f"{wanted}, together {num_prompt_tokens + wanted}, but this model's maximum context length is "
                     f"{self.ready.max_model_len}; set max_tokens to at most {context_left}, or "
                     f"shorten the prompt{self._longer_context()}",
                     field="max_tokens",

@@ -12,9 +12,10 @@ Floats gelu(Floats x) {
   return mul(mul(all(0.5f), x), add(all(1.0f), error_function(mul(x, all(0.707106781186547524f)))));
 }
 
+// x / 2 (1 + tanh(inner)) is x / (1 + e^(-2 inner)), which loses no bits where the tanh is near -1.
 Floats gelu_tanh(Floats x) {
   const Floats inner = mul(all(0.797884560802865356f), fma(mul(all(0.044715f), x), mul(x, x), x));
-  return mul(mul(all(0.5f), x), add(all(1.0f), tangent_hyperbolic(inner)));
+  return div(x, add(all(1.0f), exponential(mul(all(-2.0f), inner))));
 }
 
 // With t = tanh(x / 2), e^x - 1 is 2t / (1 - t), which is as good near 0.
